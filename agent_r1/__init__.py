@@ -1,0 +1,1 @@
+"""Train LLM agents end to end by reinforcement learning."""

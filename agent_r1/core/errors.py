@@ -1,0 +1,35 @@
+"""The errors of the project, and who may see them.
+
+    AgentR1Error
+      InvalidInput      what a user gave cannot be used; the doors print one line and exit with 2
+      EngineError       an engine could not generate; the collector turns it into Status.ENGINE_FAILED
+      UnsupportedChat   a chat template cannot do what the conversation needs
+
+A failure inside an episode never crosses the rollout boundary as an exception: it becomes a
+``Status`` and a reason on the trajectory. Errors of ours are for what a person has to mend.
+"""
+
+
+class AgentR1Error(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class InvalidInput(AgentR1Error):
+    """A user's input cannot be used. Says what, what was got, and what to do, in one line.
+
+    Example:
+        >>> str(InvalidInput("steps", got=-1, do="give a number of steps >= 1"))
+        'steps: got -1; give a number of steps >= 1'
+    """
+
+    def __init__(self, what: str, *, got: object, do: str) -> None:
+        self.what, self.got, self.do = what, got, do
+        super().__init__(f"{what}: got {got}; {do}")
+
+
+class EngineError(AgentR1Error):
+    """An engine could not complete a generation."""
+
+
+class UnsupportedChat(AgentR1Error):
+    """A chat template cannot render what the conversation needs; says what to supply."""

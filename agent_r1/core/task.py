@@ -1,0 +1,34 @@
+"""A task, and what a tool reports: the values that environments, trajectories and scorers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1.core.messages import Message, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem: the messages that open the episode and what a scorer needs, never shown to the agent.
+
+    Example:
+        Task("style-a/7", (Message.user("What is the capital of Alba?"),), {"answers": ("Bruno",)}, "train")
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    split: str = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What happened when one tool ran. ``data`` is for rewards and never shown to the agent."""
+
+    parts: tuple[Part, ...]
+    ok: bool
+    error: str | None = None
+    data: Any = None
+    seconds: float = 0.0

@@ -1,0 +1,128 @@
+"""What was lived: turns, trajectories, groups, and how they are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from agent_r1.core.acting import Span, Stop
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.task import Task, ToolResult
+
+
+class Status(StrEnum):
+    """How an episode ended. A malformed call or a failed tool is feedback, not an ending."""
+
+    COMPLETED = "completed"
+    OUT_OF_TURNS = "out_of_turns"
+    OUT_OF_TOKENS = "out_of_tokens"
+    ENVIRONMENT_FAILED = "environment_failed"
+    ENGINE_FAILED = "engine_failed"
+    REWARD_FAILED = "reward_failed"
+    CANCELLED = "cancelled"
+
+
+Treatment = Literal["train", "drop"]
+
+TREATMENT: Mapping[Status, Treatment] = {
+    Status.COMPLETED: "train",
+    Status.OUT_OF_TURNS: "train",
+    Status.OUT_OF_TOKENS: "train",
+    Status.ENVIRONMENT_FAILED: "drop",
+    Status.ENGINE_FAILED: "drop",
+    Status.REWARD_FAILED: "drop",
+    Status.CANCELLED: "drop",
+}
+"""The one policy table: what becomes of an attempt that ended so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One transition of the step-level MDP (paper 2511.14460, section 2).
+
+    The state is the parent's tokens (its state and its action) plus ``new_ids``; the action is
+    exactly the tokens sampled. ``parent`` is None where a turn starts from nothing: the first turn,
+    or one whose context was rewritten.
+
+    Example:
+        Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
+             spans=(Span(0, 4),), stop="stop", action=action)
+        continues turn 0: the observation is tokens 5 6, the action tokens 9 2.
+    """
+
+    index: int
+    parent: int | None
+    new_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[Span, ...]
+    stop: Stop
+    action: Action
+    observation: tuple[Message, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    role: str = "agent"
+    kind: str = "act"
+
+
+RewardValue = float | tuple[float, ...] | None
+"""One number for the trajectory, one per turn, or None: could not be scored, the sample is dropped."""
+
+Rewards = Mapping[str, RewardValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The turns of one attempt, how it ended, and its rewards by name.
+
+    ``truncated`` says that the episode did not end by itself (turns or tokens ran out), so a critic
+    may bootstrap. ``reason`` explains a failure. ``start`` holds the messages that opened it.
+    """
+
+    attempt: Attempt
+    task_id: str
+    turns: tuple[Turn, ...]
+    status: Status
+    truncated: bool = False
+    rewards: Rewards = field(default_factory=dict)
+    reason: str | None = None
+    start: tuple[Message, ...] = ()
+    seconds: float = 0.0
+
+    def prompt_ids(self, turn: Turn) -> tuple[int, ...]:
+        """The exact tokens the policy saw before it acted in ``turn``."""
+        if turn.parent is None:
+            return turn.new_ids
+        before = self.turns[turn.parent]
+        return self.prompt_ids(before) + before.action_ids + turn.new_ids
+
+    @property
+    def last_text(self) -> str:
+        """The raw text of the last action, '' where there is none."""
+        return self.turns[-1].action.text if self.turns else ""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation as it happened."""
+        said = list(self.start)
+        for turn in self.turns:
+            said += (turn.action.message, *turn.observation)
+        return tuple(said)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The attempts at one task that are compared with each other; ``serial`` is the group's number in the run."""
+
+    serial: int
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+class Scorer(Protocol):
+    """Gives each trajectory of a group its rewards by name."""
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]: ...

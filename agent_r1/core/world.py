@@ -1,0 +1,74 @@
+"""The world as an agent meets it: environments, episodes, and ready worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.messages import Action, Message, ToolSpec
+from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.trajectory import Scorer
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What an action led to: messages to append, process rewards by name, and whether the episode ended."""
+
+    messages: tuple[Message, ...]
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    end: Literal["terminal", "truncated"] | None = None
+    results: tuple[ToolResult, ...] = ()
+
+
+Ask = Callable[[tuple[Message, ...]], Awaitable[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What an episode is given: its attempt, its own seed, a deadline (event-loop seconds), a model to ask."""
+
+    attempt: Attempt
+    seed: int
+    deadline: float | None = None
+    ask: Ask | None = None
+
+
+class Episode(Protocol):
+    """One attempt in a world. It only appends; the agent loop's context rule owns the view."""
+
+    start: tuple[Message, ...]
+
+    async def step(self, action: Action) -> Transition: ...
+
+    async def close(self) -> None: ...
+
+
+class Env(Protocol):
+    """A world as a shareable description."""
+
+    tools: tuple[ToolSpec, ...]
+
+    async def open(self, task: Task, context: Context) -> Episode: ...
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A ready world, as the doors use it.
+
+    ``tasks(split)`` gives the tasks of a split. ``evaluation`` names the splits of the table,
+    ``validation`` the split that chooses the checkpoint (None: the last step is kept).
+    ``baselines`` are other environments over the same tasks, by the name of their row in the table
+    (``naive-rag``). ``recipe`` holds configuration defaults by dotted key, e.g. ``{"learner.lr": 1e-3}``.
+    """
+
+    name: str
+    env: Env
+    tasks: Callable[[str], Sequence[Task]]
+    scorers: tuple[Scorer, ...]
+    baselines: Mapping[str, Env] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: tuple[str, ...] = ("test",)
+    validation: str | None = None
+    retrieval: Callable[[str], Mapping[str, float]] | None = None

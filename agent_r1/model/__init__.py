@@ -1,0 +1,1 @@
+"""Torch: loading causal language models, token log-probabilities, values, and the generation step."""

@@ -1,0 +1,121 @@
+"""The collector: groups of attempts, concurrently, each scored and written down, in the order they were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.record import Dispatched, Finished, Recorder
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import TREATMENT, Group, Rewards, Scorer, Status, Trajectory
+from agent_r1.core.world import Context, Env
+from agent_r1.rollout.agent import Agent
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Ask for a group: ``size`` attempts at ``task``; ``serial`` is the group's number in the run."""
+
+    serial: int
+    task: Task
+    size: int
+
+
+Permit = Callable[[Order], Awaitable[int]]
+"""Waits until a group may start; returns the version of the weights it starts under."""
+
+
+class Collector:
+    """Runs attempts in an environment and scores them.
+
+    ``concurrency`` bounds the attempts under way, ``episode_seconds`` one attempt, ``score_seconds`` one scorer.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: Env,
+        scorers: tuple[Scorer, ...],
+        recorder: Recorder,
+        run: str,
+        concurrency: int,
+        episode_seconds: float,
+        score_seconds: float,
+    ) -> None:
+        self._agent, self._env, self._scorers = agent, env, scorers
+        self._recorder, self._run = recorder, run
+        self._places = asyncio.Semaphore(concurrency)
+        self._ahead = max(2, concurrency)
+        self._episode_seconds, self._score_seconds = episode_seconds, score_seconds
+
+    async def collect(self, orders: Iterable[Order], permit: Permit) -> AsyncIterator[Group]:
+        """Groups in the order of ``orders``, each as soon as it and all before it are complete.
+
+        Consumes orders. Waits for: ``permit`` before a group starts, a free place before an attempt.
+        Closing the iterator cancels what is under way.
+        """
+        started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._ahead)
+        starter = asyncio.create_task(self._start(orders, permit, started))
+        try:
+            while (group := await started.get()) is not None:
+                yield await group
+            await starter
+        finally:
+            starter.cancel()
+            while not started.empty():
+                if (left := started.get_nowait()) is not None:
+                    left.cancel()
+
+    async def _start(
+        self, orders: Iterable[Order], permit: Permit, started: asyncio.Queue[asyncio.Task[Group] | None]
+    ) -> None:
+        """Start groups in order. Unblocked by: ``permit``, and the consumer taking groups."""
+        try:
+            for order in orders:
+                version = await permit(order)
+                group = asyncio.create_task(self._group(order, version))
+                try:
+                    await started.put(group)
+                except asyncio.CancelledError:
+                    group.cancel()
+                    raise
+        finally:
+            await started.put(None)
+
+    async def _group(self, order: Order, version: int) -> Group:
+        attempts = [Attempt(self._run, order.task.id, order.serial, member) for member in range(order.size)]
+        await self._recorder.record(*(Dispatched(attempt, order.task.split, version) for attempt in attempts))
+        lived = await asyncio.gather(*(self._live(order.task, attempt) for attempt in attempts))
+        scored = await self._score(tuple(lived), order.task)
+        await self._recorder.record(*(Finished(trajectory) for trajectory in scored))
+        return Group(order.serial, order.task, scored)
+
+    async def _live(self, task: Task, attempt: Attempt) -> Trajectory:
+        async with self._places:
+            deadline = asyncio.get_running_loop().time() + self._episode_seconds
+            context = Context(attempt, attempt.seed(self._agent.seed), deadline)
+            return await self._agent.live(self._env, task, context)
+
+    async def _score(self, lived: tuple[Trajectory, ...], task: Task) -> tuple[Trajectory, ...]:
+        """Give rewards to the trajectories that are to be trained; a failing scorer fails those."""
+        survivors = tuple(trajectory for trajectory in lived if TREATMENT[trajectory.status] == "train")
+        try:
+            rewards = await self._rewards(survivors, task)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            failed = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=reason) for t in survivors}
+            return tuple(failed.get(t.attempt, t) for t in lived)
+        scored = {t.attempt: replace(t, rewards=r) for t, r in zip(survivors, rewards, strict=True)}
+        return tuple(scored.get(t.attempt, t) for t in lived)
+
+    async def _rewards(self, survivors: tuple[Trajectory, ...], task: Task) -> list[Rewards]:
+        """All scorers' rewards, merged by name, one mapping per trajectory."""
+        merged: list[dict] = [{} for _ in survivors]
+        for scorer in self._scorers:
+            async with asyncio.timeout(self._score_seconds):
+                given = await scorer.score(survivors, task)
+            for names, more in zip(merged, given, strict=True):
+                names.update(more)
+        return list(merged)

@@ -1,0 +1,321 @@
+"""The embedded engine: continuous batching in process, on any transformers causal LM.
+
+Every episode holds a slot from its first turn to its release, so a turn costs only its new tokens. A
+row's arithmetic and its random numbers depend on its own tokens and seed alone (fixed shapes, see
+``model.slots``), so neither the timing of tools nor the company of other episodes changes a bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import random
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedModel
+
+from agent_r1.core.acting import Completion, Prompt, Sampling, Span, Stop, Weights
+from agent_r1.core.errors import EngineError
+from agent_r1.model.decoder import Decoder, Piece
+from agent_r1.model.sampling import Draw, draw_tokens
+from agent_r1.model.slots import Slot
+
+
+class TorchEngineConfig(BaseModel):
+    """How many sequences are kept, and in what portions they are computed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rows: int = Field(default=64, ge=1)
+    """Sequences per block: the fixed batch of one decode step."""
+    cache_gib: float = Field(default=4.0, gt=0)
+    """Keys and values kept in all. More sequences wait until a slot is free; one block is always allowed."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a session's slot holds: keys and values of ``ids``, complete up to the slot's length."""
+
+    slot: Slot
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One generation on its way through the engine."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    session: str
+    future: asyncio.Future[Completion]
+    random: random.Random
+    slot: Slot | None = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    stop: Stop | None = None
+    error: str | None = None
+    cancelled: bool = False
+    ready: bool = False
+
+    @property
+    def last(self) -> int:
+        return self.ids[-1] if self.ids else self.prompt[-1]
+
+    def completion(self) -> Completion:
+        return Completion(tuple(self.ids), tuple(self.logprobs), self.stop or "cancelled", tuple(self.spans))
+
+
+class TorchEngine:
+    """Implements core ``Engine``. The engine keeps a copy of the model; ``load`` copies new weights into it."""
+
+    def __init__(self, model: PreTrainedModel, config: TorchEngineConfig | None = None, version: int = 0) -> None:
+        self._config = config or TorchEngineConfig()
+        self._decoder = Decoder(copy.deepcopy(model).eval().requires_grad_(False), self._config.rows)
+        self._version = version
+        self._free: deque[Slot] = deque()
+        self._sessions: dict[str, _Held] = {}
+        self._openings: dict[tuple[int, ...], Slot] = {}
+        self._waiting: list[_Request] = []
+        self._running: dict[Slot, _Request] = {}
+        self._released: list[str] = []
+        self._incoming: list[tuple[Weights, asyncio.Future[None]]] = []
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._driver: asyncio.Task[None] | None = None
+        self._anonymous = 0
+        self.tokens = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
+        """Sample a completion; cancelling the awaiting task ends the generation at the next step."""
+        _refuse_impossible(prompt, sampling)
+        name = session or self._name_anonymous()
+        loop = asyncio.get_running_loop()
+        request = _Request(prompt.ids, sampling, name, loop.create_future(), random.Random(sampling.seed))
+        self._waiting.append(request)
+        self._wake()
+        try:
+            return await request.future
+        finally:
+            request.cancelled = True
+            if session is None:
+                await self.release(name)
+
+    async def load(self, weights: Weights) -> None:
+        """Take over the weights of a module between two steps.
+
+        Sequences under way go on from the tokens they have, with keys and values computed anew, in a new span.
+        """
+        if weights.kind != "module" or not isinstance(weights.ref, torch.nn.Module):
+            raise EngineError(f"the embedded engine loads weights of kind 'module', got {weights.kind!r}")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._incoming.append((weights, done))
+        self._wake()
+        await done
+
+    async def release(self, session: str) -> None:
+        """Free the session's slot."""
+        self._released.append(session)
+        self._wake()
+
+    async def close(self) -> None:
+        """End the worker thread; generations under way fail."""
+        if self._driver is not None:
+            self._driver.cancel()
+        for request in (*self._waiting, *self._running.values()):
+            if not request.future.done():
+                request.future.set_exception(EngineError("the engine was closed"))
+        self._worker.shutdown(wait=True)
+
+    def _name_anonymous(self) -> str:
+        self._anonymous += 1
+        return f"anonymous {self._anonymous}"
+
+    def _wake(self) -> None:
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+
+    async def _drive(self) -> None:
+        """Step until nothing is left to do.
+
+        Consumes: waiting requests, released sessions, incoming weights. Produces: results of futures.
+        Unblocked by: ``generate``, ``load`` and ``release``, which start it when it sleeps.
+        """
+        loop = asyncio.get_running_loop()
+        while self._waiting or self._running or self._incoming or self._released:
+            await self._take_incoming()
+            self._forget_released()
+            self._admit()
+            if not self._running:
+                return
+            for request in await loop.run_in_executor(self._worker, self._advance):
+                _deliver(request)
+
+    async def _take_incoming(self) -> None:
+        incoming, self._incoming = self._incoming, []
+        for weights, done in incoming:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._worker, self._replace, weights)
+                done.set_result(None)
+            except RuntimeError as error:
+                done.set_exception(EngineError(f"the weights do not fit the engine's model: {error}"))
+
+    def _replace(self, weights: Weights) -> None:
+        with torch.no_grad():
+            self._decoder.model.load_state_dict(weights.ref.state_dict())  # type: ignore[attr-defined]
+        self._version = weights.version
+        self._openings.clear()
+        for held in self._sessions.values():
+            held.ids = ()
+        for request in self._running.values():
+            request.ready = False
+            request.spans.append(Span(len(request.ids), self._version))
+
+    def _forget_released(self) -> None:
+        released, self._released = self._released, []
+        for session in released:
+            held = self._sessions.get(session)
+            if held is None:
+                continue
+            if held.slot in self._running:
+                self._running.pop(held.slot).cancelled = True
+            del self._sessions[session]
+            self._free.append(held.slot)
+
+    def _admit(self) -> None:
+        """Give waiting requests their session's slot, or a free one; the rest goes on waiting."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            if request.cancelled:
+                continue
+            held = self._sessions.get(request.session) or self._new_session(request.session)
+            if held is None or held.slot in self._running:
+                self._waiting.append(request)
+                continue
+            request.slot = held.slot
+            request.spans.append(Span(0, self._version))
+            self._running[held.slot] = request
+
+    def _new_session(self, session: str) -> _Held | None:
+        if not self._free and not self._grow():
+            return None
+        slot = self._free.popleft()
+        self._openings = {ids: holder for ids, holder in self._openings.items() if holder != slot}
+        self._sessions[session] = _Held(slot)
+        return self._sessions[session]
+
+    def _grow(self) -> bool:
+        blocks = self._decoder.blocks
+        used = sum(block.bytes for block in blocks)
+        if blocks and used + used / len(blocks) > self._config.cache_gib * 2**30:
+            return False
+        index = self._decoder.add_block()
+        self._free.extend(Slot(index, row) for row in range(self._config.rows))
+        return True
+
+    def _advance(self) -> list[_Request]:
+        """One step of every running sequence; returns the requests that ended."""
+        for slot in [slot for slot, request in self._running.items() if request.cancelled]:
+            del self._running[slot]
+        try:
+            self._prefill()
+            for block in range(len(self._decoder.blocks)):
+                self._decode(block)
+        except (RuntimeError, MemoryError) as error:
+            for request in self._running.values():
+                request.error = f"{type(error).__name__}: {error}"
+        ended = [request for request in self._running.values() if request.stop or request.error]
+        for request in ended:
+            self._retire(request)
+        return ended
+
+    def _retire(self, request: _Request) -> None:
+        assert request.slot is not None
+        del self._running[request.slot]
+        held = self._sessions[request.session]
+        held.ids = () if request.error else (*request.prompt, *request.ids)[:-1]
+
+    def _prefill(self) -> None:
+        """Make every running slot hold all but its sequence's last token, equal new prompts computed once."""
+        pieces: list[Piece] = []
+        followers: list[tuple[Slot, Slot, int]] = []
+        for slot, request in self._running.items():
+            if request.ready:
+                continue
+            request.ready = True
+            needed = (*request.prompt, *request.ids)[:-1]
+            equal = self._keep_equal(self._sessions[request.session], needed)
+            if equal == 0 and (source := self._openings.get(needed)) is not None:
+                followers.append((source, slot, len(needed)))
+            elif equal < len(needed):
+                if equal == 0:
+                    self._openings[needed] = slot
+                pieces.append(Piece(slot, equal, needed[equal:]))
+        self._decoder.prefill(pieces)
+        for source, slot, tokens in followers:
+            self._decoder.copy(source, slot, tokens)
+
+    def _keep_equal(self, held: _Held, needed: tuple[int, ...]) -> int:
+        """Keep of the slot what is equal to ``needed``; returns how many tokens that is."""
+        equal = _equal_prefix(held.ids, needed)
+        if equal < len(held.ids):
+            self._openings = {ids: slot for ids, slot in self._openings.items() if slot != held.slot}
+        held.ids = needed
+        self._decoder.set_length(held.slot, equal)
+        return equal
+
+    def _decode(self, block: int) -> None:
+        alive = [request for slot, request in self._running.items() if slot.block == block]
+        if not alive:
+            return
+        feed = {request.slot.row: request.last for request in alive if request.slot is not None}
+        draws = [_draw_of(request) for request in alive]
+        tokens, logprobs = draw_tokens(self._decoder.decode(block, feed), draws)
+        for request, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
+            _append(request, token, logprob)
+        self.tokens += len(alive)
+
+
+def _refuse_impossible(prompt: Prompt, sampling: Sampling) -> None:
+    if not prompt.ids:
+        raise EngineError("a prompt needs at least one token")
+    if sampling.max_tokens < 1:
+        raise EngineError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
+
+
+def _deliver(request: _Request) -> None:
+    if request.future.done():
+        return
+    if request.error is not None:
+        request.future.set_exception(EngineError(request.error))
+    else:
+        request.future.set_result(request.completion())
+
+
+def _equal_prefix(held: tuple[int, ...], needed: tuple[int, ...]) -> int:
+    """How many tokens at the start of ``needed`` are held already."""
+    if needed[: len(held)] == held:
+        return len(held)
+    return next((i for i, (a, b) in enumerate(zip(held, needed, strict=False)) if a != b), len(needed))
+
+
+def _draw_of(request: _Request) -> Draw:
+    sampling = request.sampling
+    return Draw(sampling.temperature, sampling.top_p, sampling.top_k, request.random.random())
+
+
+def _append(request: _Request, token: int, logprob: float) -> None:
+    """Add a sampled token and say whether that ended the generation."""
+    if not math.isfinite(logprob):
+        request.error = f"the model gave a log-probability of {logprob}; its weights or logits are not finite"
+        return
+    request.ids.append(token)
+    request.logprobs.append(logprob)
+    if token in request.sampling.stop_ids:
+        request.stop = "stop"
+    elif len(request.ids) >= request.sampling.max_tokens:
+        request.stop = "length"

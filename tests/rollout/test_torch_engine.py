@@ -1,0 +1,203 @@
+"""The embedded engine: exact log-probabilities, independence from company and timing, weights, and failures."""
+
+import asyncio
+import copy
+import random
+
+import pytest
+import torch
+
+from agent_r1.core.acting import Prompt, Sampling, Weights
+from agent_r1.core.errors import EngineError
+from agent_r1.rollout.torch_engine import TorchEngine, TorchEngineConfig
+
+END = 3
+ROWS = TorchEngineConfig(rows=8)
+
+
+def prompts(count, seed=0):
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(50) for _ in range(rng.randrange(1, 90))) for _ in range(count)]
+
+
+async def converse(engine, name, prompt, turns=3, delay=0.0, temperature=0.7):
+    """Several turns in one session, with observations between; [(state, completion)]."""
+    rng, state, out = random.Random(name), prompt, []
+    for turn in range(turns):
+        sampling = Sampling(temperature, max_tokens=12, stop_ids=(END,), seed=10 * int(name) + turn)
+        completion = await engine.generate(Prompt(state), sampling, name)
+        out.append((state, completion))
+        observed = tuple(rng.randrange(50) for _ in range(rng.randrange(1, 30)))
+        state = state + completion.ids + observed
+        await asyncio.sleep(delay * rng.random())
+    await engine.release(name)
+    return out
+
+
+def together(model, names, delay=0.0, config=ROWS):
+    async def run():
+        engine = TorchEngine(model, config)
+        starts = dict(zip([str(i) for i in range(64)], prompts(64), strict=True))
+        lived = await asyncio.gather(*(converse(engine, name, starts[name], delay=delay) for name in names))
+        await engine.close()
+        return dict(zip(names, lived, strict=True))
+
+    return asyncio.run(run())
+
+
+@torch.no_grad()
+def plain_logprobs(model, state, ids, temperature):
+    """From one forward pass over everything, by the library's own path."""
+    logits = model(torch.tensor([state + ids])).logits[0].float() / temperature
+    rows = torch.arange(len(state) - 1, len(state) + len(ids) - 1)
+    return torch.log_softmax(logits, -1)[rows, torch.tensor(ids)]
+
+
+def largest_gap(model, lived, temperature=0.7):
+    gaps = [
+        (plain_logprobs(model, state, done.ids, temperature) - torch.tensor(done.logprobs)).abs().max()
+        for turns in lived.values()
+        for state, done in turns
+    ]
+    return float(max(gaps))
+
+
+@pytest.fixture(scope="module")
+def everyone(tiny_model):
+    return together(tiny_model, [str(i) for i in range(64)])
+
+
+def test_logprobs_equal_a_plain_forward_over_ragged_turns_with_kept_keys(tiny_model, everyone):
+    assert sum(len(turns) for turns in everyone.values()) == 192
+    assert largest_gap(tiny_model, everyone) < 1e-5
+
+
+def test_a_wrong_temperature_is_seen_by_that_comparison(tiny_model, everyone):
+    assert largest_gap(tiny_model, everyone, temperature=0.8) > 1e-3
+
+
+def test_an_episode_alone_gives_the_same_bits_as_among_63_others(tiny_model, everyone):
+    for name in ("0", "17", "63"):
+        assert together(tiny_model, [name])[name] == everyone[name]
+
+
+def test_the_timing_of_tools_changes_no_bit(tiny_model, everyone):
+    assert together(tiny_model, [str(i) for i in range(64)], delay=0.02) == everyone
+
+
+def test_sequences_wait_where_no_slot_is_free(tiny_model, everyone):
+    one_block = TorchEngineConfig(rows=8, cache_gib=1e-9)
+    assert together(tiny_model, [str(i) for i in range(64)], config=one_block) == everyone
+
+
+def test_a_rewritten_context_is_computed_anew(tiny_model):
+    async def run():
+        engine = TorchEngine(tiny_model, ROWS)
+        shared = tuple(range(5, 45))
+        outs = []
+        for state in (shared, (*shared[:20], 9, 9, 9), shared, (7, *shared)):
+            done = await engine.generate(Prompt(state), Sampling(max_tokens=5, seed=1), "same session")
+            outs.append((state, done))
+        other = await engine.generate(Prompt(shared), Sampling(max_tokens=5, seed=1), "other session")
+        await engine.close()
+        return {"all": [*outs, (shared, other)]}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_greedy_takes_the_most_probable_token_and_top_k_1_too(tiny_model):
+    async def run(sampling):
+        engine = TorchEngine(tiny_model, ROWS)
+        done = await engine.generate(Prompt((1, 2, 4)), sampling)
+        await engine.close()
+        return done.ids
+
+    greedy = asyncio.run(run(Sampling(temperature=0, max_tokens=8)))
+    expected = list(tiny_model.generate(torch.tensor([[1, 2, 4]]), max_new_tokens=8, do_sample=False)[0, 3:])
+    assert list(greedy) == expected
+    assert asyncio.run(run(Sampling(top_k=1, max_tokens=8, seed=5))) == greedy
+    assert asyncio.run(run(Sampling(top_p=1e-9, max_tokens=8, seed=5))) == greedy
+    assert asyncio.run(run(Sampling(max_tokens=8, seed=5))) != greedy
+
+
+def test_weights_loaded_under_way_start_a_span_and_rule_its_tokens(tiny_model):
+    changed = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.mul_(1.3)
+    prompt = prompts(1, seed=9)[0]
+
+    async def run():
+        engine = TorchEngine(tiny_model, ROWS)
+        task = asyncio.create_task(engine.generate(Prompt(prompt), Sampling(max_tokens=200, seed=4), "s"))
+        while engine.tokens < 20:
+            await asyncio.sleep(0)
+        await engine.load(Weights(1, "module", changed, ""))
+        done = await task
+        await engine.close()
+        return done
+
+    done = asyncio.run(run())
+    assert [span.version for span in done.spans] == [0, 1]
+    switch = done.spans[1].start
+    assert 0 < switch < 200
+    before = plain_logprobs(tiny_model, prompt, done.ids, 1.0)[:switch]
+    after = plain_logprobs(changed, prompt, done.ids, 1.0)[switch:]
+    assert torch.allclose(torch.cat([before, after]), torch.tensor(done.logprobs), atol=1e-5)
+
+
+def test_weights_of_another_shape_or_kind_are_refused_and_the_engine_lives_on(tiny_model):
+    async def run():
+        engine = TorchEngine(tiny_model, ROWS)
+        with pytest.raises(EngineError, match="do not fit"):
+            await engine.load(Weights(1, "module", torch.nn.Linear(2, 2), ""))
+        with pytest.raises(EngineError, match="kind 'module'"):
+            await engine.load(Weights(1, "folder", "somewhere", ""))
+        done = await engine.generate(Prompt((1, 2)), Sampling(max_tokens=3))
+        await engine.close()
+        return done
+
+    assert len(asyncio.run(run()).ids) == 3
+
+
+def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_model):
+    broken = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        broken.model.norm.weight.fill_(float("nan"))
+
+    async def run():
+        engine = TorchEngine(broken, ROWS)
+        with pytest.raises(EngineError, match="not finite"):
+            await engine.generate(Prompt((1, 2)), Sampling(max_tokens=3), "a")
+        await engine.load(Weights(1, "module", tiny_model, ""))
+        done = await engine.generate(Prompt((1, 2)), Sampling(max_tokens=3), "a")
+        await engine.close()
+        return done
+
+    assert len(asyncio.run(run()).ids) == 3
+
+
+def test_a_cancelled_generation_frees_its_place(tiny_model):
+    async def run():
+        engine = TorchEngine(tiny_model, TorchEngineConfig(rows=1, cache_gib=1e-9))
+        endless = asyncio.create_task(engine.generate(Prompt((1, 2)), Sampling(max_tokens=10**6), "endless"))
+        while engine.tokens < 3:
+            await asyncio.sleep(0)
+        endless.cancel()
+        await asyncio.gather(endless, return_exceptions=True)
+        await engine.release("endless")
+        done = await asyncio.wait_for(engine.generate(Prompt((1, 2)), Sampling(max_tokens=3), "next"), 10)
+        await engine.close()
+        return done
+
+    assert len(asyncio.run(run()).ids) == 3
+
+
+def test_an_empty_prompt_is_refused(tiny_model):
+    async def run():
+        engine = TorchEngine(tiny_model, ROWS)
+        with pytest.raises(EngineError, match="at least one token"):
+            await engine.generate(Prompt(()), Sampling())
+        await engine.close()
+
+    asyncio.run(run())
