@@ -23,15 +23,21 @@ class Order:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds the attempts under way, one attempt's seconds, and one scorer's seconds."""
+
+    concurrency: int = 256
+    episode_seconds: float = 600.0
+    score_seconds: float = 60.0
+
+
 Permit = Callable[[Order], Awaitable[int]]
 """Waits until a group may start; returns the version of the weights it starts under."""
 
 
 class Collector:
-    """Runs attempts in an environment and scores them.
-
-    ``concurrency`` bounds the attempts under way, ``episode_seconds`` one attempt, ``score_seconds`` one scorer.
-    """
+    """Runs attempts in an environment and scores them."""
 
     def __init__(
         self,
@@ -40,15 +46,12 @@ class Collector:
         scorers: tuple[Scorer, ...],
         recorder: Recorder,
         run: str,
-        concurrency: int,
-        episode_seconds: float,
-        score_seconds: float,
+        limits: Limits,
     ) -> None:
         self._agent, self._env, self._scorers = agent, env, scorers
         self._recorder, self._run = recorder, run
-        self._places = asyncio.Semaphore(concurrency)
-        self._ahead = max(2, concurrency)
-        self._episode_seconds, self._score_seconds = episode_seconds, score_seconds
+        self._limits = limits
+        self._places = asyncio.Semaphore(limits.concurrency)
 
     async def collect(self, orders: Iterable[Order], permit: Permit) -> AsyncIterator[Group]:
         """Groups in the order of ``orders``, each as soon as it and all before it are complete.
@@ -56,7 +59,7 @@ class Collector:
         Consumes orders. Waits for: ``permit`` before a group starts, a free place before an attempt.
         Closing the iterator cancels what is under way.
         """
-        started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._ahead)
+        started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
         starter = asyncio.create_task(self._start(orders, permit, started))
         try:
             while (group := await started.get()) is not None:
@@ -94,7 +97,7 @@ class Collector:
 
     async def _live(self, task: Task, attempt: Attempt) -> Trajectory:
         async with self._places:
-            deadline = asyncio.get_running_loop().time() + self._episode_seconds
+            deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
             context = Context(attempt, attempt.seed(self._agent.seed), deadline)
             return await self._agent.live(self._env, task, context)
 
@@ -114,7 +117,7 @@ class Collector:
         """All scorers' rewards, merged by name, one mapping per trajectory."""
         merged: list[dict] = [{} for _ in survivors]
         for scorer in self._scorers:
-            async with asyncio.timeout(self._score_seconds):
+            async with asyncio.timeout(self._limits.score_seconds):
                 given = await scorer.score(survivors, task)
             for names, more in zip(merged, given, strict=True):
                 names.update(more)

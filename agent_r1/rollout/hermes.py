@@ -48,7 +48,7 @@ def _split_blocks(text: str) -> tuple[str, list[str]]:
     content, *rest = text.split(OPEN)
     if not rest:
         return content, []
-    return content.rstrip("\n"), [piece.partition(CLOSE)[0] if CLOSE in piece else piece + "\0" for piece in rest]
+    return content.removesuffix("\n"), [piece.partition(CLOSE)[0] if CLOSE in piece else piece + "\0" for piece in rest]
 
 
 def _parse_call(block: str, identity: str) -> Call:

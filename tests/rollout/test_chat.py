@@ -1,0 +1,184 @@
+"""Chat: which templates append, and that incremental tokens are the full render's tokens."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.core.errors import UnsupportedChat
+from agent_r1.core.messages import Message, ToolSpec
+from agent_r1.rollout.chat import Appended, Chat, Rewritten
+
+TEMPLATES = Path(__file__).parents[3] / "shared/data/chat_templates"
+SEARCH = ToolSpec(
+    "search",
+    "Look pages up.",
+    {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+)
+SPECIAL = r"<\|[^|>]+\|>|<\uff5c[^>]+\uff5c>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>"
+
+
+def byte_tokenizer(template):
+    """One token per byte, and the special tokens that the template names."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
+    fast.add_special_tokens({"additional_special_tokens": sorted(set(re.findall(SPECIAL, template)))})
+    fast.chat_template = template
+    return fast
+
+
+def chat_of(name):
+    path = TEMPLATES / f"{name}.jinja"
+    if not path.exists():
+        pytest.skip(f"the chat templates are not beside this checkout: {path}")
+    return Chat(byte_tokenizer(path.read_text()))
+
+
+EXPECTED = {
+    # name: tool turn, tool turn with thinking, user turn, user turn with thinking
+    "qwen2_5": ("append", "append", "append", "append"),
+    "qwen3": ("append", "append", "append", "rewrite"),
+    "qwen3_instruct_2507": ("append", "append", "append", "append"),
+    "qwen2_5_vl": ("unsupported", "unsupported", "append", "append"),
+    "qwen3_5_think": ("unsupported", "unsupported", "rewrite", "rewrite"),
+    "llama3_1": ("unsupported", "unsupported", "append", "append"),
+    "llama3_2": ("unsupported", "unsupported", "append", "append"),
+    "gemma3": ("unsupported", "unsupported", "append", "append"),
+    "gptoss": ("unsupported", "unsupported", "unsupported", "unsupported"),
+    "deepseekv3": ("unsupported", "unsupported", "unsupported", "unsupported"),
+}
+CASES = [("tool", False), ("tool", True), ("user", False), ("user", True)]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_each_template_does_at_each_boundary(name):
+    chat = chat_of(name)
+    assert tuple(chat.behaviour(boundary, thinking=thinking).kind for boundary, thinking in CASES) == EXPECTED[name]
+
+
+def test_a_template_without_an_end_of_turn_is_refused():
+    with pytest.raises(UnsupportedChat, match="no special token after an assistant turn"):
+        chat_of("glm4moe")
+
+
+def test_a_tokenizer_without_a_template_is_refused_and_told_what_to_supply():
+    tokenizer = byte_tokenizer("{{ messages }}")
+    tokenizer.chat_template = None
+    with pytest.raises(UnsupportedChat, match=r"set tokenizer\.chat_template"):
+        Chat(tokenizer)
+
+
+def test_an_unsupported_tool_format_says_what_to_supply():
+    with pytest.raises(UnsupportedChat, match="supply a template that renders tools the Hermes way"):
+        chat_of("llama3_1").require_tools()
+
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "%s"}}\n</tool_call>'
+THOUGHT = "<think>\n%s\n</think>\n\n"
+
+
+def converse(chat, texts, boundary, tools):
+    """The state after each action: (ids incremental, text of the full render)."""
+    said = (Message.system("Be brief."), Message.user("Who rules Alba?"))
+    view = chat.open(said, tools)
+    state = view.ids
+    yield state, view
+    for turn, text in enumerate(texts):
+        ids = (*chat.encode(text), chat.end_id)
+        action = chat.parse(ids, turn)
+        observed = (Message.tool(f"Page {turn}: ünïcödé </s> \n", f"call_{turn}_0"),)
+        if boundary == "user":
+            observed = (Message.user(f"And then, {turn}?"),)
+        grown = chat.extend(view, said, action, "stop", observed, tools)
+        said = (*said, action.message, *observed)
+        state = state + ids + grown.ids if isinstance(grown, Appended) else grown.ids
+        view = grown
+        yield state, grown
+
+
+APPENDING = [
+    (n, b, t) for n, kinds in EXPECTED.items() for (b, t), k in zip(CASES, kinds, strict=True) if k == "append"
+]
+
+
+@pytest.mark.parametrize(("name", "boundary", "thinking"), APPENDING)
+def test_the_incremental_state_equals_the_full_render_where_a_template_appends(name, boundary, thinking):
+    chat = chat_of(name)
+    tools = (SEARCH,) if boundary == "tool" else ()
+    said = [CALL % "Alba" if tools else "A page.", CALL % "Brün" if tools else "More, then."]
+    texts = [(THOUGHT % "So." if thinking else "") + text for text in said]
+    for state, view in converse(chat, texts, boundary, tools):
+        assert not isinstance(view, Rewritten)
+        assert state == chat.encode(view.text)
+
+
+def test_a_tokenised_separator_left_out_would_be_seen(monkeypatch):
+    chat = chat_of("qwen2_5")
+    real = Chat.extend
+
+    def forgetful(self, *args):
+        grown = real(self, *args)
+        return type(grown)(grown.text, grown.ids[1:])
+
+    monkeypatch.setattr(Chat, "extend", forgetful)
+    states = list(converse(chat, [CALL % "Alba"], "tool", (SEARCH,)))
+    assert states[-1][0] != chat.encode(states[-1][1].text)
+
+
+def test_dropped_thoughts_start_a_new_branch():
+    views = [view for _, view in converse(chat_of("qwen3"), [THOUGHT % "So." + "Yes."], "user", ())]
+    assert isinstance(views[1], Rewritten)
+    assert "So." not in views[1].text
+
+
+def test_an_oddly_worded_call_keeps_its_sampled_tokens():
+    chat = chat_of("qwen2_5")
+    odd = '<tool_call>{"name":"search",  "arguments":{"query":"Alba"}}</tool_call>'
+    states = list(converse(chat, [odd, odd], "tool", (SEARCH,)))
+    assert all(isinstance(view, Appended) for _, view in states[1:])
+    text = chat.tokenizer.decode(list(states[2][0]))
+    assert text.count(odd) == 2
+    assert text.count("<|im_end|>\n<|im_start|>user\n<tool_response>") == 2
+
+
+def test_a_cut_action_gets_its_end_token_in_the_bridge():
+    chat = chat_of("qwen2_5")
+    said = (Message.user("Who?"),)
+    view = chat.open(said, ())
+    action = chat.parse(chat.encode("It is Bru"))
+    cut = chat.extend(view, said, action, "length", (Message.user("Go on."),), ())
+    whole = chat.extend(view, said, action, "stop", (Message.user("Go on."),), ())
+    assert cut.ids == (chat.end_id, *whole.ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('<tool_call>\n{"name": "search"', "not closed"),
+        ("<tool_call>\n{'name': 1}\n</tool_call>", "not valid JSON"),
+        ("<tool_call>[1]</tool_call>", "JSON object, got list"),
+        ('<tool_call>{"arguments": {}}</tool_call>', '"name"'),
+        ('<tool_call>{"name": "search", "arguments": "Alba"}</tool_call>', '"arguments" object'),
+        ('<tool_call>{"name": "search", "arguments": {"query": NaN}}</tool_call>', "not JSON"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not valid JSON"),
+    ],
+)
+def test_a_malformed_call_is_a_call_with_a_reason(text, error):
+    action = chat_of("qwen2_5").parse(tuple(chat_of("qwen2_5").encode(text)))
+    assert error in action.message.calls[0].error
+    assert action.message.text == text
+
+
+def test_several_calls_and_the_text_before_them_are_read():
+    text = "I look.\n" + CALL % "Alba" + "\n" + CALL % "Brün"
+    action = chat_of("qwen2_5").parse(chat_of("qwen2_5").encode(text), turn=4)
+    assert action.message.text == "I look."
+    assert [(call.id, call.arguments["query"]) for call in action.message.calls] == [
+        ("call_4_0", "Alba"),
+        ("call_4_1", "Brün"),
+    ]

@@ -1,0 +1,208 @@
+"""The agent loop and the collector: what ends an episode, and that nothing ends the run."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from tests_tokenizer import hermes_tokenizer
+
+from agent_r1.core.acting import Sampling
+from agent_r1.core.errors import EngineError
+from agent_r1.core.messages import Message, ToolSpec
+from agent_r1.core.record import Dispatched, Finished
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Status
+from agent_r1.core.world import Transition
+from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collector import Collector, Limits, Order
+from agent_r1.rollout.scripted_engine import ScriptedEngine
+
+LOOK = ToolSpec("look", "Look.", {"type": "object", "properties": {}, "required": []})
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+class CountingEnv:
+    """Ends when the agent answers; three turns at most; misbehaves as ``task.data`` says."""
+
+    tools = (LOOK,)
+
+    def __init__(self):
+        self.closed = []
+
+    async def open(self, task, context):
+        if task.data.get("open"):
+            raise RuntimeError(task.data["open"])
+        return CountingEpisode(self, task, task.messages)
+
+
+@dataclass
+class CountingEpisode:
+    env: CountingEnv
+    task: Task
+    start: tuple
+    taken: int = 0
+
+    async def step(self, action):
+        self.taken += 1
+        if self.task.data.get("step") == self.taken:
+            raise ValueError("the world broke")
+        await asyncio.sleep(self.task.data.get("seconds", 0))
+        if not action.message.calls:
+            return Transition((), end="terminal")
+        if self.taken == 3:
+            return Transition((), end="truncated")
+        return Transition((Message.tool(f"seen {self.taken}", action.message.calls[0].id),))
+
+    async def close(self):
+        self.env.closed.append(self.task.id)
+        if self.task.data.get("close"):
+            raise OSError("cannot close")
+
+
+class Log:
+    def __init__(self):
+        self.events = []
+
+    async def record(self, *events):
+        self.events += events
+
+
+class LengthScorer:
+    async def score(self, group, task):
+        if task.data.get("score"):
+            raise KeyError("no such answer")
+        return tuple({"turns": float(len(t.turns))} for t in group)
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return Chat(hermes_tokenizer())
+
+
+def reply(prompt):
+    """Calls twice and then answers, but for prompts that ask otherwise."""
+    if "forever" in prompt:
+        return CALL
+    if "engine" in prompt:
+        raise EngineError("the engine is down")
+    return "done" if prompt.count("seen") >= 2 else CALL
+
+
+def task(name, text="hello", **data):
+    return Task(name, (Message.user(text),), data)
+
+
+def collect(chat, tasks, size=2, context=2000, limits=None, max_tokens=200):
+    env, log = CountingEnv(), Log()
+    engine = ScriptedEngine(chat, reply)
+    agent = Agent(engine, chat, Sampling(max_tokens=max_tokens), context)
+    collector = Collector(agent, env, (LengthScorer(),), log, "test", limits or Limits())
+
+    async def permit(order):
+        return 7
+
+    async def run():
+        orders = [Order(serial, t, size) for serial, t in enumerate(tasks)]
+        return [group async for group in collector.collect(orders, permit)]
+
+    return asyncio.run(run()), env, log, engine
+
+
+def test_an_episode_runs_to_its_end_and_its_states_are_exact(chat):
+    groups, env, _, engine = collect(chat, [task("a")], size=1)
+    trajectory = groups[0].trajectories[0]
+    assert trajectory.status is Status.COMPLETED and not trajectory.truncated
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
+    assert trajectory.rewards == {"turns": 3.0}
+    last = trajectory.turns[-1]
+    rendered = chat.render(trajectory.messages[:-1], (LOOK,), speak=True)
+    assert trajectory.prompt_ids(last) == chat.encode(rendered)
+    assert all(len(turn.logprobs) == len(turn.action_ids) for turn in trajectory.turns)
+    assert env.closed == ["a"] and engine.released == [str(trajectory.attempt)]
+
+
+@pytest.mark.parametrize(
+    ("broken", "status", "reason", "turns"),
+    [
+        (task("x", open="no room"), Status.ENVIRONMENT_FAILED, "RuntimeError: no room", 0),
+        (task("x", step=2), Status.ENVIRONMENT_FAILED, "ValueError: the world broke", 1),
+        (task("x", text="engine"), Status.ENGINE_FAILED, "EngineError: the engine is down", 0),
+        (task("x", score=True), Status.REWARD_FAILED, "KeyError: 'no such answer'", 3),
+        (task("x", close=True), Status.COMPLETED, None, 3),
+        (task("x", text="forever"), Status.OUT_OF_TURNS, None, 3),
+        (task("x", seconds=30), Status.CANCELLED, "the episode ran past its deadline", 0),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Status) else "",
+)
+def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken, status, reason, turns):
+    tasks = [task("before"), broken, task("after")]
+    groups, _, _, engine = collect(chat, tasks, limits=Limits(episode_seconds=1.0))
+    for trajectory in groups[1].trajectories:
+        assert (trajectory.status, trajectory.reason, len(trajectory.turns)) == (status, reason, turns)
+    for group in (groups[0], groups[2]):
+        assert [t.status for t in group.trajectories] == [Status.COMPLETED] * 2
+        assert [t.rewards for t in group.trajectories] == [{"turns": 3.0}] * 2
+    assert len(engine.released) == 6
+
+
+def test_a_context_that_is_full_ends_the_episode(chat):
+    first = len(chat.open((Message.user("hello"),), (LOOK,)).ids)
+    groups, *_ = collect(chat, [task("a")], size=1, context=first + 100)
+    trajectory = groups[0].trajectories[0]
+    assert trajectory.status is Status.OUT_OF_TOKENS and trajectory.truncated
+    final = trajectory.turns[-1]
+    assert len(trajectory.prompt_ids(final)) + len(final.action_ids) <= first + 100
+
+
+def test_an_action_that_was_cut_goes_on_with_its_end_token_in_the_bridge(chat):
+    groups, *_ = collect(chat, [task("a")], size=1, max_tokens=20)
+    turns = groups[0].trajectories[0].turns
+    assert turns[0].stop == "length" and len(turns[0].action_ids) == 20
+    assert turns[0].action.message.calls[0].error is not None
+    assert turns[1].new_ids[0] == chat.end_id
+
+
+def test_groups_come_in_order_and_everything_is_written_down(chat):
+    tasks = [task("slow", seconds=0.05), task("quick"), task("middle", seconds=0.02)]
+    groups, _, log, _ = collect(chat, tasks)
+    assert [group.serial for group in groups] == [0, 1, 2]
+    dispatched = [event.attempt for event in log.events if isinstance(event, Dispatched)]
+    finished = [event.trajectory.attempt for event in log.events if isinstance(event, Finished)]
+    assert len(dispatched) == 6 and sorted(dispatched) == sorted(finished)
+    assert finished[0].task == "quick"
+
+
+def test_a_slow_episode_holds_up_nobody(chat):
+    async def run():
+        env, log = CountingEnv(), Log()
+        agent = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+        collector = Collector(agent, env, (), log, "test", Limits())
+        orders = [Order(0, task("slow", seconds=0.3), 1)] + [Order(i, task(f"t{i}"), 1) for i in range(1, 30)]
+
+        async def permit(order):
+            return 0
+
+        async for _ in collector.collect(orders, permit):
+            return [event.trajectory.task_id for event in log.events if isinstance(event, Finished)]
+
+    assert asyncio.run(run())[-1] == "slow"
+
+
+def test_leaving_the_collector_early_cancels_what_is_under_way(chat):
+    async def run():
+        env = CountingEnv()
+        agent = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+        collector = Collector(agent, env, (), Log(), "test", Limits())
+
+        async def permit(order):
+            return 0
+
+        orders = [Order(0, task("quick"), 1), Order(1, task("slow", seconds=60), 1)]
+        groups = collector.collect(orders, permit)
+        await anext(groups)
+        await groups.aclose()
+        await asyncio.sleep(0.05)
+        return env.closed
+
+    assert asyncio.run(run()) == ["quick", "slow"]
