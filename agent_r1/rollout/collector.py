@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from agent_r1.core.attempt import Attempt
@@ -53,7 +53,7 @@ class Collector:
         self._limits = limits
         self._places = asyncio.Semaphore(limits.concurrency)
 
-    async def collect(self, orders: Iterable[Order], permit: Permit) -> AsyncIterator[Group]:
+    async def collect(self, orders: Iterable[Order], permit: Permit) -> AsyncGenerator[Group, None]:
         """Groups in the order of ``orders``, each as soon as it and all before it are complete.
 
         Consumes orders. Waits for: ``permit`` before a group starts, a free place before an attempt.

@@ -1,0 +1,46 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+INSTALLED_DEV := .venv/.installed-dev
+
+.PHONY: demo install test check format bench controls tiny-base clean
+
+demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
+	$(BIN)/agent-r1 train
+
+install: $(INSTALLED_DEV)
+
+$(INSTALLED): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Agent-R1 needs Python 3.11 or newer: make PYTHON=python3.11 ..")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	touch $@
+
+test: $(INSTALLED_DEV)  ## every test
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED_DEV)  ## style, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED_DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## speed of acting and learning, in one run
+	$(BIN)/python benchmarks/speed.py
+
+controls: $(INSTALLED)  ## what makes the demo honest: seeds, algorithms, shuffled rewards
+	$(BIN)/python benchmarks/controls.py
+
+tiny-base: $(INSTALLED)  ## make the committed base model again
+	$(BIN)/python -m agent_r1.train.tiny_base
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

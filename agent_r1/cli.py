@@ -1,0 +1,226 @@
+"""The command line. Exit codes: 0 done, 1 failed, 2 bad input (one line on stderr), 130 interrupted.
+
+Modules that load torch are imported inside the commands, after everything that can be checked without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import BaseModel
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+import agent_r1.tasks
+from agent_r1.config import Layer, fields, from_text, keys, knows, nearest, read_toml, resolve, restrict
+from agent_r1.core.errors import AgentR1Error, InvalidInput, UnsupportedChat
+from agent_r1.core.world import World
+from agent_r1.store import RunReader, is_run, run_folder
+from agent_r1.train.config import EvalConfig, RunConfig, TrainConfig, settle
+from agent_r1.train.custom import load_world
+from agent_r1.train.report import Progress, Silence, progress_on, render, render_report, report_json, table_json
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+MAIN_SETTINGS = ("task", "data", "corpus", "model", "algorithm", "steps", "seed", "run", "methods", "n")
+
+POSITIONAL = {"command", "file", "name"}
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A command as it was typed: its options, and its settings as text by dotted key."""
+
+    options: Mapping[str, Any]
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. ``config`` is the class of the settings it takes, None where it takes none."""
+
+    help: str
+    run: Callable[[Invocation], None]
+    declare: Callable[[argparse.ArgumentParser], None]
+    config: type[RunConfig] | None = None
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput("command line", got=message, do=f"see {self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name (None: those of the process); the exit code."""
+    try:
+        name, invocation = _read(sys.argv[1:] if arguments is None else arguments)
+        COMMANDS[name].run(invocation)
+    except (InvalidInput, UnsupportedChat) as error:
+        return _complain(error, BAD_INPUT)
+    except AgentR1Error as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted; what was recorded stays readable in the run's folder", INTERRUPTED)
+    return DONE
+
+
+def _complain(line: object, code: int) -> int:
+    print("agent-r1:", " ".join(str(line).split()), file=sys.stderr)
+    return code
+
+
+def _read(arguments: Sequence[str]) -> tuple[str, Invocation]:
+    """Parse the command line. Raises InvalidInput; ``--help`` prints and exits."""
+    # Settings are spelled as in files, with underscores; hyphens are taken for them.
+    typed = [_underscored(argument) for argument in arguments]
+    if typed and not typed[0].startswith("-") and typed[0] not in COMMANDS:
+        raise InvalidInput("command", got=repr(typed[0]), do=f"did you mean {nearest(typed[0], COMMANDS)!r}?")
+    parser = Parser(prog="agent-r1", description="Train LLM agents end to end by reinforcement learning.")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        command.declare(sub)
+        if command.config is not None:
+            _declare_settings(sub, command.config, typed)
+    namespace, unknown = parser.parse_known_args(typed)
+    options = vars(namespace)
+    name, config = options["command"], COMMANDS[options["command"]].config
+    if unknown:
+        raise _unknown(unknown[0], [*(options.keys() - POSITIONAL), *(keys(config) if config else ())])
+    given = {key: value for key, value in options.items() if config and knows(config, key) and value is not None}
+    return name, Invocation(options, given)
+
+
+def _underscored(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else argument
+
+
+def _unknown(argument: str, known: Sequence[str]) -> InvalidInput:
+    if not argument.startswith("--"):
+        return InvalidInput("command line", got=f"{argument!r} too many", do="leave it out")
+    name = argument[2:].partition("=")[0]
+    return InvalidInput("unknown option", got=f"--{name}", do=f"the nearest that exists is --{nearest(name, known)}")
+
+
+def _declare_settings(parser: argparse.ArgumentParser, config: type[BaseModel], arguments: Sequence[str]) -> None:
+    """An option for every setting, and for every entry of a table that the arguments name (``--row.clip_high``)."""
+    first = parser.add_argument_group("settings")
+    more = parser.add_argument_group("further settings")
+    for key, field in fields(config):
+        text = " ".join((field.description or "").split()).replace("%", "%%").replace("``", "")
+        (first if key in MAIN_SETTINGS else more).add_argument(f"--{key}", metavar="X", help=text)
+    names = dict.fromkeys(argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--"))
+    for name in names:
+        if knows(config, name) and name not in keys(config):
+            more.add_argument(f"--{name}", help=argparse.SUPPRESS)
+
+
+def _declare_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
+
+
+def _declare_eval(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options]"
+    _declare_json(parser)
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _declare_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE.py", help="an agent of your own: defines env and tasks")
+    parser.add_argument("--config", metavar="FILE.toml", help="settings from a file; the command line goes first")
+    _declare_eval(parser)
+    parser.usage = "%(prog)s [FILE.py] [options]"
+
+
+def _declare_algorithms(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show this one with its terms")
+    _declare_json(parser)
+
+
+def _train(invocation: Invocation) -> None:
+    file, toml = invocation.options["file"], invocation.options["config"]
+    layers = [from_text(TrainConfig, invocation.settings), *([read_toml(Path(toml))] if toml else ())]
+    asked = resolve(TrainConfig, layers)  # what is wrong by itself is said before anything is built
+    world = _build(asked) if file is None else _load(Path(file), asked)
+    config = settle(TrainConfig, layers, world)
+    from agent_r1.train import run
+
+    report = run.train(config, world, _progress(invocation))
+    _show(invocation, report_json(report), render_report(report))
+
+
+def _eval(invocation: Invocation) -> None:
+    layers = [from_text(EvalConfig, invocation.settings)]
+    folder = run_folder(resolve(EvalConfig, layers).model)
+    if is_run(folder):
+        reader = RunReader(folder)
+        layers.append(restrict(Layer(f"configuration of {folder}", reader.config()), EvalConfig, TrainConfig))
+        reader.close()
+    world = _build(resolve(EvalConfig, layers))
+    config = settle(EvalConfig, layers, world)
+    from agent_r1.train.evaluate import evaluate
+
+    table = evaluate(config, world, _progress(invocation))
+    _show(invocation, table_json(table), render(table))
+
+
+def _tasks(invocation: Invocation) -> None:
+    descriptions = {name: entry.description for name, entry in agent_r1.tasks.WORLDS.items()}
+    text = "\n".join(f"{name:<12} {description}" for name, description in descriptions.items())
+    _show(invocation, {"tasks": descriptions}, Text(text))
+
+
+def _algorithms(invocation: Invocation) -> None:
+    from agent_r1.learn.rows import ROWS, build_row
+
+    name = invocation.options["name"]
+    rows = [build_row(known, {}) for known in (ROWS if name is None else (name,))]
+    terms = {row.name: row.terms.model_dump(mode="json") for row in rows}
+    data = {row.name: {"objective": row.objective, "paper": row.paper, "terms": terms[row.name]} for row in rows}
+    text = "\n".join(f"{row.name:<12} {row.objective} ({row.paper})" for row in rows)
+    numbers = "" if name is None else "".join(f"\n  row.{term} = {value}" for term, value in terms[name].items())
+    _show(invocation, {"algorithms": data}, Text(text + numbers))
+
+
+def _build(config: RunConfig) -> World:
+    return agent_r1.tasks.build(config.task, config.data, config.corpus, config.seed)
+
+
+def _load(file: Path, asked: TrainConfig) -> World:
+    for name in ("task", "data", "corpus"):
+        if name in asked.model_fields_set:
+            raise InvalidInput(f"--{name}", got=f"it and {file}", do="leave one out: the file is the task")
+    return load_world(file)
+
+
+def _progress(invocation: Invocation) -> Progress:
+    return Silence() if invocation.options["quiet"] else progress_on(Console(stderr=True))
+
+
+def _show(invocation: Invocation, data: Mapping[str, Any], text: RenderableType) -> None:
+    if invocation.options["json"]:
+        print(json.dumps(data))
+    else:
+        Console(highlight=False).print(text)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        "train an agent; without arguments: TinyWiki, tiny-base, grpo", _train, _declare_train, TrainConfig
+    ),
+    "eval": Command("print the table of methods", _eval, _declare_eval, EvalConfig),
+    "tasks": Command("list the worlds there are", _tasks, _declare_json),
+    "algorithms": Command("list the algorithms, or show one with its numbers", _algorithms, _declare_algorithms),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

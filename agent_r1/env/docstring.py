@@ -1,0 +1,60 @@
+"""Read a Google-style docstring: what a function does, and what each argument means."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SECTION = re.compile(r"(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?|Attributes|Warnings?):\s*$")
+_ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Docstring:
+    """What a docstring says.
+
+    Example:
+        Docstring("Look passages up.", {"query": "what to look for."})
+    """
+
+    summary: str
+    arguments: Mapping[str, str]
+
+
+def read_docstring(text: str) -> Docstring:
+    """Take a docstring apart: all before the first section, and the entries of ``Args:``.
+
+    Example:
+        >>> read_docstring("Add up.\\n\\nArgs:\\n    a: one\\n        number.\\n    b (int): another.").arguments
+        {'a': 'one number.', 'b': 'another.'}
+    """
+    summary: list[str] = []
+    arguments: list[str] = []
+    target = summary
+    for line in inspect.cleandoc(text).splitlines():
+        if section := _SECTION.match(line):
+            target = arguments if section[1].startswith("Arg") else []
+        else:
+            target.append(line)
+    return Docstring(_paragraphs(summary), _entries(inspect.cleandoc("\n".join(["", *arguments])).splitlines()))
+
+
+def _paragraphs(lines: list[str]) -> str:
+    """The text with line breaks kept only between paragraphs."""
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines))
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
+
+
+def _entries(lines: list[str]) -> dict[str, str]:
+    """``name: text`` at the margin starts an entry; indented lines continue it."""
+    entries: dict[str, str] = {}
+    name = None
+    for line in lines:
+        if entry := _ENTRY.match(line):
+            name = entry[1]
+            entries[name] = entry[2].strip()
+        elif name is not None:
+            entries[name] = f"{entries[name]} {line.strip()}".strip()
+    return entries

@@ -1,0 +1,98 @@
+"""Plain reward functions as a Scorer. What cannot be scored is None and never 0.0: it must not teach anything."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Rewards, Trajectory
+from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
+
+_log = logging.getLogger(__name__)
+
+RewardFunction = Callable[[Trajectory, Task], Any]
+"""Gives (or, async, promises) a number, or a mapping of names to numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionScorer:
+    """Scores each trajectory by itself, by functions.
+
+    ``functions`` are by the name of their reward; a function that returns a mapping brings names of
+    its own. Where a function raises, takes longer than ``timeout`` seconds or gives anything but a finite
+    number, that name's reward is None and the reason is logged as a warning.
+
+    Example:
+        FunctionScorer({"em": exact_match, "f1": f1})
+    """
+
+    functions: Mapping[str, RewardFunction]
+    timeout: float = DEFAULT_TIMEOUT
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
+        return tuple(await asyncio.gather(*(self._rewards(trajectory, task) for trajectory in group)))
+
+    async def _rewards(self, trajectory: Trajectory, task: Task) -> Rewards:
+        runs = (run(partial(function, trajectory, task), self.timeout) for function in self.functions.values())
+        rewards: dict[str, float | None] = {}
+        for name, outcome in zip(self.functions, await asyncio.gather(*runs), strict=True):
+            for key, value in _values(name, outcome).items():
+                score = _Unscored("two functions give it") if key in rewards else _score(value)
+                if isinstance(score, _Unscored):
+                    _log.warning("reward %s of %s could not be scored: %s", key, trajectory.attempt, score.reason)
+                rewards[key] = None if isinstance(score, _Unscored) else score
+        return rewards
+
+
+def named(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
+    """The functions by their own names. Raises InvalidInput for one without a name or with that of another."""
+    by_name: dict[str, RewardFunction] = {}
+    for function in functions:
+        if not inspect.isroutine(function) or function.__name__ == "<lambda>":
+            raise InvalidInput(
+                "reward", got=repr(function), do="give a function defined with def: its name is the reward's"
+            )
+        if function.__name__ in by_name:
+            raise InvalidInput("rewards", got=f"two functions named {function.__name__!r}", do="give each its own name")
+        by_name[function.__name__] = function
+    return by_name
+
+
+@dataclass(frozen=True, slots=True)
+class _Unscored:
+    """Why there is no score, in one line."""
+
+    reason: str
+
+
+def _values(name: str, outcome: Outcome) -> Mapping[str, object]:
+    match outcome:
+        case Returned(value=Mapping() as values):
+            return {str(key): value for key, value in values.items()}
+        case Returned(value=value):
+            return {name: value}
+        case Raised(reason=reason):
+            return {name: _Unscored(reason)}
+        case TimedOut(seconds=seconds):
+            return {name: _Unscored(f"it took longer than {seconds:g} seconds")}
+
+
+def _score(value: object) -> float | _Unscored:
+    if isinstance(value, _Unscored):
+        return value
+    if not isinstance(value, Real):
+        return _Unscored(f"it is {type(value).__name__} and not a number")
+    try:
+        score = float(value)
+    except (OverflowError, ValueError) as error:
+        return _Unscored(str(error))
+    return score if math.isfinite(score) else _Unscored(f"it is {score}")

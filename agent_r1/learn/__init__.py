@@ -1,0 +1,1 @@
+"""Learning: from groups of trajectories to new weights. Batch, algebra, rows, learner."""

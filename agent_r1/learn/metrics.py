@@ -1,0 +1,81 @@
+"""What an update reports of itself, as numbers by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from agent_r1.learn.passes import Pass, Prepared
+from agent_r1.learn.samples import Admission
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One optimizer step: which trajectories of the batch it used, what its pass saw, and the gradient norms.
+
+    ``norms`` (by module, before clipping) is None where the step was refused because something was not finite.
+    """
+
+    trajectories: frozenset[int]
+    seen: Pass
+    norms: Mapping[str, float] | None
+
+    @property
+    def applied(self) -> bool:
+        return self.norms is not None
+
+
+def reward_metrics(admission: Admission, useful: Admission) -> dict[str, float]:
+    """``reward``: mean over all attempts that could be scored, also those that teach nothing; NaN without any."""
+    totals = [sample.total for sample in admission.samples]
+    return {"reward": fmean(totals) if totals else math.nan, "dropped": float(len(useful.left_out))}
+
+
+def pass_metrics(prepared: Prepared, steps: Sequence[Step], version: int) -> dict[str, float]:
+    """What the passes over a batch saw.
+
+    ``first_ratio_deviation``: largest |pi / pi_old - 1| before any weight moved. ``logprob_gap``:
+    largest difference to what the sampler recorded, then. ``staleness``: updates since the oldest token.
+    """
+    batch = prepared.batch
+    passes = [step.seen for step in steps]
+    entropy = _by_token(batch.ids, [(one.tokens, one.entropy) for one in passes])
+    before = prepared.old
+    if before is None:
+        before = _by_token(batch.ids, [(one.tokens, one.logprobs) for one in passes])
+    return {
+        "entropy": float(entropy.mean()),
+        "advantage_std": float(prepared.credit.advantage.std(correction=0)),
+        "first_ratio_deviation": float((passes[0].ratios - 1).abs().max()),
+        "logprob_gap": float((before - batch.sampler_logprobs).abs().max()),
+        "staleness": float(version - int(batch.versions.min())),
+        "action_tokens": float(len(batch.ids)),
+        "model_tokens": float(sum(map(len, batch.sequences))),
+        "padding": 1 - sum(one.real for one in passes) / sum(one.padded for one in passes),
+        "skipped_steps": float(sum(not step.applied for step in steps)),
+        **_step_metrics([step for step in steps if step.applied]),
+    }
+
+
+def _by_token(like: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """(N,) float64: the parts in the batch's order; of a token seen more than once, the first pass's."""
+    found = torch.empty(len(like), dtype=torch.float64)
+    for tokens, values in reversed(parts):
+        found[tokens] = values.double().cpu()
+    return found
+
+
+def _step_metrics(steps: Sequence[Step]) -> dict[str, float]:
+    """The row's own metrics and the gradient norms, averaged over the optimizer steps that were applied."""
+    metrics: dict[str, list[float]] = {}
+    for step in steps:
+        norms = {f"{module}_gradient_norm": norm for module, norm in (step.norms or {}).items()}
+        shares = {name: float(value) for name, value in step.seen.metrics.items()}
+        for name, value in {**shares, **norms}.items():
+            metrics.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in metrics.items()}

@@ -1,0 +1,137 @@
+"""A trajectory as token sequences for the model.
+
+An episode that appends is one plain causal sequence. Where turns branch, the tree is laid out
+depth first in one sequence, and a mask lets each token see its own path only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_r1.core.trajectory import Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSequence:
+    """T tokens that the model reads at once, of which n are followed by an action token to learn from.
+
+    ``depths`` (T,): the position of each token on its own path. ``exits`` (T,): token j is seen by the
+    tokens j .. exits[j]-1, its descendants. ``predictors`` (n,): where in the sequence the hidden
+    state stands that predicts an action token; ``tokens`` (n,): that token's place in the batch.
+
+    Example: prompt 5 6, action 7, then two branches of one action token each, 8 and 9 (observation 3 and 4):
+        ids 5 6 7 3 8 4 9, depths 0 1 2 3 4 3 4, exits 7 7 7 5 5 7 7, predictors 1 3 5, tokens 0 1 2
+    """
+
+    trajectory: int
+    ids: Tensor
+    depths: Tensor
+    exits: Tensor
+    predictors: Tensor
+    tokens: Tensor
+    branched: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+Layout = Callable[[Trajectory, int, Sequence[int]], list[TokenSequence]]
+"""(trajectory, its number in the batch, per turn the batch place of its first action token) -> its sequences."""
+
+
+def tree_sequences(trajectory: Trajectory, number: int, starts: Sequence[int]) -> list[TokenSequence]:
+    """One sequence per root of the turn tree that leads to an action: every shared prefix is computed once."""
+    children: dict[int | None, list[int]] = {}
+    for index, turn in enumerate(trajectory.turns):
+        children.setdefault(turn.parent, []).append(index)
+    trees = [_depth_first(root, children) for root in children.get(None, [])]
+    laid = [_lay_out(trajectory.turns, tree, number, starts) for tree in trees]
+    return [sequence for sequence in laid if len(sequence.tokens)]
+
+
+def path_sequences(trajectory: Trajectory, number: int, starts: Sequence[int]) -> list[TokenSequence]:
+    """One causal sequence per turn that acts: all it saw, and its action. Prefixes are computed again and again."""
+    return [
+        _path(trajectory.prompt_ids(turn), turn.action_ids, number, start)
+        for turn, start in zip(trajectory.turns, starts, strict=True)
+        if turn.action_ids
+    ]
+
+
+def causal_sequences(trajectory: Trajectory, number: int, starts: Sequence[int]) -> list[TokenSequence]:
+    """:func:`tree_sequences` where no turns branch, else :func:`path_sequences`: for models that obey no mask."""
+    merged = tree_sequences(trajectory, number, starts)
+    branched = any(sequence.branched for sequence in merged)
+    return path_sequences(trajectory, number, starts) if branched else merged
+
+
+def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
+    """The turns below ``root``, each after its parent and its earlier siblings' descendants."""
+    order, stack = [], [root]
+    while stack:
+        index = stack.pop()
+        order.append(index)
+        stack += reversed(children.get(index, []))
+    return order
+
+
+def _lay_out(turns: Sequence[Turn], order: Sequence[int], number: int, starts: Sequence[int]) -> TokenSequence:
+    ids: list[int] = []
+    depths: list[int] = []
+    predictors: list[int] = []
+    tokens: list[int] = []
+    last: dict[int, int] = {}  # turn -> where in the sequence its path's newest token stands
+    for index in order:
+        turn = turns[index]
+        before = -1 if turn.parent is None else last[turn.parent]
+        depth = depths[before] + 1 if before >= 0 else 0
+        state = len(ids) + len(turn.new_ids)  # where the action begins
+        ids += turn.new_ids + turn.action_ids
+        depths += range(depth, depth + len(turn.new_ids) + len(turn.action_ids))
+        if turn.action_ids:
+            predictors += (state - 1 if turn.new_ids else before, *range(state, len(ids) - 1))
+            tokens += range(starts[index], starts[index] + len(turn.action_ids))
+        last[index] = len(ids) - 1 if turn.new_ids or turn.action_ids else before
+    exits = _exits(turns, order)
+    branched = any(end != len(ids) for end in exits)
+    return TokenSequence(
+        trajectory=number,
+        ids=torch.tensor(ids),
+        depths=torch.tensor(depths),
+        exits=torch.tensor(exits),
+        predictors=torch.tensor(predictors, dtype=torch.int64),
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        branched=branched,
+    )
+
+
+def _exits(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
+    """For each token in the layout, the place after the last descendant of its turn."""
+    lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
+    ends: dict[int, int] = {}
+    stop = sum(lengths)
+    for index, length in zip(reversed(order), reversed(lengths), strict=True):
+        # depth first: the first visit to a parent, seen from the back, comes from its last descendant
+        ends.setdefault(index, stop)
+        parent = turns[index].parent
+        if parent is not None:
+            ends.setdefault(parent, ends[index])
+        stop -= length
+    return [ends[index] for index, length in zip(order, lengths, strict=True) for _ in range(length)]
+
+
+def _path(prompt: Sequence[int], action: Sequence[int], number: int, start: int) -> TokenSequence:
+    length = len(prompt) + len(action)
+    return TokenSequence(
+        trajectory=number,
+        ids=torch.tensor([*prompt, *action]),
+        depths=torch.arange(length),
+        exits=torch.full((length,), length),
+        predictors=torch.arange(len(prompt) - 1, length - 1),
+        tokens=torch.arange(start, start + len(action)),
+        branched=False,
+    )

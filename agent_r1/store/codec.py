@@ -1,0 +1,111 @@
+"""Core types as JSON documents and back, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1.core.acting import Span
+from agent_r1.core.messages import Action, Call, Media, Message, Part, Text
+from agent_r1.core.task import ToolResult
+
+DEEPEST = 100
+TOO_DEEP = f"(nested deeper than {DEEPEST} levels)"
+
+
+def from_value(value: Any, depth: int = 0) -> Any:
+    """Any value as JSON. Tuples and mappings with odd keys are tagged, so that they come back as they were.
+
+    What JSON cannot hold (objects, sets) is kept as its ``repr`` and comes back as that text; what lies deeper
+    than ``DEEPEST`` levels is replaced by ``TOO_DEEP``, because a policy can write brackets without end.
+
+    Example:
+        >>> from_value({"titles": ("Alba", "Bruno")})
+        {'titles': {'$tuple': ['Alba', 'Bruno']}}
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if not isinstance(value, list | tuple | Mapping):
+        return repr(value)
+    if depth == DEEPEST:
+        return TOO_DEEP
+    if isinstance(value, list):
+        return [from_value(item, depth + 1) for item in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [from_value(item, depth + 1) for item in value]}
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: from_value(item, depth + 1) for key, item in value.items()}
+    return {"$pairs": [[from_value(key, depth + 1), from_value(item, depth + 1)] for key, item in value.items()]}
+
+
+def to_value(data: Any) -> Any:
+    """The inverse of :func:`from_value`."""
+    if isinstance(data, list):
+        return [to_value(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if "$tuple" in data:
+        return tuple(to_value(item) for item in data["$tuple"])
+    if "$pairs" in data:
+        return {to_value(key): to_value(item) for key, item in data["$pairs"]}
+    return {key: to_value(item) for key, item in data.items()}
+
+
+def from_parts(parts: Sequence[Part]) -> list[Any]:
+    """A text part is its string, a media part its fields."""
+    return [part.text if isinstance(part, Text) else {"sha256": part.sha256, "mime": part.mime} for part in parts]
+
+
+def to_parts(data: Sequence[Any]) -> tuple[Part, ...]:
+    """The inverse of :func:`from_parts`."""
+    return tuple(Text(part) if isinstance(part, str) else Media(**part) for part in data)
+
+
+def from_message(message: Message) -> dict[str, Any]:
+    """A message with everything core knows of it; OpenAI's form would lose raw text and errors of calls."""
+    return {
+        "role": message.role,
+        "parts": from_parts(message.parts),
+        "calls": [[call.id, call.name, from_value(call.arguments), call.raw, call.error] for call in message.calls],
+        "reasoning": message.reasoning,
+        "call_id": message.call_id,
+    }
+
+
+def to_message(data: Mapping[str, Any]) -> Message:
+    """The inverse of :func:`from_message`."""
+    calls = tuple(Call(id, name, to_value(arguments), raw, error) for id, name, arguments, raw, error in data["calls"])
+    return Message(data["role"], to_parts(data["parts"]), calls, data["reasoning"], data["call_id"])
+
+
+def from_messages(messages: Sequence[Message]) -> list[Any]:
+    return [from_message(message) for message in messages]
+
+
+def to_messages(data: Sequence[Any]) -> tuple[Message, ...]:
+    return tuple(to_message(message) for message in data)
+
+
+def from_action(action: Action) -> list[Any]:
+    return [from_message(action.message), action.text]
+
+
+def to_action(data: Sequence[Any]) -> Action:
+    return Action(to_message(data[0]), data[1])
+
+
+def from_result(result: ToolResult) -> list[Any]:
+    return [from_parts(result.parts), result.ok, result.error, from_value(result.data), result.seconds]
+
+
+def to_result(data: Sequence[Any]) -> ToolResult:
+    parts, ok, error, value, seconds = data
+    return ToolResult(to_parts(parts), ok, error, to_value(value), seconds)
+
+
+def from_spans(spans: Sequence[Span]) -> list[Any]:
+    return [[span.start, span.version] for span in spans]
+
+
+def to_spans(data: Sequence[Any]) -> tuple[Span, ...]:
+    return tuple(Span(start, version) for start, version in data)

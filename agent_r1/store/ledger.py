@@ -1,0 +1,112 @@
+"""Writing a run down: one thread, one transaction for all events that wait together."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.core.errors import AgentR1Error
+from agent_r1.core.record import Event
+from agent_r1.store.rows import inserts
+from agent_r1.store.schema import close_writer, open_writer
+
+
+class LedgerError(AgentR1Error):
+    """Events could not be written: they contradict the ledger, or the disk failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The events of one ``record`` call, and the promise to its caller."""
+
+    events: tuple[Event, ...]
+    durable: asyncio.Future[None]
+
+
+class Ledger:
+    """A :class:`~agent_r1.core.record.Recorder` over ``run.db``.
+
+    Recording is a group commit: whatever waits while a transaction is being synced becomes the next
+    transaction, so that many episodes share one fsync. An attempt is dispatched before anything else is
+    said of it, finishes at most once and meets at most one fate; events that contradict this raise
+    LedgerError to their caller alone. After a failed commit the ledger refuses everything: what the disk
+    then holds is only what was acknowledged before.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_writer(path)
+        self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._failure: LedgerError | None = None
+        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
+        self._thread.start()
+
+    async def record(self, *events: Event) -> None:
+        """Write events down, in order, all or none; returns when they are on the disk. Raises LedgerError."""
+        durable = asyncio.get_running_loop().create_future()
+        self._waiting.put(Submission(events, durable))
+        await durable
+
+    def close(self) -> None:
+        """Write what still waits, then release the file."""
+        self._waiting.put(None)
+        self._thread.join()
+        close_writer(self._connection)
+
+    def _write(self) -> None:
+        open_for_more = True
+        while open_for_more:
+            batch = [self._waiting.get()]
+            while not self._waiting.empty():
+                batch.append(self._waiting.get())
+            open_for_more = None not in batch
+            submissions = [submission for submission in batch if submission is not None]
+            answers = list(zip(submissions, self._commit(submissions), strict=True))
+            # One wake-up per loop, not per caller: hundreds of callers would fight this thread for the interpreter.
+            for loop in {submission.durable.get_loop() for submission in submissions}:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(_answer, [a for a in answers if a[0].durable.get_loop() is loop])
+
+    def _commit(self, batch: Sequence[Submission]) -> list[LedgerError | None]:
+        if self._failure is None:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                errors = [self._apply(submission.events) for submission in batch]
+                self._connection.execute("COMMIT")
+                return errors
+            except Exception as error:  # an exception lost in this thread would leave every caller waiting
+                self._failure = LedgerError(f"the run can no longer be written: {error}")
+                self._connection.close()
+        return [self._failure] * len(batch)
+
+    def _apply(self, events: Sequence[Event]) -> LedgerError | None:
+        try:
+            rows = [insert for event in events for insert in inserts(event)]
+        except Exception as error:  # one event that cannot be encoded must not fail its neighbours
+            return LedgerError(f"an event cannot be encoded: {error!r}")
+        self._connection.execute("SAVEPOINT submission")
+        refused = None
+        for insert in rows:
+            try:
+                self._connection.executemany(insert.sql, insert.rows)
+            except sqlite3.IntegrityError as error:
+                refused = LedgerError(f"{insert.table} of {insert.rows[0][0]}: {error}")
+                self._connection.execute("ROLLBACK TO submission")
+                break
+        self._connection.execute("RELEASE submission")
+        return refused
+
+
+def _answer(answers: Sequence[tuple[Submission, LedgerError | None]]) -> None:
+    for submission, error in answers:
+        if submission.durable.done():  # the caller was cancelled; its events are written all the same
+            continue
+        if error is None:
+            submission.durable.set_result(None)
+        else:
+            submission.durable.set_exception(error)

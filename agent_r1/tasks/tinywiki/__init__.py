@@ -1,0 +1,47 @@
+"""TinyWiki: a generated encyclopedia, and questions that need one, two or three of its pages in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.world import World
+from agent_r1.env import FunctionScorer, NaiveRag, ToolEnv, exact_match, f1
+from agent_r1.tasks.tinywiki.questions import tasks
+from agent_r1.tasks.tinywiki.search import search
+
+MAX_TURNS = 5
+
+RECIPE: Mapping[str, Any] = {
+    "model": "tiny-base",
+    "steps": 30,
+    "groups_per_step": 16,
+    "group_size": 16,
+    "max_tokens": 32,
+    "context": 512,
+    "learner.learning_rate": 1e-3,
+    "learner.critic_learning_rate": 1e-3,
+    "reward_weights.f1": 0.0,
+    "evaluate_every": 5,
+}
+"""Settings that fit tiny-base. The reward is the exact match; F1 is measured only."""
+
+
+def build(data: Path | None, corpus: Path | None, seed: int) -> World:
+    """The world; ``seed`` draws the training wikis. Raises InvalidInput where files are given: it reads none."""
+    for what, given in (("data", data), ("corpus", corpus)):
+        if given is not None:
+            raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
+    return World(
+        name="tinywiki",
+        env=ToolEnv(tools=[search], max_turns=MAX_TURNS),
+        tasks=lru_cache(lambda split: tasks(split, seed)),
+        scorers=(FunctionScorer({"em": exact_match, "f1": f1}),),
+        baselines={"naive-rag": NaiveRag(search)},
+        recipe=RECIPE,
+        evaluation=("style-a", "style-b", "three-hop"),
+        validation="validation",
+    )

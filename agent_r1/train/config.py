@@ -1,0 +1,131 @@
+"""What can be set in training and in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from agent_r1.config import Layer, resolve, restrict
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.world import World
+from agent_r1.learn.config import LearnerConfig
+
+
+class RunConfig(BaseModel):
+    """What training and evaluation share: the world, the model, and how it acts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    task: str = "tinywiki"
+    """The world, one of those that ``agent-r1 tasks`` lists."""
+
+    data: Path | None = None
+    """The file of questions, for worlds that read one."""
+
+    corpus: Path | None = None
+    """The file of passages to search, for worlds that read one."""
+
+    model: str = ""
+    """A Hugging Face name, a folder, or 'tiny-base'; for evaluation also a run. It has to be named."""
+
+    seed: int = Field(default=0, ge=0)
+    """Fixes worlds, sampling and initial weights."""
+
+    max_tokens: int = Field(default=1024, ge=1)
+    """New tokens per turn."""
+
+    context: int = Field(default=8192, ge=2)
+    """Tokens per episode: prompts, actions and what tools gave."""
+
+    concurrency: int = Field(default=256, ge=1)
+    """Episodes under way at the same time."""
+
+    episode_seconds: float = Field(default=600.0, gt=0)
+    """Seconds an episode may take; one that takes longer is dropped."""
+
+    threads: int = Field(default=1, ge=1)
+    """Threads of torch; results are equal bit for bit only where this is."""
+
+
+class TrainConfig(RunConfig):
+    """A training run. Defaults fit a model of 3B parameters; a world's recipe changes them to fit its own."""
+
+    algorithm: str = "grpo"
+    """One of those that ``agent-r1 algorithms`` lists."""
+
+    row: dict[str, Any] = Field(default_factory=dict)
+    """Terms of the algorithm, e.g. ``row.clip_high``; ``agent-r1 algorithms NAME`` shows them."""
+
+    learner: LearnerConfig = LearnerConfig()
+    """The optimizer."""
+
+    run: str = ""
+    """The run's name, in runs/, or a folder for it; empty: one is made of task, algorithm and time."""
+
+    steps: int = Field(default=200, ge=1)
+    """Optimizer steps."""
+
+    groups_per_step: int = Field(default=16, ge=1)
+    """Tasks per optimizer step."""
+
+    group_size: int = Field(default=8, ge=1)
+    """Attempts per task."""
+
+    max_staleness: int = Field(default=0, ge=0)
+    """Optimizer steps that may lie between an attempt's oldest token and its update; 0 is synchronous."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Of sampling in training; evaluation is greedy."""
+
+    top_p: float = 1.0
+    """Only 1 is taken."""
+
+    top_k: int = 0
+    """Only 0 is taken."""
+
+    reward_weights: dict[str, float] = Field(default_factory=dict)
+    """Weights by the name of a reward; one that is not named weighs 1, weight 0 ignores it."""
+
+    evaluate_every: int = Field(default=0, ge=0)
+    """Steps between evaluations on the validation split; 0: none."""
+
+    evaluate_n: int = Field(default=200, ge=1)
+    """Questions per split of each evaluation."""
+
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0: only the final model is saved."""
+
+    @field_validator("top_p", "top_k")
+    @classmethod
+    def _whole_distribution(cls, value: float, info: ValidationInfo) -> float:
+        if info.field_name and value != cls.model_fields[info.field_name].default:
+            raise ValueError("train on the whole distribution (top_p 1, top_k 0): cut sampling biases the ratio")
+        return value
+
+
+class EvalConfig(RunConfig):
+    """An evaluation: a table of methods."""
+
+    methods: tuple[str, ...] = ()
+    """Rows of the table; empty: all."""
+
+    n: int = Field(default=200, ge=1)
+    """Questions per split."""
+
+
+Settled = TypeVar("Settled", bound=RunConfig)
+
+
+def settle(cls: type[Settled], layers: Sequence[Layer], world: World) -> Settled:
+    """The configuration to run with in a world: the layers, the strongest first, over the world's recipe.
+
+    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and where nothing names a model.
+    """
+    recipe = restrict(Layer(f"recipe of {world.name}", world.recipe), cls, TrainConfig)
+    config = resolve(cls, [*layers, recipe])
+    if not config.model:
+        raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
+    return config

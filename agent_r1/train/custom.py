@@ -1,0 +1,98 @@
+"""A user's own agent as a world: from Python values, or from a file that defines ``env`` and ``tasks``."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.core.world import World
+from agent_r1.env import ToolEnv
+
+FILE_MODULE = "agent_file"
+"""The name a user's file is imported under."""
+
+
+def world_of(env: Any, tasks: Any, name: str) -> World:
+    """A world of an environment and tasks, which are checked: they come from a user.
+
+    Tasks belong to the split they name. The table shows the splits other than ``train``; where all tasks
+    are in ``train``, the table is over them, and says so.
+    """
+    if not isinstance(env, ToolEnv):
+        raise InvalidInput("env", got=f"a {type(env).__name__}", do="make it a ToolEnv")
+    if not env.scorers:
+        raise InvalidInput(
+            "env", got="a ToolEnv without rewards", do="give it rewards=[...]: nothing is learned without"
+        )
+    listed = _checked(tasks)
+    others = tuple(dict.fromkeys(task.split for task in listed if task.split != "train"))
+    return World(
+        name=name,
+        env=env,
+        tasks=lambda split: [task for task in listed if task.split == split],
+        scorers=env.scorers,
+        evaluation=others or ("train",),
+        recipe={"task": name},
+    )
+
+
+def load_world(file: Path) -> World:
+    """The world that a Python file describes by the names ``env`` and ``tasks``.
+
+    The file is run like a script in its own folder. Raises InvalidInput, in one line, where it is
+    missing, cannot be run, or lacks a name.
+    """
+    if not file.is_file():
+        raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do="give a Python file")
+    names = _run(file)
+    for name in ("env", "tasks"):
+        if name not in names:
+            raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
+    return world_of(names["env"], names["tasks"], file.stem)
+
+
+def _checked(tasks: Any) -> tuple[Task, ...]:
+    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+        raise InvalidInput("tasks", got=f"a {type(tasks).__name__}", do="make it a list of Task")
+    seen: set[str] = set()
+    for place, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise InvalidInput(f"tasks[{place}]", got=f"a {type(task).__name__}", do="make it a Task")
+        if task.id in seen:
+            raise InvalidInput(f"tasks[{place}]", got=f"a second task with id {task.id!r}", do="give each its own id")
+        seen.add(task.id)
+    if all(task.split != "train" for task in tasks):
+        raise InvalidInput("tasks", got="none in the split 'train'", do="give tasks to train on")
+    return tuple(tasks)
+
+
+def _run(file: Path) -> dict[str, Any]:
+    loader = SourceFileLoader(FILE_MODULE, str(file))
+    spec = spec_from_loader(FILE_MODULE, loader)
+    assert spec is not None
+    module = sys.modules[FILE_MODULE] = module_from_spec(spec)  # registered: dataclasses look their module up
+    sys.path.insert(0, str(file.parent.absolute()))
+    try:
+        loader.exec_module(module)
+    except AgentR1Error:
+        raise
+    except SyntaxError as error:
+        got = f"{error.msg} (line {error.lineno})"
+        raise InvalidInput(str(file), got=got, do="mend the file") from error
+    except Exception as error:
+        got = f"{type(error).__name__}: {error} (line {_line(file, error)})"
+        raise InvalidInput(str(file), got=got, do="mend the file") from error
+    return vars(module)
+
+
+def _line(file: Path, error: BaseException) -> int | None:
+    """The line of ``file`` that was running when an error arose, there or in what it called."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return lines[-1] if lines else None

@@ -1,0 +1,37 @@
+"""The door in Python: ``agent_r1.train(env, tasks, model=...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from agent_r1.config import Layer
+from agent_r1.core.task import Task
+from agent_r1.env import ToolEnv
+from agent_r1.train import run
+from agent_r1.train.config import TrainConfig, settle
+from agent_r1.train.custom import world_of
+from agent_r1.train.report import Progress, TrainReport, progress_on
+
+
+def train(
+    env: ToolEnv,
+    tasks: Sequence[Task],
+    *,
+    model: str,
+    algorithm: str = "grpo",
+    progress: Progress | None = None,
+    **settings: Any,
+) -> TrainReport:
+    """Train an agent in ``env`` on ``tasks``; this is ``agent_r1.train``.
+
+    ``settings`` are those of :class:`~agent_r1.train.config.TrainConfig`, tables as mappings:
+    ``steps=20, learner={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
+    Raises InvalidInput where something cannot be used.
+    """
+    world = world_of(env, tasks, "custom")
+    layer = Layer("agent_r1.train", {"model": model, "algorithm": algorithm, **settings})
+    config = settle(TrainConfig, [layer], world)
+    return run.train(config, world, progress or progress_on(Console(stderr=True)))

@@ -1,0 +1,98 @@
+"""Everything that is checked and built before a run leaves a trace on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import agent_r1.tasks
+from agent_r1.core.acting import Engine, Sampling
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.errors import InvalidInput, UnsupportedChat
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.core.world import Context, Env, World
+from agent_r1.model.load import load_model, load_tokenizer
+from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collector import Limits, Order
+from agent_r1.train.config import RunConfig, TrainConfig
+
+TINY_BASE = "tiny-base"
+TINY_BASE_FOLDER = Path(agent_r1.tasks.__file__).parent / "tinywiki" / "tiny_base"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model that can talk: weights, tokenizer, chat format, and how many tokens it can see."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    chat: Chat
+    context: int
+
+    def agent(self, engine: Engine, config: RunConfig, temperature: float) -> Agent:
+        """This policy, acting through ``engine``."""
+        return Agent(engine, self.chat, Sampling(temperature, max_tokens=config.max_tokens), self.context, config.seed)
+
+
+def open_policy(config: RunConfig, world: World) -> Policy:
+    """Load the configured model for a world. Raises InvalidInput where it cannot act there.
+
+    ``config.context`` bounds the tokens of an episode; the model's own bound may be tighter.
+    """
+    name = str(TINY_BASE_FOLDER) if config.model == TINY_BASE else config.model
+    tokenizer = load_tokenizer(name)
+    try:
+        chat = Chat(tokenizer)
+        if world.env.tools:
+            chat.require_tools()
+    except UnsupportedChat as error:
+        raise InvalidInput("chat template", got=config.model, do=str(error)) from error
+    model = load_model(name, torch.float32)
+    _check_vocabulary(model, tokenizer, config.model)
+    return Policy(model, tokenizer, chat, min(config.context, model.config.max_position_embeddings))
+
+
+def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    rows = int(model.config.vocab_size)
+    if len(tokenizer) > rows:
+        got = f"{name}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {rows}"
+        raise InvalidInput("model", got=got, do="name a folder whose model and tokenizer belong together")
+
+
+def check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
+    """Raise InvalidInput where the longest task's opening leaves no token to answer with."""
+    task = max(tasks, key=lambda task: sum(len(message.text) for message in task.messages))
+    count = len(policy.chat.open(asyncio.run(_opening(env, task)), env.tools).ids)
+    if count >= policy.context:
+        raise InvalidInput(
+            f"task {task.id}",
+            got=f"a prompt of {count} tokens, where the model sees {policy.context}",
+            do="shorten it, raise --context, or name a model that sees more",
+        )
+
+
+async def _opening(env: Env, task: Task) -> tuple[Message, ...]:
+    episode = await env.open(task, Context(Attempt("check", task.id, 0, 0), 0))
+    await episode.close()
+    return episode.start
+
+
+def limits_of(config: RunConfig) -> Limits:
+    return Limits(config.concurrency, config.episode_seconds)
+
+
+def orders(tasks: Sequence[Task], config: TrainConfig) -> Iterator[Order]:
+    """The groups of a run, in order: every epoch is a permutation that depends on the seed and the epoch."""
+    for serial in range(config.steps * config.groups_per_step):
+        epoch, place = divmod(serial, len(tasks))
+        if place == 0:
+            generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
+            permutation = torch.randperm(len(tasks), generator=generator).tolist()
+        yield Order(serial, tasks[permutation[place]], config.group_size)

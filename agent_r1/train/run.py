@@ -1,0 +1,210 @@
+"""Training: the loop, and what stands around it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from agent_r1.core.record import Happened, Measured
+from agent_r1.core.trajectory import Group
+from agent_r1.core.world import World
+from agent_r1.learn.learner import Learner, Update
+from agent_r1.learn.rows import build_row
+from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.collector import Collector
+from agent_r1.rollout.torch_engine import TorchEngine
+from agent_r1.store.folder import create_run, default_run_name, run_folder
+from agent_r1.store.ledger import Ledger
+from agent_r1.train.clock import Clock
+from agent_r1.train.config import TrainConfig
+from agent_r1.train.evaluate import BASE, Method, methods_of, pass_at, table_of
+from agent_r1.train.keeper import Keeper
+from agent_r1.train.prepare import Policy, check_prompts, limits_of, open_policy, orders
+from agent_r1.train.report import PassAtK, Progress, StepReport, TrainReport
+from agent_r1.train.scores import answered
+
+PASS_K = 16
+PASS_QUESTIONS = 50
+"""Questions per split of the base model's pass@k: 16 attempts each."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    config: TrainConfig
+    world: World
+    policy: Policy
+    learner: Learner
+    engine: TorchEngine
+    agent: Agent
+    ledger: Ledger
+    folder: Path
+    progress: Progress
+
+
+def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
+    """Train, then compare. Raises InvalidInput, with nothing written, where the input cannot be used.
+
+    Interrupted (KeyboardInterrupt), it leaves a run that can be read.
+    """
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    row = build_row(config.algorithm, config.row)
+    policy = open_policy(config, world)
+    check_prompts(policy, world.env, world.tasks("train"))
+    name = config.run or default_run_name(config.task, config.algorithm, datetime.now())
+    folder = run_folder(name)
+    learner = Learner(
+        policy.model,
+        row,
+        config.learner,
+        temperature=config.temperature,
+        reward_weights=config.reward_weights,
+        seed=config.seed,
+    )
+    engine = TorchEngine(policy.model)
+    agent = policy.agent(engine, config, config.temperature)
+    ledger = create_run(folder, config.model_dump(mode="json"))
+    parts = Parts(config, world, policy, learner, engine, agent, ledger, folder, progress)
+    try:
+        return asyncio.run(_run(parts))
+    finally:
+        progress.end()
+        ledger.close()
+
+
+async def _run(parts: Parts) -> TrainReport:
+    """Train, save, compare; the run's last event says how it ended."""
+    try:
+        began = time.perf_counter()
+        parts.progress.begin(parts.config.steps)
+        await _loop(parts)
+        parts.progress.end()
+        seconds = time.perf_counter() - began
+        report = await _compare(parts, seconds)
+        await parts.ledger.record(Happened("completed", f"{parts.config.steps} steps in {seconds:.1f} s"))
+        return report
+    except BaseException as error:
+        await parts.ledger.record(Happened("stopped", f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        await parts.engine.close()
+
+
+async def _loop(parts: Parts) -> None:
+    """Groups in, weights out.
+
+    Consumes groups in order. Waits for: a step's groups, then the update in its thread. Unblocks: the
+    collector, whose next groups may start once the engine has the new weights.
+    """
+    config, learner = parts.config, parts.learner
+    clock = Clock(config.groups_per_step, config.max_staleness)
+    keeper = Keeper(parts.policy, parts.world, learner, parts.agent, config, parts.folder)
+    collector = Collector(
+        parts.agent, parts.world.env, parts.world.scorers, parts.ledger, parts.folder.name, limits_of(config)
+    )
+    wanted = orders(parts.world.tasks("train"), config)
+    async with aclosing(collector.collect(wanted, clock.permit)) as groups:
+        watch = Stopwatch()
+        async for batch in _batches(groups, config.groups_per_step):
+            watch.lap("rollout_seconds")
+            update = await in_thread(learner.update, batch)
+            watch.lap("update_seconds")
+            await parts.engine.load(learner.weights())
+            watch.lap("load_seconds")
+            kept = await keeper.after(update.step)
+            watch.lap("keep_seconds")
+            await _tell(parts, batch, update, {**kept, **watch.take()})
+            await clock.advance(update.version)
+    await keeper.choose()
+    await parts.engine.load(learner.weights())
+
+
+async def _batches(groups: AsyncIterator[Group], size: int) -> AsyncIterator[list[Group]]:
+    batch: list[Group] = []
+    async for group in groups:
+        batch.append(group)
+        if len(batch) == size:
+            yield batch
+            batch = []
+
+
+async def _tell(parts: Parts, batch: Sequence[Group], update: Update, more: dict[str, float]) -> None:
+    """Write the step down, and show it."""
+    lived = [trajectory for group in batch for trajectory in group.trajectories]
+    em = sum(answered(trajectory).em for trajectory in lived) / len(lived)
+    tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
+    speed = tokens / max(more["rollout_seconds"] + more["update_seconds"], 1e-9)
+    values = {**update.metrics, **more, "em": em, "tokens": float(tokens), "tokens_per_second": speed}
+    await parts.ledger.record(*update.fates, Measured(update.step, values))
+    parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em, speed))
+
+
+async def _compare(parts: Parts, seconds: float) -> TrainReport:
+    """The table of methods, and the base model's pass@k. The base model is loaded anew."""
+    config, world = parts.config, parts.world
+    base_engine = TorchEngine(open_policy(config, world).model)
+    base = parts.policy.agent(base_engine, config, 1.0)
+    try:
+        methods = methods_of(world, base, parts.agent)
+        table = await table_of(methods, world, config.evaluate_n, limits_of(config), parts.progress)
+        parts.progress.say(f"pass@{PASS_K} of the base model")
+        sampled = Method(BASE, base, world.env)
+        shares = await pass_at(sampled, world, world.evaluation, PASS_QUESTIONS, PASS_K, limits_of(config))
+    finally:
+        await base_engine.close()
+    return TrainReport(parts.folder, config.steps, seconds, table, PassAtK(PASS_K, shares))
+
+
+class Stopwatch:
+    """Seconds by phase since the last ``take``."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        laps, self._laps = self._laps, {}
+        return laps
+
+
+async def in_thread(work: Callable[..., T], *arguments: object) -> T:
+    """Run ``work`` in a thread that does not keep the process alive, so that an interrupt need not wait for it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (work(*arguments), None)
+        except BaseException as error:
+            outcome = (None, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True, name="update").start()
+    return await done

@@ -1,0 +1,101 @@
+"""What tiny-base is trained on: token sequences, and which of their tokens it has to predict."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from agent_r1.core.messages import Message, ToolSpec
+from agent_r1.rollout.chat import Chat
+from agent_r1.tasks.tinywiki.names import ENTITIES, RELATIONS
+from agent_r1.tasks.tinywiki.search import search
+from agent_r1.tasks.tinywiki.wiki import CLASSES, Wiki, draw
+from agent_r1.train.tiny_base import planner
+
+TOOLS = (search.spec,)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """``learned[i]``: whether token ``i`` has to be predicted from those before it.
+
+    Example:
+        Example(ids=(7, 8, 9, 7, 8), learned=(False, False, False, False, True))
+    """
+
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How many examples of each kind a step learns from."""
+
+    repetitions: int
+    lookups: int = 0
+    transcripts: int = 0
+    readings: int = 0
+
+
+class Maker:
+    """Makes examples."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self._chat, self._rng = Chat(tokenizer), random.Random(seed)
+        self._entities, self._relations = self._word_ids(ENTITIES), self._word_ids(RELATIONS)
+        (self._speak,) = self._chat.encode("assistant\n")
+
+    def batch(self, mix: Mix) -> list[Example]:
+        """Examples about a fresh wiki of the training class, so that no fact can be learned by heart."""
+        wiki = draw(CLASSES["train"], self._rng)
+        return [
+            *(self.repetition() for _ in range(mix.repetitions)),
+            *(self.lookup(wiki) for _ in range(mix.lookups)),
+            *(self.transcript(wiki) for _ in range(mix.transcripts)),
+            *(self.reading(wiki) for _ in range(mix.readings)),
+        ]
+
+    def repetition(self) -> Example:
+        """Random words, noise, then the same words again from somewhere on: the drill that teaches copying.
+
+        All lengths vary, so that copying from a fixed distance does not pay.
+        """
+        rng = self._rng
+        pool = self._entities + self._relations
+        words = rng.sample(pool, rng.randint(4, 16))
+        noise = [rng.choices(pool, k=rng.randint(0, 8)) for _ in range(2)]
+        again = words[rng.randint(0, len(words) - 3) :]
+        before = [*noise[0], *words, *noise[1], again[0]]
+        return Example((*before, *again[1:]), (False,) * len(before) + (True,) * (len(again) - 1))
+
+    def lookup(self, wiki: Wiki) -> Example:
+        """Two pages, then the facts of the second in another order: relations are given, values learned."""
+        first, second = self._rng.sample(wiki.titles, 2)
+        facts = self._rng.sample(list(wiki.facts[second].items()), len(wiki.facts[second]))
+        before = self._chat.encode(f"{wiki.page(first)}\n{wiki.page(second)}\n")
+        after = self._chat.encode(" ".join(f"{relation} {value}." for relation, value in facts))
+        learned = tuple(token in self._entities for token in after)
+        return Example((*before, *after), (False,) * len(before) + learned)
+
+    def transcript(self, wiki: Wiki) -> Example:
+        """A conversation of the bad planner."""
+        return self.conversation(planner.transcript(wiki, self._rng), TOOLS)
+
+    def reading(self, wiki: Wiki) -> Example:
+        """A question that comes with its page."""
+        return self.conversation(planner.reading(wiki, self._rng), ())
+
+    def conversation(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
+        """What the assistant says in a conversation, end tokens included, is learned."""
+        ids = self._chat.encode(self._chat.render(messages, tools, speak=False))
+        learned, speaking = [], False
+        for token in ids:
+            learned.append(speaking)
+            speaking = token == self._speak or (speaking and token != self._chat.end_id)
+        return Example(ids, tuple(learned))
+
+    def _word_ids(self, words: Sequence[str]) -> list[int]:
+        return [token for word in words for token in self._chat.encode(word)]

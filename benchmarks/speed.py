@@ -1,0 +1,227 @@
+"""Speed of acting and learning on this machine, in one run: ratios are measured side by side.
+
+    make bench
+
+Acting: tokens per second of TinyWiki episodes by the embedded engine, against ``transformers.generate`` that
+computes the whole conversation again at every turn, through the same agent loop, prompts and tools.
+Learning: tokens per second of the learner on the trajectories just collected, against the same update on one
+padded batch. Then the seconds of a training step by phase, and the peak memory of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.acting import Completion, Engine, Prompt, Sampling, Span, Weights
+from agent_r1.core.trajectory import Group
+from agent_r1.core.world import World
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.rows import build_row
+from agent_r1.rollout.torch_engine import TorchEngine
+from agent_r1.store.reader import RunReader
+from agent_r1.tasks import build
+from agent_r1.train.config import TrainConfig
+from agent_r1.train.evaluate import Method, attempts
+from agent_r1.train.prepare import Policy, limits_of, open_policy
+from agent_r1.train.report import Silence
+from agent_r1.train.run import train
+
+GATHER_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class Waiting:
+    prompt: Prompt
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+
+
+class GenerateEngine:
+    """``transformers.generate`` on all episodes that wait, left-padded, everything computed anew: the usual way."""
+
+    def __init__(self, model: PreTrainedModel, pad: int) -> None:
+        self._model, self._pad = model, pad
+        self._waiting: list[Waiting] = []
+        self._driver: asyncio.Task[None] | None = None
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
+        waiting = Waiting(prompt, sampling, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+        return await waiting.future
+
+    async def load(self, weights: Weights) -> None:
+        raise NotImplementedError("a benchmark of acting")
+
+    async def release(self, session: str) -> None:
+        return None
+
+    async def _drive(self) -> None:
+        await asyncio.sleep(GATHER_SECONDS)
+        batch, self._waiting = self._waiting, []
+        for waiting, completion in zip(batch, await asyncio.to_thread(self._generate, batch), strict=True):
+            waiting.future.set_result(completion)
+        if self._waiting:
+            self._driver = asyncio.create_task(self._drive())
+
+    @torch.inference_mode()
+    def _generate(self, batch: Sequence[Waiting]) -> list[Completion]:
+        longest = max(len(waiting.prompt.ids) for waiting in batch)
+        ids = torch.full((len(batch), longest), self._pad)
+        mask = torch.zeros_like(ids)
+        for row, waiting in enumerate(batch):
+            ids[row, longest - len(waiting.prompt.ids) :] = torch.tensor(waiting.prompt.ids)
+            mask[row, longest - len(waiting.prompt.ids) :] = 1
+        sampling = batch[0].sampling
+        out = self._model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_k=0,
+            max_new_tokens=sampling.max_tokens,
+            eos_token_id=list(sampling.stop_ids),
+            pad_token_id=self._pad,
+        )
+        return [_completion(row.tolist(), sampling) for row in out[:, longest:]]
+
+
+def _completion(ids: list[int], sampling: Sampling) -> Completion:
+    ends = [index for index, token in enumerate(ids) if token in sampling.stop_ids]
+    kept = tuple(ids[: ends[0] + 1] if ends else ids)
+    return Completion(kept, (0.0,) * len(kept), "stop" if ends else "length", (Span(0, 0),))
+
+
+def sampled_tokens(groups: Sequence[Group]) -> int:
+    return sum(len(turn.action_ids) for group in groups for t in group.trajectories for turn in t.turns)
+
+
+def acted(policy: Policy, world: World, config: TrainConfig, engine: Engine) -> tuple[float, list[Group]]:
+    """Tokens per second over one training step's worth of episodes, and the groups."""
+    method = Method("bench", policy.agent(engine, config, config.temperature), world.env)
+    tasks = world.tasks("train")[: config.groups_per_step]
+    began = time.perf_counter()
+    groups = asyncio.run(attempts(method, world.scorers, tasks, config.group_size, limits_of(config)))
+    return sampled_tokens(groups) / (time.perf_counter() - began), groups
+
+
+def median_of(repeat: int, measure: Callable[[], float]) -> float:
+    measure()
+    return statistics.median(measure() for _ in range(repeat))
+
+
+def acting(policy: Policy, world: World, config: TrainConfig, repeat: int) -> tuple[Table, list[Group]]:
+    pad = policy.tokenizer.pad_token_id
+    _, groups = acted(policy, world, config, TorchEngine(policy.model))
+    ours = median_of(repeat, lambda: acted(policy, world, config, TorchEngine(policy.model))[0])
+    plain = median_of(repeat, lambda: acted(policy, world, config, GenerateEngine(policy.model, pad))[0])
+    turns = statistics.mean(len(t.turns) for group in groups for t in group.trajectories)
+    table = Table(
+        "acting", "tokens/s", "ratio", title=f"{len(groups)} x {config.group_size} episodes, {turns:.1f} turns"
+    )
+    table.add_row("transformers.generate, re-prefilled each turn", f"{plain:,.0f}", "1.0")
+    table.add_row("embedded engine", f"{ours:,.0f}", f"{ours / plain:.1f}")
+    return table, groups
+
+
+def learner_of(model: PreTrainedModel, config: TrainConfig) -> Learner:
+    return Learner(
+        model,
+        build_row(config.algorithm, config.row),
+        config.learner,
+        temperature=config.temperature,
+        reward_weights=config.reward_weights,
+        seed=config.seed,
+    )
+
+
+def final_states(groups: Sequence[Group]) -> list[tuple[int, ...]]:
+    """Every episode's whole sequence: its last state and action."""
+    lived = [t for group in groups for t in group.trajectories if t.turns]
+    return [t.prompt_ids(t.turns[-1]) + t.turns[-1].action_ids for t in lived]
+
+
+def padded_update(model: PreTrainedModel, rows: Sequence[tuple[int, ...]]) -> None:
+    """The usual way: one padded batch, logits of every position, one optimizer step."""
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    logits = model(ids, attention_mask=mask.long()).logits[:, :-1].float()
+    chosen = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[:, :, 0]
+    (-(chosen * mask[:, 1:]).sum() / mask.sum()).backward()
+    optimizer.step()
+
+
+def learning(policy: Policy, config: TrainConfig, groups: Sequence[Group], repeat: int) -> Table:
+    """Tokens of the batch per second of one update, prompts and observations included."""
+    rows = final_states(groups)
+    tokens = sum(map(len, rows))
+    learner = learner_of(copy.deepcopy(policy.model), config.model_copy(update={"row": {}}))
+    model = copy.deepcopy(policy.model)
+    padded = tokens / median_of(repeat, lambda: seconds_of(lambda: padded_update(model, rows)))
+    ours = tokens / median_of(repeat, lambda: seconds_of(lambda: learner.update(groups)))
+    table = Table("learning", "tokens/s", "ratio", title=f"{len(rows)} episodes, {tokens:,} tokens")
+    table.add_row("one padded batch, logits everywhere", f"{padded:,.0f}", "1.0")
+    table.add_row("the learner", f"{ours:,.0f}", f"{ours / padded:.1f}")
+    return table
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def phases(config: TrainConfig, world: World, steps: int) -> Table:
+    """Seconds per training step by phase, over a short run."""
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {"run": str(Path(folder) / "bench"), "steps": steps, "evaluate_n": 1, "evaluate_every": 0}
+        train(config.model_copy(update=changes), world, Silence())
+        reader = RunReader(Path(folder) / "bench")
+        measured = [step.values for step in reader.metrics()][1:]
+        reader.close()
+    table = Table("phase of a step", "seconds")
+    for phase in ("rollout", "update", "load", "keep"):
+        table.add_row(phase, f"{statistics.median(values[f'{phase}_seconds'] for values in measured):.3f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    options = parser.parse_args()
+    world = build("tinywiki", None, None, 0)
+    config = resolve(TrainConfig, [Layer("recipe of tinywiki", world.recipe)])
+    torch.set_num_threads(config.threads)
+    policy = open_policy(config, world)
+    console = Console()
+    table, groups = acting(policy, world, config, options.repeat)
+    console.print(table)
+    console.print(learning(policy, config, groups, options.repeat))
+    console.print(phases(config, world, options.steps))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    console.print(
+        f"threads {config.threads}, parameters {policy.model.num_parameters():,}, peak memory {peak:,.0f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Computing shared prefixes once changes neither loss nor gradient, and how a batch is cut does not either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agent_r1.core.trajectory import Group
+from agent_r1.learn import microbatches, passes
+from agent_r1.learn.batch import assemble
+from agent_r1.learn.passes import Models, Prepared, learn
+from agent_r1.learn.row import Signals
+from agent_r1.learn.rows import ROWS, build_row
+from agent_r1.learn.samples import admit
+from agent_r1.learn.sequences import Layout, path_sequences, tree_sequences
+from agent_r1.model.value import value_model
+
+Result = tuple[Tensor, Mapping[str, Tensor]]
+
+
+def loss_and_gradient(
+    make: Any,
+    groups: Sequence[Group],
+    layout: Layout,
+    *,
+    name: str = "ppo",
+    budget: int = 10_000,
+    exact: bool = True,
+) -> Result:
+    """The loss of the whole batch and the gradient by every parameter of the policy and the critic."""
+    policy, row = make.exact_model() if exact else make.model(), build_row(name, {})
+    critic = value_model(policy) if "critic" in row.needs else None
+    if critic is not None:
+        torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
+    models = Models(policy, critic, 0.7, budget)
+    batch = assemble(admit(groups, {}).samples, layout)
+    values = models.values(batch)
+    # old log-probabilities that are not the policy's own, so that clipping has something to do
+    old = models.logprobs(batch) + 0.3 * torch.randn(
+        len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    seen = learn(models, row, Prepared(batch, row.credit(batch, Signals(values)), values, old), batch.sequences, 1.0)
+    modules = {"policy": policy, **({} if critic is None else {"critic": critic})}
+    gradients = {f"{key}.{name}": p.grad for key, module in modules.items() for name, p in module.named_parameters()}
+    return seen.loss, {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+
+def same(one: Result, other: Result, tolerance: float) -> bool:
+    scale = max(float(gradient.abs().max()) for gradient in one[1].values())
+    return (
+        one[1].keys() == other[1].keys()
+        and torch.allclose(one[0], other[0], rtol=tolerance, atol=tolerance)
+        and all(torch.allclose(one[1][name], other[1][name], rtol=0, atol=tolerance * scale) for name in one[1])
+    )
+
+
+@pytest.fixture
+def trees(make: Any) -> list[Group]:
+    """Attempts that append, branch at several depths, share an empty observation, or rewrite their context."""
+    branching = [
+        make.turn(0, [1, 2, 3], [4, 5]),
+        make.turn(1, [6, 7], [8], parent=0),
+        make.turn(2, [6], [9, 10], parent=0),
+        make.turn(3, [], [11, 12], parent=1),
+        make.turn(4, [13], [14], parent=1),
+        make.turn(5, [3, 2], [1], parent=2),
+    ]
+    rewriting = [make.turn(0, [1, 2], [3]), make.turn(1, [4, 5, 6], [7, 8]), make.turn(2, [9], [10], parent=1)]
+    appending = make.chain(*(([turn, 2], [3, turn]) for turn in range(6)))
+    return make.groups(
+        *(
+            make.trajectory(turns, {"score": score}, member=member)
+            for member, (turns, score) in enumerate([(branching, 1.0), (rewriting, 0.0), (appending, 0.5)])
+        )
+    )
+
+
+@pytest.mark.parametrize(("exact", "tolerance"), [(True, 1e-9), (False, 1e-5)])
+@pytest.mark.parametrize("name", ROWS)
+def test_merged_and_unmerged_batches_give_equal_loss_and_gradient(
+    name: str, exact: bool, tolerance: float, trees: list[Group], make: Any
+) -> None:
+    merged = loss_and_gradient(make, trees, tree_sequences, name=name, exact=exact)
+    assert same(merged, loss_and_gradient(make, trees, path_sequences, name=name, exact=exact), tolerance)
+
+
+@pytest.mark.parametrize("broken", ["exits", "depths"])
+def test_merging_with_a_wrong_mask_or_wrong_positions_would_have_been_seen(
+    broken: str, trees: list[Group], make: Any
+) -> None:
+    def wrong(*arguments: Any) -> Any:
+        return [
+            replace(one, exits=torch.full_like(one.exits, len(one)))
+            if broken == "exits"
+            else replace(one, depths=torch.arange(len(one)))
+            for one in tree_sequences(*arguments)
+        ]
+
+    merged = loss_and_gradient(make, trees, tree_sequences)
+    assert not same(merged, loss_and_gradient(make, trees, wrong), 1e-4)
+
+
+def test_an_appending_episode_of_ten_turns_is_read_once(make: Any) -> None:
+    episode = make.trajectory(make.chain(*(([1, turn], [2, 3, turn]) for turn in range(10))), {"score": 1.0})
+    read: list[int] = []
+
+    def counting(layout: Layout) -> int:
+        batch = assemble(admit(make.groups(episode), {}).samples, layout)
+        model = make.model()
+        model.base_model.embed_tokens.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
+        row = build_row("reinforce++", {})
+        learn(
+            Models(model, None, 1.0, 10_000),
+            row,
+            Prepared(batch, row.credit(batch, Signals(None)), None, None),
+            batch.sequences,
+            1.0,
+        )
+        total, _ = sum(read), read.clear()
+        return total
+
+    assert counting(tree_sequences) == 50
+    assert counting(path_sequences) >= 275  # control: what it costs to read every prefix again
+
+
+@pytest.mark.parametrize("budget", [1, 37, 100])
+def test_how_a_batch_is_cut_and_padded_changes_nothing(budget: int, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = make.random_groups(0)
+    whole = loss_and_gradient(make, groups, tree_sequences)
+    assert same(whole, loss_and_gradient(make, groups, tree_sequences, budget=budget), 1e-9)
+    monkeypatch.setattr(microbatches, "PADDING", 0.9)
+    assert same(whole, loss_and_gradient(make, groups, tree_sequences, budget=budget), 1e-9)
+
+
+def test_the_order_of_groups_and_members_changes_nothing(make: Any) -> None:
+    groups = make.random_groups(0)
+    shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
+    one, other = (loss_and_gradient(make, order, tree_sequences) for order in (groups, shuffled))
+    assert torch.equal(one[0], other[0]) and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
+
+
+def test_denominators_of_each_micro_batch_alone_would_have_been_seen(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # control: the mean of micro-batch means depends on the cut
+    given = passes._credit_at
+
+    def local(credit: Any, micro: Any, weight: float, like: Tensor) -> Any:
+        return replace(given(credit, micro, weight, like), weight=torch.full_like(like, 1 / len(like)))
+
+    groups = make.random_groups(0)
+    whole = loss_and_gradient(make, groups, tree_sequences)
+    monkeypatch.setattr(passes, "_credit_at", local)
+    assert not same(whole, loss_and_gradient(make, groups, tree_sequences, budget=37), 1e-4)

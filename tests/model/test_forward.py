@@ -1,0 +1,150 @@
+"""Hidden states and log-probabilities are those of the model itself, however they are computed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from agent_r1.model import forward
+from agent_r1.model.forward import hidden_states, obeys_tree_mask, token_logprobs, token_scores
+
+SMALL = {
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.3,
+}
+
+
+def qwen(dtype: torch.dtype = torch.float64, **changes: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**{**SMALL, **changes})).to(dtype).eval()
+
+
+def families() -> dict[str, PreTrainedModel]:
+    torch.manual_seed(0)
+    gpt2 = GPT2Config(vocab_size=24, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
+    return {
+        "qwen2": qwen(),
+        "llama, eager": LlamaForCausalLM(LlamaConfig(**SMALL, attn_implementation="eager")).double().eval(),
+        "gpt2": GPT2LMHeadModel(gpt2).double().eval(),
+    }
+
+
+@pytest.fixture
+def case() -> tuple[PreTrainedModel, Tensor, Tensor]:
+    """A model, hidden states (N, H) and targets (N,)."""
+    model = qwen()
+    ids = torch.randint(0, 24, (3, 9))
+    return model, hidden_states(model, ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_whole_model(temperature: float) -> None:
+    model, ids = qwen(), torch.randint(0, 24, (3, 9))
+    table = (model(input_ids=ids).logits / temperature).log_softmax(-1)[:, :-1]
+    expected = table.gather(-1, ids[:, 1:, None]).flatten()
+    hidden = hidden_states(model, ids)[:, :-1].flatten(0, 1)
+    found = token_logprobs(model, hidden, ids[:, 1:].flatten(), temperature)
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert not torch.allclose(token_logprobs(model, hidden, ids[:, 1:].flatten(), temperature + 0.1), expected)
+
+
+def test_entropy_is_that_of_the_same_distribution_and_has_no_gradient(case: tuple) -> None:
+    model, hidden, targets = case
+    table = (model.lm_head(hidden) / 0.7).log_softmax(-1)
+    logprobs, entropy = token_scores(model, hidden, targets, 0.7)
+    assert torch.allclose(entropy, -(table.exp() * table).sum(-1), atol=1e-12)
+    assert logprobs.requires_grad and not entropy.requires_grad
+
+
+def test_a_token_that_is_ruled_out_leaves_the_entropy_finite(case: tuple) -> None:
+    model, hidden, _ = case
+    head = torch.nn.Linear(16, 3, dtype=torch.float64)
+    torch.nn.init.zeros_(head.weight)
+    head.bias.data = torch.tensor([0.0, 0.0, -math.inf], dtype=torch.float64)
+    model.set_output_embeddings(head)
+    _, entropy = token_scores(model, hidden, torch.zeros(len(hidden), dtype=torch.int64), 1.0)
+    assert torch.allclose(entropy, torch.full_like(entropy, math.log(2)))
+
+
+def largest_kept(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> int:
+    """Elements of the largest tensor that the backward pass keeps."""
+    sizes = [0]
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        token_logprobs(model, hidden, targets, 1.0)
+    return max(sizes)
+
+
+def test_chunks_change_memory_and_nothing_else(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, hidden, targets = case
+    hidden = hidden.detach().requires_grad_()
+
+    def scores_and_gradient() -> tuple[Tensor, Tensor, Tensor]:
+        logprobs, entropy = token_scores(model, hidden, targets, 0.7)
+        (gradient,) = torch.autograd.grad((logprobs * torch.arange(len(logprobs))).sum(), hidden)
+        return logprobs, entropy, gradient
+
+    whole, kept_whole = scores_and_gradient(), largest_kept(model, hidden, targets)
+    monkeypatch.setattr(forward, "LOGITS_AT_ONCE", 5 * 24)
+    for one, other in zip(whole, scores_and_gradient(), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    assert kept_whole == len(targets) * 24
+    assert largest_kept(model, hidden, targets) <= hidden.numel()
+
+
+def test_a_half_precision_model_gives_log_probabilities_in_full_precision() -> None:
+    model, ids = qwen(torch.bfloat16), torch.randint(0, 24, (5,))
+    logprobs, entropy = token_scores(model, hidden_states(model, ids[None])[0], ids, 1.0)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+
+
+def test_padding_on_the_right_is_not_seen() -> None:
+    model, ids = qwen(), torch.randint(0, 24, (1, 9))
+    padded = torch.cat([ids, torch.full((1, 4), 7)], 1)
+    assert torch.allclose(hidden_states(model, padded)[:, :9], hidden_states(model, ids), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama, eager", "gpt2"])
+def test_a_branch_under_a_mask_equals_the_branch_alone(name: str) -> None:
+    model = families()[name]
+    ids = torch.randint(0, 24, (1, 10))  # a prefix of 4, branches of 3 and 3
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5, 6]])
+    mask = torch.ones(1, 10, 10, dtype=torch.bool).tril()
+    mask[:, 7:, 4:7] = False
+    alone = hidden_states(model, ids[:, [0, 1, 2, 3, 7, 8, 9]])[:, 4:]
+    assert torch.allclose(hidden_states(model, ids, positions, mask)[:, 7:], alone, atol=1e-9)
+    assert not torch.allclose(hidden_states(model, ids)[:, 7:], alone, atol=1e-3)
+    assert not torch.allclose(hidden_states(model, ids, None, mask)[:, 7:], alone, atol=1e-3)
+
+
+def test_models_say_whether_a_mask_alone_decides_what_a_token_sees() -> None:
+    assert all(obeys_tree_mask(model) for model in families().values())
+    assert obeys_tree_mask(qwen(torch.float32)) and obeys_tree_mask(qwen(torch.bfloat16))
+    assert not obeys_tree_mask(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval())
+    mamba = MambaConfig(vocab_size=24, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.3)
+    assert not obeys_tree_mask(MambaForCausalLM(mamba).eval())

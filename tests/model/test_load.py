@@ -1,0 +1,186 @@
+"""Models open from a folder, or one line says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.model.load import load_model, load_tokenizer
+
+SMALL = {
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    Qwen2ForCausalLM(Qwen2Config(**SMALL)).save_pretrained(path)
+    return path
+
+
+def test_a_folder_opens_with_its_weights_ready_to_learn(folder: Path) -> None:
+    model = load_model(str(folder), torch.float32)
+    saved = load_file(folder / "model.safetensors")
+    assert torch.equal(model.lm_head.weight, saved["lm_head.weight"])
+    assert not model.training
+    assert load_model(str(folder), torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_dropout_is_off_while_gradients_flow(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=24, n_positions=32, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.5, attn_pdrop=0.5)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), torch.float32)
+    ids = torch.arange(10)[None]
+    first, second = model(input_ids=ids).logits, model(input_ids=ids).logits
+    assert first.requires_grad and torch.equal(first, second)
+    assert not torch.equal(model.train()(input_ids=ids).logits, second)  # control: this model does have dropout
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LlamaForCausalLM(LlamaConfig(**SMALL)),
+        MistralForCausalLM(MistralConfig(**SMALL)),
+        Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=8)),
+        Qwen2ForCausalLM(Qwen2Config(**SMALL, tie_word_embeddings=True)),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_models_of_several_families_open(model: PreTrainedModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    assert type(load_model(str(tmp_path), torch.float32)) is type(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8, initializer_range=0.3)),
+        CohereForCausalLM(CohereConfig(**SMALL)),
+    ],
+    ids=["logits are capped", "logits are scaled"],
+)
+def test_a_model_whose_logits_are_not_its_heads_output_is_refused(model: PreTrainedModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InvalidInput, match="caps or scales"):
+        load_model(str(tmp_path), torch.float32)
+
+
+def half_the_weights(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def one_weight_less(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def other_width(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def an_encoder_decoder(folder: Path) -> None:
+    shutil.rmtree(folder)
+    T5ForConditionalGeneration(T5Config(vocab_size=24, d_model=8, d_ff=8, num_layers=1, num_heads=1)).save_pretrained(
+        folder
+    )
+
+
+def an_empty_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        half_the_weights,
+        no_weights,
+        one_weight_less,
+        other_width,
+        broken_config,
+        an_encoder_decoder,
+        an_empty_folder,
+    ],
+)
+def test_a_folder_that_is_no_whole_model_is_refused_in_one_line(
+    damage: Callable[[Path], None], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    capfd.readouterr()
+    with pytest.raises(InvalidInput) as caught:
+        load_model(str(folder), torch.float32)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "someone/no-such-model", "a/b/c", ""])
+def test_a_name_that_leads_nowhere_is_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for load in (lambda: load_model(name, torch.float32), lambda: load_tokenizer(name)):
+        with pytest.raises(InvalidInput) as caught:
+            load()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_opens(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).convert_tokens_to_ids("b") == 2
+
+
+def test_a_folder_without_a_tokenizer_is_refused_rather_than_given_an_empty_one(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"tokenizer\.json"):
+        load_tokenizer(str(folder))
+
+
+def test_a_broken_tokenizer_is_refused_in_one_line(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(InvalidInput) as caught:
+        load_tokenizer(str(folder))
+    assert "\n" not in str(caught.value)

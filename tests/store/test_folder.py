@@ -1,0 +1,102 @@
+"""A run's folder appears complete, once, or not at all."""
+
+import json
+import sqlite3
+import time
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.store import RunReader, create_run, default_run_name, run_folder
+from agent_r1.store.schema import SCHEMA_VERSION
+
+
+def test_the_configuration_is_kept_beside_and_inside_the_ledger(folder: Path) -> None:
+    config = {"task": "tinywiki", "learner": {"learning_rate": 1e-3}, "betas": [0.9, 0.95]}
+    create_run(folder, config).close()
+    assert json.loads((folder / "config.json").read_text()) == config
+    with closing(RunReader(folder)) as reader:
+        assert reader.config() == config
+
+
+def test_a_folder_that_exists_is_left_alone(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with pytest.raises(InvalidInput, match="exists; give another --run"):
+        create_run(folder, {})
+    assert list(folder.parent.iterdir()) == [folder] and list(folder.iterdir()) == []
+
+
+def test_a_dangling_link_counts_as_existing(folder: Path) -> None:
+    folder.parent.mkdir()
+    folder.symlink_to("nowhere")
+    with pytest.raises(InvalidInput, match="exists"):
+        create_run(folder, {})
+
+
+def test_a_place_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where a folder should be")
+    with pytest.raises(InvalidInput, match="give a --run in a folder that can be written"):
+        create_run(tmp_path / "runs" / "demo", {})
+
+
+@pytest.mark.parametrize("step", ["write_text", "rename"])
+def test_a_failure_on_the_way_leaves_nothing(step: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*{"write_text": (Path, "write_text"), "rename": ("os.rename",)}[step], fail)
+    with pytest.raises(InvalidInput, match="No space left"):
+        create_run(folder, {})
+    assert list(folder.parent.iterdir()) == []
+
+
+def test_a_finished_run_is_one_folder_without_traces(folder: Path) -> None:
+    create_run(folder, {}).close()
+    assert [path.name for path in folder.parent.iterdir()] == ["demo"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "run.db"]
+
+
+def test_reading_a_finished_run_leaves_no_traces(folder: Path) -> None:
+    create_run(folder, {}).close()
+    with closing(RunReader(folder)) as reader:
+        assert list(reader.events()) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "run.db"]
+
+
+def test_a_run_is_closed_at_once_while_somebody_reads_it(folder: Path) -> None:
+    ledger = create_run(folder, {})
+    with closing(RunReader(folder)) as reader:
+        assert list(reader.events()) == []
+        began = time.monotonic()
+        ledger.close()
+        assert time.monotonic() - began < 1
+        assert reader.config() == {}
+
+
+def test_a_newer_schema_is_refused(folder: Path) -> None:
+    create_run(folder, {}).close()
+    with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (SCHEMA_VERSION + 1,))
+    with pytest.raises(InvalidInput, match=f"of schema {SCHEMA_VERSION + 1}; read it with the agent-r1 that wrote it"):
+        RunReader(folder)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"holds no run\.db"):
+        RunReader(tmp_path)
+    (tmp_path / "run.db").write_text("not a database at all, " * 100)
+    with pytest.raises(InvalidInput, match="file is not a database"):
+        RunReader(tmp_path)
+    (tmp_path / "run.db").write_bytes(b"")
+    with pytest.raises(InvalidInput, match="no such table"):
+        RunReader(tmp_path)
+
+
+def test_runs_have_names_and_places() -> None:
+    assert default_run_name("tinywiki", "ppo", datetime(2026, 1, 2, 3, 4, 5)) == "tinywiki-ppo-20260102-030405"
+    assert run_folder("demo") == Path("runs/demo")
+    assert run_folder("/tmp/demo") == Path("/tmp/demo")
+    assert run_folder("./demo") == Path("demo")

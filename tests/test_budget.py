@@ -1,0 +1,48 @@
+"""Sizes that keep the code readable: a file, a function. Raised only with a reason beside the exception."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILE_LINES = 400
+FUNCTION_LINES = 60
+FILES = [
+    path for room in ("agent_r1", "examples", "benchmarks", "tests") for path in sorted((ROOT / room).rglob("*.py"))
+]
+
+
+def body_lines(node):
+    """Lines of a function's body, its docstring left out."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def long_functions(source):
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node.name for node in functions if body_lines(node) > FUNCTION_LINES]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= FILE_LINES
+    assert long_functions(source) == []
+
+
+def test_a_long_function_is_seen():
+    source = "def f():\n    '''Doc.'''\n" + "    x = 1\n" * 61
+    assert long_functions(source) == ["f"]
+
+
+def test_our_own_objects_are_not_asked_for_attributes_by_name():
+    asked = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in FILES
+        if path.parts[len(ROOT.parts)] == "agent_r1"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+    }
+    assert asked == set()

@@ -1,0 +1,253 @@
+"""The command line: what it prints, how it ends, and that bad input is one line and leaves nothing behind."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+import agent_r1
+from agent_r1 import InvalidInput, Message, Task, ToolEnv, exact_match, tool
+from agent_r1.cli import main
+from agent_r1.store import RunReader
+from agent_r1.train.checkpoint import save_model
+from agent_r1.train.report import Silence
+from agent_r1.train.tiny_base.tokenizer import make_tokenizer
+
+AGENT = '''
+from agent_r1 import Message, Task, ToolEnv, exact_match, tool
+@tool
+def double(number: int) -> str:
+    """Double a number.
+
+    Args:
+        number: what to double."""
+    return str(2 * number)
+tasks = [Task(str(i), (Message.user(f"Double {i}"),), {"answers": (str(2 * i),)}) for i in range(5)]
+env = ToolEnv(tools=[double], rewards=[exact_match])
+'''
+TINY = ["--groups_per_step", "2", "--group-size=2", "--max_tokens", "8", "--quiet"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> dict:
+        return json.loads(self.out.splitlines()[-1])
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]):
+    """``run("train", "--steps", "3")`` is what ``agent-r1 train --steps 3`` gives."""
+
+    def call(*arguments: str) -> Ended:
+        capfd.readouterr()
+        code = main(arguments)
+        return Ended(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny model with random weights."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(["Double a number", "what to double"])
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024}
+    config = Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads)
+    return str(save_model(tmp_path_factory.mktemp("tiny"), Qwen3ForCausalLM(config), tokenizer))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with ``agent.py``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(AGENT)
+    return tmp_path
+
+
+BAD_INPUT: dict[str, str] = {
+    "": "the following arguments are required: COMMAND; see agent-r1 --help",
+    "trian": "command: got 'trian'; did you mean 'train'?",
+    "train --stepz 5": "unknown option: got --stepz; the nearest that exists is --steps",
+    "train --lr 5": "unknown option: got --lr; the nearest that exists is --learner.learning_rate",
+    "train --lerner.weight-decay=5": "got --lerner.weight_decay; the nearest that exists is --learner.weight_decay",
+    "eval --jsn": "unknown option: got --jsn; the nearest that exists is --json",
+    "eval --steps 3": "unknown option: got --steps",
+    "tasks --steps 3": "unknown option: got --steps; the nearest that exists is --json",
+    "tasks more": "'more' too many",
+    "train agent.py more.py": "'more.py' too many",
+    "train --steps": "argument --steps: expected one argument",
+    "train --steps -1": "steps (command line): got -1; it should be greater than or equal to 1",
+    "train --steps many": "steps (command line): got 'many'; it should be a valid integer",
+    "train --learner.learning_rate -0.1": "learner.learning_rate (command line): got -0.1",
+    "train --top_p 0.9": "cut sampling biases the ratio",
+    "train --task tinywki": "task: got 'tinywki'; did you mean 'tinywiki'?",
+    "train --config none.toml": "configuration file: got none.toml: No such file or directory",
+    "train --config typo.toml": "unknown setting (typo.toml): got 'stpes'; the nearest that exists is 'steps'",
+    "train none.py": "got none.py, which is not a file",
+    "train syntax.py": "syntax.py: got invalid syntax (line 2); mend the file",
+    "train agent.py --data x.json": "--data: got it and agent.py; leave one out",
+    "train agent.py": "model: got nothing; give --model",
+    "train --task hotpotqa --data none.json": "none.json",
+    "eval --task hotpotqa --data unanswered.json --model m": "row",
+    "eval --n 0": "n (command line): got 0",
+}
+
+
+@pytest.mark.parametrize("line", BAD_INPUT)
+def test_bad_input_is_one_line_and_leaves_nothing(line: str, run, here: Path) -> None:
+    (here / "typo.toml").write_text("stpes = 3")
+    (here / "syntax.py").write_text("x = 1\ny = = 2")
+    (here / "unanswered.json").write_text('[{"question": "Who?", "context": [], "supporting_facts": []}]')
+    before = sorted(here.rglob("*"))
+    ended = run(*line.split())
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("agent-r1: ") and ended.err.count("\n") == 1
+    assert BAD_INPUT[line] in ended.err
+    assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == before
+
+
+LATE_BAD_INPUT: dict[str, str] = {
+    "--model ./none": "./none",
+    "--model empty": "empty",
+    "--model MODEL --algorithm gpro": "algorithm: got gpro; did you mean grpo?",
+    "--model MODEL --row.clip_hihg 0.3": "got clip_hihg; did you mean clip_high?",
+    "--model MODEL --context 4": "a prompt of",
+    "--model MODEL --run there": "which exists; give another --run",
+    "--model MODEL --run agent.py/x": "give a --run in a folder that can be written",
+}
+
+
+@pytest.mark.parametrize("line", LATE_BAD_INPUT)
+def test_bad_input_that_only_the_model_shows_is_one_line_too(line: str, run, here: Path, model: str) -> None:
+    (here / "empty").mkdir()
+    (here / "runs" / "there").mkdir(parents=True)
+    before = sorted(path for path in here.rglob("*"))
+    ended = run("train", "agent.py", *line.replace("MODEL", model).split())
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended.err
+    assert LATE_BAD_INPUT[line] in ended.err
+    assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == before
+
+
+@pytest.mark.parametrize("line", ["tasks", "train --stepz 3", "train --steps -1", "train --task nope", "train x.py"])
+def test_what_needs_no_torch_loads_none(line: str) -> None:
+    code = f"import sys, agent_r1.cli; agent_r1.cli.main({line.split()}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("command", ["", "train", "eval", "tasks", "algorithms"])
+def test_help_is_there_for_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == 0 and f"usage: agent-r1 {command}".strip() in capsys.readouterr().out
+
+
+def test_tasks_are_listed(run) -> None:
+    assert run("tasks").out.startswith("tinywiki ")
+    assert "hotpotqa" in run("tasks", "--json").data["tasks"]
+
+
+def test_algorithms_show_their_objective_and_numbers(run) -> None:
+    assert set(run("algorithms", "--json").data["algorithms"]) == {"grpo", "ppo", "rloo", "reinforce++"}
+    one = run("algorithms", "grpo", "--json").data["algorithms"]["grpo"]
+    assert one["terms"]["clip_low"] == 0.2 and "clip(r, 0.8, 1.2)" in one["objective"]
+    assert "row.clip_low = 0.2" in run("algorithms", "grpo").out
+    assert "did you mean grpo" in run("algorithms", "grppo").err
+
+
+def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
+    (here / "a.toml").write_text("steps = 7\n[learner]\nlearning_rate = 0.5\nmax_grad_norm = 2\n")
+    settings = ["--model", model, "--config", "a.toml", "--steps", "2", "--learner.learning_rate=1e-3", "--run", "demo"]
+    ended = run("train", "agent.py", *settings, *TINY, "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.data["run"], ended.data["steps"]) == ("runs/demo", 2) and ended.data["train_seconds"] > 0
+    assert set(ended.data["table"]) == {"base-tool-call", "trained"}
+    assert set(ended.data["table"]["trained"]["train"]) == {"em", "f1", "n", "low", "high"}
+    with closing(RunReader(here / "runs" / "demo")) as reader:
+        config = reader.config()
+        started = {event.attempt for event in reader.dispatched()}
+        assert len(started) == 2 * 2 * 2
+        assert {trajectory.attempt for trajectory in reader.trajectories()} == started
+        assert {fate.attempt for fate in reader.fates()} == started
+        assert [measured.step for measured in reader.metrics()] == [1, 2]
+    assert (config["task"], config["steps"], config["group_size"]) == ("agent", 2, 2)
+    assert (config["learner"]["learning_rate"], config["learner"]["max_grad_norm"]) == (1e-3, 2.0)
+    assert AutoModelForCausalLM.from_pretrained(here / "runs" / "demo" / "model") is not None
+
+
+def test_a_run_is_evaluated_on_the_task_it_was_trained_on(run, here: Path, model: str) -> None:
+    context = [["Alba", ["Alba is ruled by Bruno."]], ["Bruno", ["Bruno lives in Caro."]]]
+    row = {"answer": "Bruno", "context": context, "supporting_facts": [["Alba", 0]], "type": "bridge", "level": "easy"}
+    rows = [{**row, "_id": str(number), "question": f"Who rules Alba in {number}?"} for number in range(40)]
+    (here / "questions.json").write_text(json.dumps(rows))
+    world = ["--task", "hotpotqa", "--data", "questions.json"]
+    trained = run("train", *world, "--model", model, "--steps", "1", "--run", "demo", "--evaluate_n", "2", *TINY)
+    assert trained.code == 0, trained.err
+    assert "runs/demo" in trained.out
+    ended = run("eval", "--model", "demo", "--n", "3", "--methods", "naive-rag,trained", "--json")
+    assert ended.code == 0, ended.err
+    assert {method: row["test"]["n"] for method, row in ended.data["table"].items()} == {"naive-rag": 3, "trained": 3}
+    assert ended.data["retrieval"]["test"]["recall@5"] == 1.0
+    assert "'nobody'" in run("eval", "--model", "demo", "--methods", "nobody").err
+
+
+def test_ctrl_c_ends_soon_and_leaves_a_readable_run(here: Path, model: str) -> None:
+    arguments = ["train", "agent.py", "--model", model, "--steps", "1000000", "--run", "demo", *TINY[:-1]]
+    command = [sys.executable, "-m", "agent_r1.cli", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as training:
+        assert training.stderr is not None
+        while not training.stderr.readline().startswith("step 3/"):
+            assert training.poll() is None
+        began = time.monotonic()
+        training.send_signal(signal.SIGINT)
+        said = training.stderr.read()
+    assert time.monotonic() - began < 5 and training.returncode == 130
+    assert said.splitlines()[-1] == "agent-r1: interrupted; what was recorded stays readable in the run's folder"
+    with closing(RunReader(here / "runs" / "demo")) as reader:
+        assert len(list(reader.metrics())) >= 3 and len(list(reader.trajectories())) >= 3 * 4
+        assert [event.kind for event in reader.events()] == ["stopped"]
+
+
+@tool
+def double(number: int) -> str:
+    """Double a number.
+
+    Args:
+        number: what to double.
+    """
+    return str(2 * number)
+
+
+TASKS = [Task(str(number), (Message.user(f"Double {number}"),), {"answers": (str(2 * number),)}) for number in range(5)]
+
+
+def test_python_is_a_door_too(model: str) -> None:
+    settings = {"steps": 1, "groups_per_step": 2, "group_size": 2, "max_tokens": 8, "learner": {"learning_rate": 1e-3}}
+    env = ToolEnv([double], [exact_match], max_turns=2)
+    report = agent_r1.train(env, TASKS, model=model, run="demo", progress=Silence(), **settings)
+    assert (report.run, report.steps) == (Path("runs/demo"), 1) and report.table.cells["trained"]["train"].n == 5
+    with pytest.raises(
+        InvalidInput, match=re.escape("(agent_r1.train): got 'stepz'; the nearest that exists is 'steps'")
+    ):
+        agent_r1.train(env, TASKS, model=model, stepz=3)
+
+
+def test_the_door_stays_open_whichever_module_is_imported_first() -> None:
+    for first in ("import agent_r1", "import agent_r1.train.config", "from agent_r1.train import report"):
+        then = "import agent_r1; from agent_r1 import train; assert callable(train) and train is agent_r1.train"
+        subprocess.run([sys.executable, "-c", f"{first}\n{then}"], check=True)
