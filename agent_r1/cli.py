@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name (None: those of the process); the exit code."""
     try:
-        name, invocation = _read(sys.argv[1:] if arguments is None else arguments)
+        name, invocation = parse(sys.argv[1:] if arguments is None else arguments)
         COMMANDS[name].run(invocation)
     except (InvalidInput, UnsupportedChat) as error:
         return _complain(error, BAD_INPUT)
@@ -72,13 +73,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE
 
 
+def enter() -> NoReturn:
+    """The program. An interrupt leaves at once: a long forward pass in another thread is not waited for."""
+    code = main()
+    sys.stdout.flush()
+    if code == INTERRUPTED:
+        os._exit(code)
+    sys.exit(code)
+
+
 def _complain(line: object, code: int) -> int:
     print("agent-r1:", " ".join(str(line).split()), file=sys.stderr)
     return code
 
 
-def _read(arguments: Sequence[str]) -> tuple[str, Invocation]:
-    """Parse the command line. Raises InvalidInput; ``--help`` prints and exits."""
+def parse(arguments: Sequence[str]) -> tuple[str, Invocation]:
+    """The command and its options. Raises InvalidInput; ``--help`` prints and exits."""
     # Settings are spelled as in files, with underscores; hyphens are taken for them.
     typed = [_underscored(argument) for argument in arguments]
     if typed and not typed[0].startswith("-") and typed[0] not in COMMANDS:
@@ -199,7 +209,7 @@ def _load(file: Path, asked: TrainConfig) -> World:
     for name in ("task", "data", "corpus"):
         if name in asked.model_fields_set:
             raise InvalidInput(f"--{name}", got=f"it and {file}", do="leave one out: the file is the task")
-    return load_world(file)
+    return load_world(file, asked.model)
 
 
 def _progress(invocation: Invocation) -> Progress:
@@ -223,4 +233,4 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter()

@@ -21,9 +21,9 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collector import Collector, Limits, Order
 from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.tasks import build
+from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.train.clock import Clock
 from agent_r1.train.evaluate import Unrecorded
-from agent_r1.train.prepare import TINY_BASE_FOLDER
 
 GROUPS, SIZE = 16, 16
 

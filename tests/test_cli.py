@@ -101,7 +101,6 @@ BAD_INPUT: dict[str, str] = {
     "train none.py": "got none.py, which is not a file",
     "train syntax.py": "syntax.py: got invalid syntax (line 2); mend the file",
     "train agent.py --data x.json": "--data: got it and agent.py; leave one out",
-    "train agent.py": "model: got nothing; give --model",
     "train --task hotpotqa --data none.json": "none.json",
     "eval --task hotpotqa --data unanswered.json --model m": "row",
     "eval --n 0": "n (command line): got 0",

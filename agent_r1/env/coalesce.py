@@ -69,15 +69,13 @@ class Coalescer:
                     await self._execute(batch)
         finally:
             line.server = None
-            for call in (*batch, *line.waiting):  # unsettled only where this task was cancelled
-                call.outcome.cancel()
+            left = (*batch, *line.waiting)  # all settled, unless this task was cancelled: nobody may wait for ever
+            _settle(left, [Raised("its batch was given up")] * len(left))
 
     async def _execute(self, batch: Sequence[_Waiting]) -> None:
         timeout = max(call.timeout for call in batch)
         outcomes = await self._outcomes([call.arguments for call in batch], timeout)
-        for call, outcome in zip(batch, outcomes, strict=True):
-            if not call.outcome.done():
-                call.outcome.set_result(outcome)
+        _settle(batch, outcomes)
 
     async def _outcomes(self, calls: list[dict[str, Any]], timeout: float) -> list[Outcome]:
         """One outcome per call. Where a batch raises, its calls run one by one: only the faulty one fails."""
@@ -90,6 +88,13 @@ class Coalescer:
         if isinstance(outcome, Raised) and len(calls) > 1:
             return [(await self._outcomes([call], timeout))[0] for call in calls]
         return [outcome] * len(calls)
+
+
+def _settle(calls: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
+    """Hand out the outcomes; who has one, or waits no more, is left alone."""
+    for call, outcome in zip(calls, outcomes, strict=True):
+        if not call.outcome.done():
+            call.outcome.set_result(outcome)
 
 
 def _split(outputs: object, count: int) -> list[Outcome] | None:

@@ -42,7 +42,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """
     folder = _find(name, "model")
     try:
-        with _quiet():
+        with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except Exception as error:  # transformers, safetensors and json each raise kinds of their own for a bad folder
         raise _refused("model", name, error) from error
@@ -60,7 +60,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         # transformers would otherwise make an empty tokenizer from the model's configuration alone
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
     try:
-        with _quiet():
+        with quiet():
             return _as_saved(AutoTokenizer.from_pretrained(folder), folder)
     except Exception as error:  # as many kinds as there are tokenizer formats
         raise _refused("tokenizer", name, error) from error
@@ -103,7 +103,7 @@ def _line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' reports and progress bars: what goes wrong is said once, by our own error."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

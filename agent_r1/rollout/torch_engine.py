@@ -123,13 +123,13 @@ class TorchEngine:
         self._wake()
 
     async def close(self) -> None:
-        """End the worker thread; generations under way fail."""
+        """End the worker thread after the step it is in; generations under way fail."""
         if self._driver is not None:
             self._driver.cancel()
         for request in (*self._waiting, *self._running.values()):
             if not request.future.done():
                 request.future.set_exception(EngineError("the engine was closed"))
-        self._worker.shutdown(wait=True)
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _name_anonymous(self) -> str:
         self._anonymous += 1

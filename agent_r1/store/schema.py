@@ -60,7 +60,6 @@ def open_writer(path: Path) -> sqlite3.Connection:
 def close_writer(connection: sqlite3.Connection) -> None:
     """Close, and leave one plain file: reading a WAL needs a folder that can be written."""
     with suppress(sqlite3.Error):  # somebody is reading just now, or the connection broke: the WAL stays
-        connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA journal_mode = DELETE")
     connection.close()
 

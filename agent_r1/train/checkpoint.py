@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.learn.learner import LearnerState
+from agent_r1.model.load import quiet
 from agent_r1.store.disk import appearing
 
 MANIFEST = "manifest.json"
@@ -125,8 +126,9 @@ def _saving(folder: Path) -> Iterator[Path]:
 
 
 def _save_pretrained(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -14,19 +14,22 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.world import World
 from agent_r1.env import ToolEnv
+from agent_r1.tasks.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 FILE_MODULE = "agent_file"
 """The name a user's file is imported under."""
 
 
-def world_of(env: Any, tasks: Any, name: str) -> World:
+def world_of(env: Any, tasks: Any, name: str, model: str) -> World:
     """A world of an environment and tasks, which are checked: they come from a user.
+
+    ``model`` is the one asked for. Where that is tiny-base, or none, the settings that fit tiny-base are the recipe.
 
     Tasks belong to the split they name. The table shows the splits other than ``train``; where all tasks
     are in ``train``, the table is over them, and says so.
     """
     if not isinstance(env, ToolEnv):
-        raise InvalidInput("env", got=f"a {type(env).__name__}", do="make it a ToolEnv")
+        raise InvalidInput("env", got=f"an object of type {type(env).__name__}", do="make it a ToolEnv")
     if not env.scorers:
         raise InvalidInput(
             "env", got="a ToolEnv without rewards", do="give it rewards=[...]: nothing is learned without"
@@ -39,12 +42,12 @@ def world_of(env: Any, tasks: Any, name: str) -> World:
         tasks=lambda split: [task for task in listed if task.split == split],
         scorers=env.scorers,
         evaluation=others or ("train",),
-        recipe={"task": name},
+        recipe={"task": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
     )
 
 
-def load_world(file: Path) -> World:
-    """The world that a Python file describes by the names ``env`` and ``tasks``.
+def load_world(file: Path, model: str) -> World:
+    """The world that a Python file describes by the names ``env`` and ``tasks``, for the model asked for.
 
     The file is run like a script in its own folder. Raises InvalidInput, in one line, where it is
     missing, cannot be run, or lacks a name.
@@ -55,16 +58,16 @@ def load_world(file: Path) -> World:
     for name in ("env", "tasks"):
         if name not in names:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
-    return world_of(names["env"], names["tasks"], file.stem)
+    return world_of(names["env"], names["tasks"], file.stem, model)
 
 
 def _checked(tasks: Any) -> tuple[Task, ...]:
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
-        raise InvalidInput("tasks", got=f"a {type(tasks).__name__}", do="make it a list of Task")
+        raise InvalidInput("tasks", got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     seen: set[str] = set()
     for place, task in enumerate(tasks):
         if not isinstance(task, Task):
-            raise InvalidInput(f"tasks[{place}]", got=f"a {type(task).__name__}", do="make it a Task")
+            raise InvalidInput(f"tasks[{place}]", got=f"an object of type {type(task).__name__}", do="make it a Task")
         if task.id in seen:
             raise InvalidInput(f"tasks[{place}]", got=f"a second task with id {task.id!r}", do="give each its own id")
         seen.add(task.id)

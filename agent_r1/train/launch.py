@@ -10,6 +10,7 @@ from rich.console import Console
 from agent_r1.config import Layer
 from agent_r1.core.task import Task
 from agent_r1.env import ToolEnv
+from agent_r1.tasks.tinywiki.model import TINY_BASE
 from agent_r1.train import run
 from agent_r1.train.config import TrainConfig, settle
 from agent_r1.train.custom import world_of
@@ -20,7 +21,7 @@ def train(
     env: ToolEnv,
     tasks: Sequence[Task],
     *,
-    model: str,
+    model: str = TINY_BASE,
     algorithm: str = "grpo",
     progress: Progress | None = None,
     **settings: Any,
@@ -31,7 +32,7 @@ def train(
     ``steps=20, learner={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
     Raises InvalidInput where something cannot be used.
     """
-    world = world_of(env, tasks, "custom")
+    world = world_of(env, tasks, "custom", model)
     layer = Layer("agent_r1.train", {"model": model, "algorithm": algorithm, **settings})
     config = settle(TrainConfig, [layer], world)
     return run.train(config, world, progress or progress_on(Console(stderr=True)))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import agent_r1.tasks
 from agent_r1.core.acting import Engine, Sampling
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
@@ -21,10 +19,8 @@ from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collector import Limits, Order
+from agent_r1.tasks.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.train.config import RunConfig, TrainConfig
-
-TINY_BASE = "tiny-base"
-TINY_BASE_FOLDER = Path(agent_r1.tasks.__file__).parent / "tinywiki" / "tiny_base"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +25,8 @@ NORMAL_95 = 1.959963984540054
 class Cell:
     """One method on one split: mean exact match and F1 over ``n`` questions.
 
-    ``low`` and ``high`` bound the exact match, a 95 % Wilson interval.
+    ``low`` and ``high`` bound the exact match, a 95 % Wilson interval (a normal one where a world without
+    exact match is measured by a reward that is neither 0 nor 1).
 
     Example:
         Cell(em=0.9, f1=0.93, n=200, low=0.8505, high=0.9343)
@@ -80,7 +82,7 @@ def cell_of(answers: Sequence[Answered]) -> Cell:
         raise ValueError("a cell needs at least one answer")
     n = len(answers)
     em = sum(answer.em for answer in answers) / n
-    low, high = wilson(em, n)
+    low, high = wilson(em, n) if all(answer.em in (0, 1) for answer in answers) else normal([a.em for a in answers])
     return Cell(em, sum(answer.f1 for answer in answers) / n, n, low, high)
 
 
@@ -95,6 +97,18 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = NORMAL_95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def normal(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean by the normal distribution; a single value says nothing of its spread.
+
+    Example:
+        >>> normal([0.5, -0.5, 0.5, -0.5])
+        (-0.565..., 0.565...)
+    """
+    mean = statistics.fmean(values)
+    half = NORMAL_95 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return mean - half, mean + half
 
 
 def table_json(table: Table) -> dict[str, Any]:

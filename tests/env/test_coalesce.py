@@ -78,6 +78,18 @@ def test_calls_that_come_while_a_batch_is_at_work_form_the_next(task: Task, cont
     assert batch.batches == [["first"], ["q0", "q1", "q2"]]
 
 
+def test_a_call_after_a_pause_starts_a_batch_of_its_own(task: Task, context: Any) -> None:
+    batch = Recording()
+    search = batched(batch)
+
+    async def one_by_one() -> None:
+        for query in "ab":
+            await asyncio.wait_for(search.run({"query": query}, task, context()), 5.0)
+
+    asyncio.run(one_by_one())
+    assert batch.batches == [["a"], ["b"]]
+
+
 def test_the_order_in_a_batch_is_that_of_the_attempts_and_not_of_arrival(task: Task, context: Any) -> None:
     batch = Recording()
     search = batched(batch)
@@ -169,6 +181,19 @@ def test_a_cancelled_call_leaves_the_others_of_its_batch_alone(task: Task, conte
 
     assert asyncio.run(cancel_one()).ok
     assert batch.batches == [["a", "b"]]
+
+
+def test_nobody_waits_for_ever_where_the_serving_task_is_killed(task: Task, context: Any) -> None:
+    search = batched(Recording())
+
+    async def kill() -> ToolResult:
+        call = asyncio.create_task(search.run({"query": "a"}, task, context()))
+        await asyncio.sleep(0.002)
+        (server,) = asyncio.all_tasks() - {call, asyncio.current_task()}
+        server.cancel()
+        return await asyncio.wait_for(call, 5.0)
+
+    assert texts_of([asyncio.run(kill())]) == ["search failed: its batch was given up"]
 
 
 def test_ending_the_event_loop_with_a_batch_at_work_hangs_nothing(task: Task, context: Any) -> None:

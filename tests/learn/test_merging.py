@@ -137,6 +137,23 @@ def test_how_a_batch_is_cut_and_padded_changes_nothing(budget: int, make: Any, m
     assert same(whole, loss_and_gradient(make, groups, tree_sequences, budget=budget), 1e-9)
 
 
+def test_minibatches_have_the_batchs_gradient_on_average(make: Any) -> None:
+    model, row = make.exact_model(), build_row("reinforce++", {})
+    batch = assemble(admit(make.random_groups(0), {}).samples, tree_sequences)
+    prepared = Prepared(batch, row.credit(batch, Signals(None)), None, None)
+
+    def gradient(chosen: set[int]) -> Tensor:
+        model.zero_grad()
+        sequences = [sequence for sequence in batch.sequences if sequence.trajectory in chosen]
+        learn(Models(model, None, 1.0, 100), row, prepared, sequences, len(batch.attempts) / len(chosen))
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    whole = gradient(set(range(12)))
+    parts = [gradient(set(range(first, 12, 3))) for first in range(3)]
+    assert torch.allclose(sum(parts) / 3, whole, atol=1e-12)
+    assert not torch.allclose(parts[0], whole, atol=1e-3)
+
+
 def test_the_order_of_groups_and_members_changes_nothing(make: Any) -> None:
     groups = make.random_groups(0)
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]

@@ -129,6 +129,7 @@ def test_naive_rag_reads_what_the_agent_would_for_the_same_query(data: Path) -> 
     rag = play(world.baselines["naive-rag"], task, says("x"))
     assert rag.start[-1].text == f"{agent.turns[0].observation[0].text}\n\n{question}"
     assert "search tool" in agent.start[0].text
+    assert [message.role for message in rag.start] == ["system", "user"]
     assert "search tool" not in rag.start[0].text
     assert world.baselines["naive-rag"].tools == ()
 

@@ -10,24 +10,14 @@ from typing import Any
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.world import World
 from agent_r1.env import FunctionScorer, NaiveRag, ToolEnv, exact_match, f1
+from agent_r1.tasks.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasks.tinywiki.questions import tasks
 from agent_r1.tasks.tinywiki.search import search
 
 MAX_TURNS = 5
 
-RECIPE: Mapping[str, Any] = {
-    "model": "tiny-base",
-    "steps": 30,
-    "groups_per_step": 16,
-    "group_size": 16,
-    "max_tokens": 32,
-    "context": 512,
-    "learner.learning_rate": 1e-3,
-    "learner.critic_learning_rate": 1e-3,
-    "reward_weights.f1": 0.0,
-    "evaluate_every": 5,
-}
-"""Settings that fit tiny-base. The reward is the exact match; F1 is measured only."""
+RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "reward_weights.f1": 0.0, "evaluate_every": 5}
+"""The reward is the exact match; F1 is measured only."""
 
 
 def build(data: Path | None, corpus: Path | None, seed: int) -> World:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -35,7 +34,7 @@ class Mix:
     """How many examples of each kind a step learns from."""
 
     repetitions: int
-    lookups: int = 0
+    routes: int = 0
     transcripts: int = 0
     readings: int = 0
 
@@ -45,7 +44,7 @@ class Maker:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self._chat, self._rng = Chat(tokenizer), random.Random(seed)
-        self._entities, self._relations = self._word_ids(ENTITIES), self._word_ids(RELATIONS)
+        self._words = [token for word in (*ENTITIES, *RELATIONS) for token in self._chat.encode(word)]
         (self._speak,) = self._chat.encode("assistant\n")
 
     def batch(self, mix: Mix) -> list[Example]:
@@ -53,7 +52,7 @@ class Maker:
         wiki = draw(CLASSES["train"], self._rng)
         return [
             *(self.repetition() for _ in range(mix.repetitions)),
-            *(self.lookup(wiki) for _ in range(mix.lookups)),
+            *(self.route(wiki) for _ in range(mix.routes)),
             *(self.transcript(wiki) for _ in range(mix.transcripts)),
             *(self.reading(wiki) for _ in range(mix.readings)),
         ]
@@ -64,21 +63,25 @@ class Maker:
         All lengths vary, so that copying from a fixed distance does not pay.
         """
         rng = self._rng
-        pool = self._entities + self._relations
-        words = rng.sample(pool, rng.randint(4, 16))
-        noise = [rng.choices(pool, k=rng.randint(0, 8)) for _ in range(2)]
+        words = rng.sample(self._words, rng.randint(4, 16))
+        noise = [rng.choices(self._words, k=rng.randint(0, 8)) for _ in range(2)]
         again = words[rng.randint(0, len(words) - 3) :]
         before = [*noise[0], *words, *noise[1], again[0]]
         return Example((*before, *again[1:]), (False,) * len(before) + (True,) * (len(again) - 1))
 
-    def lookup(self, wiki: Wiki) -> Example:
-        """Two pages, then the facts of the second in another order: relations are given, values learned."""
-        first, second = self._rng.sample(wiki.titles, 2)
-        facts = self._rng.sample(list(wiki.facts[second].items()), len(wiki.facts[second]))
-        before = self._chat.encode(f"{wiki.page(first)}\n{wiki.page(second)}\n")
-        after = self._chat.encode(" ".join(f"{relation} {value}." for relation, value in facts))
-        learned = tuple(token in self._entities for token in after)
-        return Example((*before, *after), (False,) * len(before) + learned)
+    def route(self, wiki: Wiki) -> Example:
+        """A question, then page by page the fact that leads on: the drill that teaches to follow a question.
+
+        Learned are the facts, and what comes after each: another page or the answer.
+        """
+        chain = wiki.chain(self._rng.choice(planner.HOPS), self._rng)
+        lines = [(planner.ask(chain, self._rng), False)]
+        for title, relation, value in zip((chain.start, *chain.values), chain.relations, chain.values, strict=False):
+            lines += [(wiki.page(title), False), (f"{relation} {value}.", True)]
+        lines.append((f"<answer>{chain.answer}</answer>", False))
+        tokens = [(token, fact) for line, fact in lines for token in self._chat.encode(line + "\n")]
+        ids, facts = zip(*tokens, strict=True)
+        return Example(ids, tuple(now or before for now, before in zip(facts, (False, *facts), strict=False)))
 
     def transcript(self, wiki: Wiki) -> Example:
         """A conversation of the bad planner."""
@@ -96,6 +99,3 @@ class Maker:
             learned.append(speaking)
             speaking = token == self._speak or (speaking and token != self._chat.end_id)
         return Example(ids, tuple(learned))
-
-    def _word_ids(self, words: Sequence[str]) -> list[int]:
-        return [token for word in words for token in self._chat.encode(word)]

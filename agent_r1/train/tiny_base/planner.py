@@ -46,9 +46,8 @@ def right(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
 
 
 def early(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """Answers after the first hop (the right answer of a 1-hop question), or any hop before the last."""
-    hops = rng.randint(1, max(1, len(chain.relations) - 1))
-    return _follow(chain.start, list(zip(chain.relations, chain.values, strict=True))[:hops])
+    """Answers after the first hop, which is right where there is only one."""
+    return _follow(chain.start, [(chain.relations[0], chain.values[0])])
 
 
 def any_fact(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
@@ -73,7 +72,7 @@ def guess(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
 SHARES: Mapping[Strategy, float] = {right: 0.15, early: 0.35, any_fact: 0.15, wander: 0.15, guess: 0.10, repeat: 0.10}
 """How often the planner does what."""
 
-_HOPS = (1, 2, 2, 3)
+HOPS = (1, 2, 2, 3)
 
 
 def plan(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
@@ -84,8 +83,8 @@ def plan(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
 
 def transcript(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:
     """One conversation of the bad planner."""
-    chain = wiki.chain(rng.choice(_HOPS), rng)
-    messages = list(conversation(_ask(chain, rng)))
+    chain = wiki.chain(rng.choice(HOPS), rng)
+    messages = list(conversation(ask(chain, rng)))
     for move in plan(wiki, chain, rng):
         messages += _turn(move, wiki)
     return tuple(messages)
@@ -93,13 +92,13 @@ def transcript(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:
 
 def reading(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:
     """The page is given with the question: the planner reads the first hop off it, and answers that."""
-    chain = wiki.chain(rng.choice(_HOPS), rng)
-    question = _ask(chain, rng)
+    chain = wiki.chain(rng.choice(HOPS), rng)
+    question = ask(chain, rng)
     given = f"{retrieve(wiki, question)}\n\n{question}"
     return (*conversation(given), _said(Move(f"{chain.relations[0]} {chain.values[0]}.", chain.values[0], True)))
 
 
-def _ask(chain: Chain, rng: random.Random) -> str:
+def ask(chain: Chain, rng: random.Random) -> str:
     return rng.choice(list(STYLES.values()))(chain)
 
 

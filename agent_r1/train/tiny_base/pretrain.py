@@ -1,4 +1,4 @@
-"""The pretraining of tiny-base: first copying, then looking up, then behaving like the bad planner."""
+"""The pretraining of tiny-base: first copying, then following a question, then behaving like the bad planner."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Phase:
 
 
 PHASES = (
-    Phase(steps=400, mix=Mix(repetitions=96)),
-    Phase(steps=100, mix=Mix(repetitions=48, lookups=48)),
-    Phase(steps=700, mix=Mix(repetitions=12, lookups=12, transcripts=80, readings=16)),
+    Phase(steps=350, mix=Mix(repetitions=96)),
+    Phase(steps=150, mix=Mix(repetitions=24, routes=72)),
+    Phase(steps=700, mix=Mix(repetitions=12, routes=24, transcripts=72, readings=12)),
 )
 LEARNING_RATE = 4e-3
 _WARM_UP, _COOL_DOWN, _LEAST = 50, 0.4, 0.02

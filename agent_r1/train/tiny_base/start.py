@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
@@ -14,9 +13,9 @@ from agent_r1.tasks.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasks.tinywiki.wiki import CLASSES, draw
 from agent_r1.train.tiny_base import planner
 from agent_r1.train.tiny_base.examples import TOOLS
-from agent_r1.train.tiny_base.tokenizer import TAGS, make_tokenizer
+from agent_r1.train.tiny_base.tokenizer import make_tokenizer
 
-_SAMPLES = 300
+_SAMPLES = 100
 """Conversations that surely hold every piece of text that any conversation holds."""
 
 
@@ -29,7 +28,7 @@ def start_tokenizer() -> PreTrainedTokenizerBase:
         wiki = draw(CLASSES["train"], rng)
         texts.append(chat.render(planner.transcript(wiki, rng), TOOLS, speak=False))
         texts.append(chat.render(planner.reading(wiki, rng), (), speak=False))
-    return make_tokenizer(piece for text in texts for piece in re.split("|".join(map(re.escape, TAGS)), text))
+    return make_tokenizer(texts)
 
 
 def start_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:

@@ -19,7 +19,7 @@ from agent_r1.train.tiny_base.template import CHAT_TEMPLATE
 
 _WORD = "A-Za-z0-9"
 _CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>")
+_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>")
 _UNKNOWN = "<unk>"
 _PHRASES = (
     '\n{"name": "',
@@ -43,13 +43,15 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
     Other ASCII text round-trips too, in more tokens; other characters become ``<unk>``.
     """
-    found = {piece for text in texts for piece, _ in _splitter().pre_tokenize_str(_marked(text))}
+    marks = "|".join(map(re.escape, (*_CONTROL, *_TAGS)))
+    plain = (part for text in texts for part in re.split(marks, text))
+    found = {piece for part in plain for piece, _ in _splitter().pre_tokenize_str(_marked(part))}
     characters = ["▁", "\n", *string.printable[:95]]
-    vocabulary = [*_CONTROL, *TAGS, _UNKNOWN, *characters, *sorted(found)]
+    vocabulary = [*_CONTROL, *_TAGS, _UNKNOWN, *characters, *sorted(found)]
     ids = {piece: number for number, piece in enumerate(dict.fromkeys(vocabulary))}
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[], unk_token=_UNKNOWN, ignore_merges=True))
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = _normalizer(), _splitter(), _decoder()
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in _TAGS])
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in _CONTROL])
     return _wrapped(tokenizer)
 

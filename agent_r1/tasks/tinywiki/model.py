@@ -1,0 +1,22 @@
+"""tiny-base, the model that TinyWiki comes with, and the settings that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TINY_BASE = "tiny-base"
+TINY_BASE_FOLDER = Path(__file__).parent / "tiny_base"
+
+TINY_BASE_RECIPE: Mapping[str, Any] = {
+    "model": TINY_BASE,
+    "steps": 30,
+    "groups_per_step": 16,
+    "group_size": 16,
+    "max_tokens": 32,
+    "context": 512,
+    "learner.learning_rate": 1e-3,
+    "learner.critic_learning_rate": 1e-3,
+}
+"""Settings by dotted key for any task that tiny-base is trained on."""

@@ -1,0 +1,36 @@
+"""The examples run, and learn."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_an_agent_of_twelve_lines_trains_from_its_file(tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "agent_r1.cli", "train", str(ROOT / "examples" / "ten_lines.py")]
+    options = ["--steps", "3", "--groups-per-step", "5", "--run", str(run), "--json", "--quiet"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["steps"] == 3 and report["run"] == str(run)
+    assert set(report["table"]) == {"base-tool-call", "trained"}
+
+
+def test_the_whole_loop_in_one_file_learns():
+    command = [sys.executable, str(ROOT / "examples" / "own_loop.py"), "--steps", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    ems = [float(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines()]
+    assert len(ems) == 8
+    assert sum(ems[-2:]) / 2 > sum(ems[:2]) / 2 + 0.1
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_benchmarks_start(file):
+    done = subprocess.run([sys.executable, str(file), "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
