@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import BaseModel
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 import agent_r1.tasks
@@ -185,8 +186,7 @@ def _eval(invocation: Invocation) -> None:
 
 def _tasks(invocation: Invocation) -> None:
     descriptions = {name: entry.description for name, entry in agent_r1.tasks.WORLDS.items()}
-    text = "\n".join(f"{name:<12} {description}" for name, description in descriptions.items())
-    _show(invocation, {"tasks": descriptions}, Text(text))
+    _show(invocation, {"tasks": descriptions}, _columns(descriptions))
 
 
 def _algorithms(invocation: Invocation) -> None:
@@ -196,9 +196,17 @@ def _algorithms(invocation: Invocation) -> None:
     rows = [build_row(known, {}) for known in (ROWS if name is None else (name,))]
     terms = {row.name: row.terms.model_dump(mode="json") for row in rows}
     data = {row.name: {"objective": row.objective, "paper": row.paper, "terms": terms[row.name]} for row in rows}
-    text = "\n".join(f"{row.name:<12} {row.objective} ({row.paper})" for row in rows)
-    numbers = "" if name is None else "".join(f"\n  row.{term} = {value}" for term, value in terms[name].items())
-    _show(invocation, {"algorithms": data}, Text(text + numbers))
+    shown = {row.name: f"{row.objective} (arXiv {row.paper})" for row in rows}
+    numbers = {} if name is None else {f"--row.{term}": str(value) for term, value in terms[name].items()}
+    _show(invocation, {"algorithms": data}, Group(_columns(shown), _columns(numbers)))
+
+
+def _columns(rows: Mapping[str, str]) -> Table:
+    """Names on the left, what they mean on the right, wrapped under itself."""
+    grid = Table.grid(padding=(0, 2))
+    for name, meaning in rows.items():
+        grid.add_row(Text(name), Text(meaning))
+    return grid
 
 
 def _build(config: RunConfig) -> World:
