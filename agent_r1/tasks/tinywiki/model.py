@@ -11,12 +11,13 @@ TINY_BASE_FOLDER = Path(__file__).parent / "tiny_base"
 
 TINY_BASE_RECIPE: Mapping[str, Any] = {
     "model": TINY_BASE,
-    "steps": 30,
+    "steps": 20,
     "groups_per_step": 16,
     "group_size": 16,
     "max_tokens": 32,
     "context": 512,
-    "learner.learning_rate": 1e-3,
+    "learner.learning_rate": 3e-4,
     "learner.critic_learning_rate": 1e-3,
+    "learner.micro_tokens": 4096,
 }
 """Settings by dotted key for any task that tiny-base is trained on."""
