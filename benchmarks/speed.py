@@ -122,6 +122,10 @@ def acted(policy: Policy, world: World, config: TrainConfig, engine: Engine) -> 
     return sampled_tokens(groups) / (time.perf_counter() - began), groups
 
 
+def engine_of(policy: Policy) -> TorchEngine:
+    return TorchEngine(copy.deepcopy(policy.model), policy.context)
+
+
 def median_of(repeat: int, measure: Callable[[], float]) -> float:
     measure()
     return statistics.median(measure() for _ in range(repeat))
@@ -129,8 +133,8 @@ def median_of(repeat: int, measure: Callable[[], float]) -> float:
 
 def acting(policy: Policy, world: World, config: TrainConfig, repeat: int) -> tuple[Table, list[Group]]:
     pad = policy.tokenizer.pad_token_id
-    _, groups = acted(policy, world, config, TorchEngine(policy.model))
-    ours = median_of(repeat, lambda: acted(policy, world, config, TorchEngine(policy.model))[0])
+    _, groups = acted(policy, world, config, engine_of(policy))
+    ours = median_of(repeat, lambda: acted(policy, world, config, engine_of(policy))[0])
     plain = median_of(repeat, lambda: acted(policy, world, config, GenerateEngine(policy.model, pad))[0])
     turns = statistics.mean(len(t.turns) for group in groups for t in group.trajectories)
     table = Table(

@@ -8,6 +8,7 @@ Credit -> loss -> Weights -> Engine. ``agent-r1 train`` is this loop with a reco
 
 import argparse
 import asyncio
+import copy
 
 import torch
 
@@ -35,7 +36,7 @@ async def main(steps: int) -> float:
     model = load_model(str(TINY_BASE_FOLDER), torch.float32)
     chat = Chat(load_tokenizer(str(TINY_BASE_FOLDER)))
 
-    engine = TorchEngine(model)  # samples tokens, with a copy of the weights
+    engine = TorchEngine(copy.deepcopy(model), context=512)  # samples tokens, with its own copy of the weights
     agent = Agent(engine, chat, Sampling(temperature=1.0, max_tokens=48), context=512)
     learner = Learner(  # turns groups of trajectories into new weights
         model,

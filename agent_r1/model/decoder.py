@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.model.slots import (
     ATTENTION,
     LENGTH_MULTIPLE,
@@ -19,8 +21,16 @@ from agent_r1.model.slots import (
     round_up,
 )
 
-PREFILL_ROWS = 16
 PREFILL_MULTIPLE = 16
+PREFILL_CHUNK = 256
+"""Tokens of a sequence that are prefilled at once; longer ones go chunk by chunk."""
+
+PREFILL_TOKENS = 512
+"""Tokens of one prefill pass: the number of its rows follows from their length alone."""
+
+PROBE_TOKENS = 24
+PROBE_TOLERANCE = 1e-3
+"""Largest difference of a logit, relative to the largest one, between slots and a plain forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,13 @@ class Piece:
     slot: Slot
     held: int
     ids: tuple[int, ...]
+
+    def chunks(self) -> list[Piece]:
+        """The piece in portions, each of which finds the ones before it held."""
+        return [
+            Piece(self.slot, self.held + start, self.ids[start : start + PREFILL_CHUNK])
+            for start in range(0, len(self.ids), PREFILL_CHUNK)
+        ]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,10 +61,14 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel, rows: int) -> None:
-        self.model = model
+        self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation(ATTENTION)
         self.rows = rows
         self.blocks: list[Block] = []
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def device(self) -> torch.device:
@@ -79,16 +100,22 @@ class Decoder:
         """Compute and keep the keys and values of all pieces, equal shapes together."""
         for piece in pieces:
             self.blocks[piece.slot.block].reserve(piece.held + len(piece.ids) + 1)
+        chunked = [piece.chunks() for piece in pieces]
+        for turn in itertools.zip_longest(*chunked):
+            self._prefill_together([piece for piece in turn if piece is not None])
+
+    def _prefill_together(self, pieces: Sequence[Piece]) -> None:
         by_shape: dict[tuple[int, int], list[Piece]] = {}
         for piece in pieces:
             by_shape.setdefault(piece.shape, []).append(piece)
         for (new, context), alike in sorted(by_shape.items()):
-            for start in range(0, len(alike), PREFILL_ROWS):
-                self._prefill_alike(alike[start : start + PREFILL_ROWS], new, context)
+            rows = max(1, PREFILL_TOKENS // new)
+            for start in range(0, len(alike), rows):
+                self._prefill_alike(alike[start : start + rows], rows, new, context)
 
-    def _prefill_alike(self, pieces: Sequence[Piece], new: int, context: int) -> None:
-        ids = torch.zeros((PREFILL_ROWS, new), dtype=torch.long)
-        held = torch.zeros(PREFILL_ROWS, dtype=torch.long)
+    def _prefill_alike(self, pieces: Sequence[Piece], rows: int, new: int, context: int) -> None:
+        ids = torch.zeros((rows, new), dtype=torch.long)
+        held = torch.zeros(rows, dtype=torch.long)
         for index, piece in enumerate(pieces):
             ids[index, : len(piece.ids)] = torch.tensor(piece.ids)
             held[index] = piece.held
@@ -96,7 +123,8 @@ class Decoder:
         cache = PrefillCache(
             self.blocks, [piece.slot for piece in pieces], [piece.held for piece in pieces], counts, context
         )
-        positions = held[:, None] + torch.arange(new)[None]
+        # Padding may stand past the model's last position; no one looks at it.
+        positions = (held[:, None] + torch.arange(new)[None]).clamp(max=int(held.max()) + max(counts) - 1)
         self._forward(ids, positions, self._prefill_mask(held, new, context), cache)
         for piece, count in zip(pieces, counts, strict=True):
             self.set_length(piece.slot, piece.held + count)
@@ -139,3 +167,32 @@ class Decoder:
         rows = rows.to(self.device)
         block.lengths[rows] += 1
         return logits[rows].float()
+
+
+def checked_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of keys and values that one token of one sequence takes.
+
+    Found on a short prompt, whose logits must be those of the model's own forward pass: a model that attends
+    in a way of its own (sinks, soft-capped scores) is refused with InvalidInput.
+    """
+    usual = model.config._attn_implementation
+    ids = torch.arange(PROBE_TOKENS) % model.config.get_text_config().vocab_size
+    with torch.inference_mode():
+        plain = model(input_ids=ids[None].to(model.device), use_cache=False).logits[0, -1].float()
+    decoder = Decoder(model, 1)
+    slot = Slot(decoder.add_block(), 0)
+    try:
+        decoder.prefill([Piece(slot, 0, tuple(ids[:-1].tolist()))])
+        ours = decoder.decode(0, {0: int(ids[-1])})[0]
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+        raise _unsupported(model, f"{type(error).__name__}: {error}") from error
+    finally:
+        model.set_attn_implementation(usual)
+    if not torch.allclose(ours, plain, rtol=0, atol=PROBE_TOLERANCE * float(plain.abs().max())):
+        raise _unsupported(model, f"its logits differ by {float((ours - plain).abs().max()):.2g}")
+    return decoder.blocks[0].bytes // decoder.blocks[0].capacity
+
+
+def _unsupported(model: PreTrainedModel, why: str) -> InvalidInput:
+    do = f"use a model with plain causal attention; the embedded engine cannot run this one ({why})"
+    return InvalidInput("model", got=type(model).__name__, do=do)

@@ -2,7 +2,7 @@
 
 A block has a fixed number of rows, one sequence per row, and one tensor per layer; a decode step runs
 on whole blocks. Fixed shapes make a row's arithmetic independent of what the other rows hold: a
-sequence gets the same bits alone as in company (tests/model/test_decoder.py shows it).
+sequence gets the same bits alone as in company (tests/rollout/test_torch_engine.py shows it).
 
 Legend: R rows of a block, K key-value heads, H heads, G = H / K, T new tokens, L visible tokens, D head size.
 """

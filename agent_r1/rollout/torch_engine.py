@@ -8,7 +8,6 @@ row's arithmetic and its random numbers depend on its own tokens and seed alone 
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 import random
 from collections import deque
@@ -21,20 +20,21 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.acting import Completion, Prompt, Sampling, Span, Stop, Weights
 from agent_r1.core.errors import EngineError
-from agent_r1.model.decoder import Decoder, Piece
+from agent_r1.model.decoder import Decoder, Piece, checked_bytes_per_token
 from agent_r1.model.sampling import Draw, draw_tokens
-from agent_r1.model.slots import Slot
+from agent_r1.model.slots import LENGTH_MULTIPLE, Slot, round_up
 
 
 class TorchEngineConfig(BaseModel):
     """How many sequences are kept, and in what portions they are computed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     rows: int = Field(default=64, ge=1)
-    """Sequences per block: the fixed batch of one decode step."""
+    """Sequences per block, the fixed batch of one decode step; fewer where the cache has no room for so many."""
+
     cache_gib: float = Field(default=4.0, gt=0)
-    """Keys and values kept in all. More sequences wait until a slot is free; one block is always allowed."""
+    """Keys and values kept in all, at full context; more sequences wait. There is always room for one."""
 
 
 @dataclass(slots=True)
@@ -72,12 +72,20 @@ class _Request:
 
 
 class TorchEngine:
-    """Implements core ``Engine``. The engine keeps a copy of the model; ``load`` copies new weights into it."""
+    """Implements core ``Engine``. The engine takes the model over; ``load`` copies new weights into it.
 
-    def __init__(self, model: PreTrainedModel, config: TorchEngineConfig | None = None, version: int = 0) -> None:
-        self._config = config or TorchEngineConfig()
-        self._decoder = Decoder(copy.deepcopy(model).eval().requires_grad_(False), self._config.rows)
-        self._version = version
+    ``context`` bounds the tokens of a sequence. Raises InvalidInput where the model does not compute the same
+    in slots as in a plain forward pass.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: int, config: TorchEngineConfig | None = None) -> None:
+        config = config or TorchEngineConfig()
+        per_slot = checked_bytes_per_token(model) * round_up(context + 1, LENGTH_MULTIPLE)
+        slots = max(1, int(config.cache_gib * 2**30) // per_slot)
+        self._context = context
+        self._blocks = max(1, slots // config.rows)
+        self._decoder = Decoder(model, min(config.rows, slots))
+        self._version = 0
         self._free: deque[Slot] = deque()
         self._sessions: dict[str, _Held] = {}
         self._openings: dict[tuple[int, ...], Slot] = {}
@@ -88,11 +96,12 @@ class TorchEngine:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._driver: asyncio.Task[None] | None = None
         self._anonymous = 0
+        self._closed = False
         self.tokens = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
         """Sample a completion; cancelling the awaiting task ends the generation at the next step."""
-        _refuse_impossible(prompt, sampling)
+        self._refuse_impossible(prompt, sampling)
         name = session or self._name_anonymous()
         loop = asyncio.get_running_loop()
         request = _Request(prompt.ids, sampling, name, loop.create_future(), random.Random(sampling.seed))
@@ -112,6 +121,7 @@ class TorchEngine:
         """
         if weights.kind != "module" or not isinstance(weights.ref, torch.nn.Module):
             raise EngineError(f"the embedded engine loads weights of kind 'module', got {weights.kind!r}")
+        self._refuse_closed()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._incoming.append((weights, done))
         self._wake()
@@ -120,16 +130,40 @@ class TorchEngine:
     async def release(self, session: str) -> None:
         """Free the session's slot."""
         self._released.append(session)
-        self._wake()
+        if not self._closed:
+            self._wake()
 
     async def close(self) -> None:
         """End the worker thread after the step it is in; generations under way fail."""
+        self._closed = True
         if self._driver is not None:
             self._driver.cancel()
-        for request in (*self._waiting, *self._running.values()):
-            if not request.future.done():
-                request.future.set_exception(EngineError("the engine was closed"))
+        self._fail_all("the engine was closed")
         self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _fail_all(self, reason: str) -> None:
+        for request in (*self._waiting, *self._running.values()):
+            request.error = reason
+            _deliver(request)
+        for _, done in self._incoming:
+            _settle(done, EngineError(reason))
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise EngineError("the engine was closed")
+
+    def _refuse_impossible(self, prompt: Prompt, sampling: Sampling) -> None:
+        self._refuse_closed()
+        if not prompt.ids:
+            raise EngineError("a prompt needs at least one token")
+        if sampling.max_tokens < 1:
+            raise EngineError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
+        if len(prompt.ids) + sampling.max_tokens > self._context:
+            raise EngineError(
+                f"{len(prompt.ids)} prompt tokens and {sampling.max_tokens} more exceed the context of {self._context}"
+            )
+        if not 0 <= min(prompt.ids) <= max(prompt.ids) < self._decoder.vocabulary:
+            raise EngineError(f"a token of the prompt is outside the vocabulary of {self._decoder.vocabulary}")
 
     def _name_anonymous(self) -> str:
         self._anonymous += 1
@@ -143,26 +177,31 @@ class TorchEngine:
         """Step until nothing is left to do.
 
         Consumes: waiting requests, released sessions, incoming weights. Produces: results of futures.
-        Unblocked by: ``generate``, ``load`` and ``release``, which start it when it sleeps.
+        Unblocked by: ``generate``, ``load`` and ``release``, which start it when it sleeps. Whatever goes
+        wrong here is told to everyone who waits.
         """
-        loop = asyncio.get_running_loop()
-        while self._waiting or self._running or self._incoming or self._released:
-            await self._take_incoming()
-            self._forget_released()
-            self._admit()
-            if not self._running:
-                return
-            for request in await loop.run_in_executor(self._worker, self._advance):
-                _deliver(request)
+        try:
+            while self._waiting or self._running or self._incoming or self._released:
+                await self._take_incoming()
+                self._forget_released()
+                self._admit()
+                if not self._running:
+                    return
+                for request in await asyncio.get_running_loop().run_in_executor(self._worker, self._advance):
+                    _deliver(request)
+        except Exception as error:
+            self._fail_all(f"the engine stopped: {type(error).__name__}: {error}")
+            raise
 
     async def _take_incoming(self) -> None:
         incoming, self._incoming = self._incoming, []
         for weights, done in incoming:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._worker, self._replace, weights)
-                done.set_result(None)
-            except RuntimeError as error:
-                done.set_exception(EngineError(f"the weights do not fit the engine's model: {error}"))
+            except Exception as error:
+                _settle(done, EngineError(f"the weights do not fit the engine's model: {error}"))
+            else:
+                _settle(done, None)
 
     def _replace(self, weights: Weights) -> None:
         with torch.no_grad():
@@ -209,12 +248,10 @@ class TorchEngine:
         return self._sessions[session]
 
     def _grow(self) -> bool:
-        blocks = self._decoder.blocks
-        used = sum(block.bytes for block in blocks)
-        if blocks and used + used / len(blocks) > self._config.cache_gib * 2**30:
+        if len(self._decoder.blocks) >= self._blocks:
             return False
         index = self._decoder.add_block()
-        self._free.extend(Slot(index, row) for row in range(self._config.rows))
+        self._free.extend(Slot(index, row) for row in range(self._decoder.rows))
         return True
 
     def _advance(self) -> list[_Request]:
@@ -225,7 +262,8 @@ class TorchEngine:
             self._prefill()
             for block in range(len(self._decoder.blocks)):
                 self._decode(block)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
+            self._openings.clear()
             for request in self._running.values():
                 request.error = f"{type(error).__name__}: {error}"
         ended = [request for request in self._running.values() if request.stop or request.error]
@@ -241,23 +279,24 @@ class TorchEngine:
 
     def _prefill(self) -> None:
         """Make every running slot hold all but its sequence's last token, equal new prompts computed once."""
-        pieces: list[Piece] = []
-        followers: list[tuple[Slot, Slot, int]] = []
+        fresh: list[Piece] = []
         for slot, request in self._running.items():
-            if request.ready:
-                continue
-            request.ready = True
-            needed = (*request.prompt, *request.ids)[:-1]
-            equal = self._keep_equal(self._sessions[request.session], needed)
-            if equal == 0 and (source := self._openings.get(needed)) is not None:
-                followers.append((source, slot, len(needed)))
-            elif equal < len(needed):
-                if equal == 0:
-                    self._openings[needed] = slot
-                pieces.append(Piece(slot, equal, needed[equal:]))
-        self._decoder.prefill(pieces)
-        for source, slot, tokens in followers:
-            self._decoder.copy(source, slot, tokens)
+            if not request.ready:
+                request.ready = True
+                needed = (*request.prompt, *request.ids)[:-1]
+                equal = self._keep_equal(self._sessions[request.session], needed)
+                fresh.append(Piece(slot, equal, needed[equal:]))
+        # All slots are cut back by now, so an opening that is still known is one that still stands.
+        openings = dict(self._openings)
+        for piece in fresh:
+            if piece.held == 0 and piece.ids:
+                openings.setdefault(piece.ids, piece.slot)
+        copies = [piece for piece in fresh if piece.held == 0 and openings.get(piece.ids, piece.slot) != piece.slot]
+        copied = {piece.slot for piece in copies}
+        self._decoder.prefill([piece for piece in fresh if piece.ids and piece.slot not in copied])
+        for piece in copies:
+            self._decoder.copy(openings[piece.ids], piece.slot, len(piece.ids))
+        self._openings = openings
 
     def _keep_equal(self, held: _Held, needed: tuple[int, ...]) -> int:
         """Keep of the slot what is equal to ``needed``; returns how many tokens that is."""
@@ -280,11 +319,14 @@ class TorchEngine:
         self.tokens += len(alive)
 
 
-def _refuse_impossible(prompt: Prompt, sampling: Sampling) -> None:
-    if not prompt.ids:
-        raise EngineError("a prompt needs at least one token")
-    if sampling.max_tokens < 1:
-        raise EngineError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
+def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
+    """Answer a future that its waiter may have left."""
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _deliver(request: _Request) -> None:

@@ -136,7 +136,7 @@ async def _evaluate(
     config: EvalConfig, world: World, base: Policy, trained: Policy | None, progress: Progress
 ) -> Table:
     policies = [base] if trained is None else [base, trained]
-    engines = [TorchEngine(policy.model) for policy in policies]
+    engines = [TorchEngine(policy.model, policy.context) for policy in policies]
     agents = [policy.agent(engine, config, 0.0) for policy, engine in zip(policies, engines, strict=True)]
     methods = methods_of(world, agents[0], *agents[1:])
     try:

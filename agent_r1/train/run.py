@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -74,7 +75,7 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
         reward_weights=config.reward_weights,
         seed=config.seed,
     )
-    engine = TorchEngine(policy.model)
+    engine = TorchEngine(copy.deepcopy(policy.model), policy.context)
     agent = policy.agent(engine, config, config.temperature)
     ledger = create_run(folder, config.model_dump(mode="json"))
     parts = Parts(config, world, policy, learner, engine, agent, ledger, folder, progress)
@@ -155,7 +156,7 @@ async def _tell(parts: Parts, batch: Sequence[Group], update: Update, more: dict
 async def _compare(parts: Parts, seconds: float) -> TrainReport:
     """The table of methods, and the base model's pass@k. The base model is loaded anew."""
     config, world = parts.config, parts.world
-    base_engine = TorchEngine(open_policy(config, world).model)
+    base_engine = TorchEngine(open_policy(config, world).model, parts.policy.context)
     base = parts.policy.agent(base_engine, config, 1.0)
     try:
         methods = methods_of(world, base, parts.agent)

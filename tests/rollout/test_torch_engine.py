@@ -6,13 +6,21 @@ import random
 
 import pytest
 import torch
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from agent_r1.core.acting import Prompt, Sampling, Weights
-from agent_r1.core.errors import EngineError
+from agent_r1.core.errors import EngineError, InvalidInput
+from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.torch_engine import TorchEngine, TorchEngineConfig
 
 END = 3
 ROWS = TorchEngineConfig(rows=8)
+BLOCK_BYTES = 8 * 576 * 2 * 2 * 2 * 8 * 4
+"""Rows, tokens at full context, layers, keys and values, heads, head size, bytes of a number."""
+
+
+def engine_of(model, config=ROWS, context=512):
+    return TorchEngine(copy.deepcopy(model), context, config)
 
 
 def prompts(count, seed=0):
@@ -36,7 +44,7 @@ async def converse(engine, name, prompt, turns=3, delay=0.0, temperature=0.7):
 
 def together(model, names, delay=0.0, config=ROWS):
     async def run():
-        engine = TorchEngine(model, config)
+        engine = engine_of(model, config)
         starts = dict(zip([str(i) for i in range(64)], prompts(64), strict=True))
         lived = await asyncio.gather(*(converse(engine, name, starts[name], delay=delay) for name in names))
         await engine.close()
@@ -86,13 +94,13 @@ def test_the_timing_of_tools_changes_no_bit(tiny_model, everyone):
 
 
 def test_sequences_wait_where_no_slot_is_free(tiny_model, everyone):
-    one_block = TorchEngineConfig(rows=8, cache_gib=1e-9)
+    one_block = TorchEngineConfig(rows=8, cache_gib=1.01 * BLOCK_BYTES / 2**30)
     assert together(tiny_model, [str(i) for i in range(64)], config=one_block) == everyone
 
 
 def test_a_rewritten_context_is_computed_anew(tiny_model):
     async def run():
-        engine = TorchEngine(tiny_model, ROWS)
+        engine = engine_of(tiny_model)
         shared = tuple(range(5, 45))
         outs = []
         for state in (shared, (*shared[:20], 9, 9, 9), shared, (7, *shared)):
@@ -107,7 +115,7 @@ def test_a_rewritten_context_is_computed_anew(tiny_model):
 
 def test_greedy_takes_the_most_probable_token_and_top_k_1_too(tiny_model):
     async def run(sampling):
-        engine = TorchEngine(tiny_model, ROWS)
+        engine = engine_of(tiny_model)
         done = await engine.generate(Prompt((1, 2, 4)), sampling)
         await engine.close()
         return done.ids
@@ -128,7 +136,7 @@ def test_weights_loaded_under_way_start_a_span_and_rule_its_tokens(tiny_model):
     prompt = prompts(1, seed=9)[0]
 
     async def run():
-        engine = TorchEngine(tiny_model, ROWS)
+        engine = engine_of(tiny_model)
         task = asyncio.create_task(engine.generate(Prompt(prompt), Sampling(max_tokens=200, seed=4), "s"))
         while engine.tokens < 20:
             await asyncio.sleep(0)
@@ -148,7 +156,7 @@ def test_weights_loaded_under_way_start_a_span_and_rule_its_tokens(tiny_model):
 
 def test_weights_of_another_shape_or_kind_are_refused_and_the_engine_lives_on(tiny_model):
     async def run():
-        engine = TorchEngine(tiny_model, ROWS)
+        engine = engine_of(tiny_model)
         with pytest.raises(EngineError, match="do not fit"):
             await engine.load(Weights(1, "module", torch.nn.Linear(2, 2), ""))
         with pytest.raises(EngineError, match="kind 'module'"):
@@ -166,10 +174,11 @@ def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_mod
         broken.model.norm.weight.fill_(float("nan"))
 
     async def run():
-        engine = TorchEngine(broken, ROWS)
+        engine = engine_of(tiny_model)
+        await engine.load(Weights(1, "module", broken, ""))
         with pytest.raises(EngineError, match="not finite"):
             await engine.generate(Prompt((1, 2)), Sampling(max_tokens=3), "a")
-        await engine.load(Weights(1, "module", tiny_model, ""))
+        await engine.load(Weights(2, "module", tiny_model, ""))
         done = await engine.generate(Prompt((1, 2)), Sampling(max_tokens=3), "a")
         await engine.close()
         return done
@@ -179,7 +188,7 @@ def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_mod
 
 def test_a_cancelled_generation_frees_its_place(tiny_model):
     async def run():
-        engine = TorchEngine(tiny_model, TorchEngineConfig(rows=1, cache_gib=1e-9))
+        engine = engine_of(tiny_model, TorchEngineConfig(rows=1, cache_gib=1e-9), context=2 * 10**6)
         endless = asyncio.create_task(engine.generate(Prompt((1, 2)), Sampling(max_tokens=10**6), "endless"))
         while engine.tokens < 3:
             await asyncio.sleep(0)
@@ -193,11 +202,118 @@ def test_a_cancelled_generation_frees_its_place(tiny_model):
     assert len(asyncio.run(run()).ids) == 3
 
 
-def test_an_empty_prompt_is_refused(tiny_model):
+def test_a_copied_opening_is_right_although_its_holder_rewrites_its_context(tiny_model):
+    shared, other = tuple(range(5, 45)), tuple(range(44, 4, -1))
+    sampling = Sampling(max_tokens=5, seed=1)
+
     async def run():
-        engine = TorchEngine(tiny_model, ROWS)
-        with pytest.raises(EngineError, match="at least one token"):
-            await engine.generate(Prompt(()), Sampling())
+        engine = engine_of(tiny_model)
+        await engine.generate(Prompt(shared), sampling, "a")
+        both = [(shared, "b"), (other, "a")]
+        done = await asyncio.gather(*(engine.generate(Prompt(ids), sampling, name) for ids, name in both))
         await engine.close()
+        return {"all": [(ids, completion) for (ids, _), completion in zip(both, done, strict=True)]}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_a_failed_prefill_fails_its_requests_and_leaves_nothing_wrong_behind(tiny_model, monkeypatch):
+    prompt = tuple(range(5, 45))
+
+    async def run():
+        engine = engine_of(tiny_model)
+        with monkeypatch.context() as broken:
+            broken.setattr(Decoder, "prefill", lambda *_: 1 / 0)
+            with pytest.raises(EngineError, match="ZeroDivisionError"):
+                await engine.generate(Prompt(prompt), Sampling(max_tokens=5), "a")
+        outs = [(prompt, await engine.generate(Prompt(prompt), Sampling(max_tokens=5), name)) for name in "ab"]
+        await engine.close()
+        return {"all": outs}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_a_long_prompt_goes_in_chunks_with_the_same_logprobs(tiny_model):
+    prompt = tuple(index % 50 for index in range(400))
+
+    async def run():
+        engine = engine_of(tiny_model)
+        done = await engine.generate(Prompt(prompt), Sampling(max_tokens=8), "a")
+        await engine.close()
+        return {"all": [(prompt, done)]}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_memory_bounds_what_is_kept(tiny_model):
+    async def run(gib):
+        engine = engine_of(tiny_model, TorchEngineConfig(rows=8, cache_gib=gib))
+        sampling = Sampling(max_tokens=400, seed=3)
+        await asyncio.gather(*(engine.generate(Prompt((1, 2, i)), sampling) for i in range(20)))
+        used = sum(block.bytes for block in engine._decoder.blocks)
+        await engine.close()
+        return used
+
+    limit = BLOCK_BYTES
+    assert 0 < asyncio.run(run(1.01 * limit / 2**30)) <= limit
+    assert asyncio.run(run(1)) > limit
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "why"),
+    [
+        ((), Sampling(), "at least one token"),
+        ((1, 50), Sampling(), "outside the vocabulary"),
+        ((1, -1), Sampling(), "outside the vocabulary"),
+        ((1,) * 500, Sampling(max_tokens=13), "exceed the context"),
+        ((1,), Sampling(max_tokens=0), "max_tokens"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_and_harms_nobody(tiny_model, prompt, sampling, why):
+    async def run():
+        engine = engine_of(tiny_model)
+        neighbour = asyncio.create_task(engine.generate(Prompt((1, 2)), Sampling(max_tokens=30), "neighbour"))
+        with pytest.raises(EngineError, match=why):
+            await engine.generate(Prompt(prompt), sampling)
+        done = await neighbour
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate(Prompt((1, 2)), Sampling())
+        return done
+
+    assert asyncio.run(run()).stop in ("stop", "length")
+
+
+def test_closing_fails_what_is_under_way(tiny_model):
+    async def run():
+        engine = engine_of(tiny_model)
+        endless = asyncio.create_task(engine.generate(Prompt((1, 2)), Sampling(max_tokens=400), "endless"))
+        while engine.tokens < 3:
+            await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await asyncio.wait_for(endless, 5)
 
     asyncio.run(run())
+
+
+def test_a_model_that_attends_in_its_own_way_is_refused():
+    config = GptOssConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(2.0)
+    with pytest.raises(InvalidInput, match="plain causal attention"):
+        TorchEngine(model, 128)

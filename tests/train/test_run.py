@@ -44,7 +44,7 @@ def lived(world):
     """Groups of attempts at temperature 0.7, and the policy that made them."""
     config = config_of(world)
     policy = open_policy(config, world)
-    engine = TorchEngine(policy.model)
+    engine = TorchEngine(copy.deepcopy(policy.model), policy.context)
     method = Method("test", policy.agent(engine, config, 0.7), world.env)
     groups = asyncio.run(attempts(method, world.scorers, world.tasks("train")[:8], 4, Limits()))
     return policy, groups
