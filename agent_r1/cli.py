@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AgentR1Error as error:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
-        return _complain("interrupted; what was recorded stays readable in the run's folder", INTERRUPTED)
+        return _complain("interrupted; a run that had begun stays readable in its folder", INTERRUPTED)
     return DONE
 
 
@@ -140,16 +140,15 @@ def _declare_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _declare_eval(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [options]"
+    parser.add_argument("file", nargs="?", metavar="FILE.py", help="an agent of your own: defines env and tasks")
+    parser.usage = "%(prog)s [FILE.py] [options]"
     _declare_json(parser)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _declare_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", metavar="FILE.py", help="an agent of your own: defines env and tasks")
     parser.add_argument("--config", metavar="FILE.toml", help="settings from a file; the command line goes first")
     _declare_eval(parser)
-    parser.usage = "%(prog)s [FILE.py] [options]"
 
 
 def _declare_algorithms(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +175,8 @@ def _eval(invocation: Invocation) -> None:
         reader = RunReader(folder)
         layers.append(restrict(Layer(f"configuration of {folder}", reader.config()), EvalConfig, TrainConfig))
         reader.close()
-    world = _build(resolve(EvalConfig, layers))
+    asked, file = resolve(EvalConfig, layers), invocation.options["file"]
+    world = _build(asked) if file is None else load_world(Path(file), asked.model)
     config = settle(EvalConfig, layers, world)
     from agent_r1.train.evaluate import evaluate
 

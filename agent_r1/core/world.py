@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.messages import Action, Message, ToolSpec
@@ -45,6 +45,7 @@ class Episode(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
 class Env(Protocol):
     """A world as a shareable description."""
 

@@ -121,14 +121,21 @@ class Learner:
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
 
     def _prepare(self, batch: Batch) -> Prepared:
-        """Ask the models what has to be known beforehand, and assign credit.
-
-        With one pass to come, the old log-probabilities are that pass's own: no forward pass is spent on them.
-        """
+        """Ask the models what has to be known beforehand, and assign credit."""
         values = self._models.values(batch)
-        passes = self._row.epochs * min(self._config.minibatches, len(batch.attempts))
-        old = self._models.logprobs(batch) if passes > 1 else None
+        old = self._old_logprobs(batch)
         return Prepared(batch, self._row.credit(batch, Signals(values)), values, old)
+
+    def _old_logprobs(self, batch: Batch) -> Tensor | None:
+        """What a ratio compares with: the policy that sampled, so that clipping bounds the distance to it.
+
+        Tokens of older weights bring their own log-probabilities. Else the sampler is the policy as it is now:
+        with one pass to come these are that pass's own (None), and no forward pass is spent on them.
+        """
+        if int(batch.versions.min()) < self._version:
+            return batch.sampler_logprobs
+        passes = self._row.epochs * min(self._config.minibatches, len(batch.attempts))
+        return self._models.logprobs(batch) if passes > 1 else None
 
     def _optimise(self, prepared: Prepared) -> list[Step]:
         return [

@@ -40,13 +40,14 @@ def pass_metrics(prepared: Prepared, steps: Sequence[Step], version: int) -> dic
     """What the passes over a batch saw.
 
     ``first_ratio_deviation``: largest |pi / pi_old - 1| before any weight moved. ``logprob_gap``:
-    largest difference to what the sampler recorded, then. ``staleness``: updates since the oldest token.
+    largest difference to what the sampler recorded, then; of a stale batch it holds the staleness too.
+    ``staleness``: updates since the oldest token.
     """
     batch = prepared.batch
     passes = [step.seen for step in steps]
     entropy = _by_token(batch.ids, [(one.tokens, one.entropy) for one in passes])
     before = prepared.old
-    if before is None:
+    if before is None or before is batch.sampler_logprobs:
         before = _by_token(batch.ids, [(one.tokens, one.logprobs) for one in passes])
     return {
         "entropy": float(entropy.mean()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,9 @@ from agent_r1.core.world import Context, Env, Episode, Transition
 from agent_r1.rollout.chat import Chat, Rewritten, View
 
 log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
+"""How long an episode may take to close; after that it is left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class Agent:
             life.status, life.reason = failure.status, failure.reason
         except TimeoutError:
             life.status, life.reason = Status.CANCELLED, "the episode ran past its deadline"
+        except Exception as error:
+            # What an environment gave is only seen to be wrong where it is used.
+            life.status, life.reason = Status.ENVIRONMENT_FAILED, _told(error)
         finally:
             await life.close()
         return life.trajectory()
@@ -68,7 +74,11 @@ def _boundary(status: Status) -> Iterator[None]:
     except _Failure:
         raise
     except Exception as error:
-        raise _Failure(status, f"{type(error).__name__}: {error}") from error
+        raise _Failure(status, _told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)
@@ -157,13 +167,16 @@ class _Life:
 
     async def close(self) -> None:
         """Give back what the attempt held. A failing close is logged: the attempt is over all the same."""
-        await self.agent.engine.release(str(self.context.attempt))
-        if self.episode is None:
-            return
+        await self._give_back("releasing the session", self.agent.engine.release(str(self.context.attempt)))
+        if self.episode is not None:
+            await self._give_back("closing the episode", self.episode.close())
+
+    async def _give_back(self, what: str, giving: Awaitable[None]) -> None:
         try:
-            await self.episode.close()
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await giving
         except Exception as error:
-            log.warning("closing the episode of %s failed: %s: %s", self.context.attempt, type(error).__name__, error)
+            log.warning("%s of %s failed: %s", what, self.context.attempt, _told(error))
 
     def trajectory(self) -> Trajectory:
         return Trajectory(

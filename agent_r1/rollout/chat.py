@@ -8,7 +8,7 @@ a new branch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.acting import Stop
 from agent_r1.core.errors import UnsupportedChat
-from agent_r1.core.messages import Action, Call, Message, ToolSpec, to_openai
+from agent_r1.core.messages import Action, Call, Message, Text, ToolSpec, to_openai
 from agent_r1.rollout.hermes import parse_action, split_reasoning
 
 MARK = "AGENTR1MARK"
@@ -135,13 +135,13 @@ class Chat:
         return parse_action(text, turn, reasoning, said)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
         """The template's text; ``speak`` adds the header after which the assistant speaks."""
         try:
             text = self.tokenizer.apply_chat_template(
-                [to_openai(message) for message in messages],
+                [to_openai(self._harmless(message)) for message in messages],
                 tools=[tool.to_openai() for tool in tools] or None,
                 add_generation_prompt=speak,
                 tokenize=False,
@@ -149,6 +149,18 @@ class Chat:
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise UnsupportedChat(f"the chat template cannot render this conversation: {error}") from error
         return str(text)
+
+    def _harmless(self, message: Message) -> Message:
+        """The message, without control tokens in what users and tools say: a page must not be able to end its turn.
+
+        A space breaks them, so that the text stays readable.
+        """
+        if message.role not in ("user", "tool") or not any(token in message.text for token in self._special):
+            return message
+        text = message.text
+        for token in self._special:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return replace(message, parts=(Text(text),))
 
     def _find_end_text(self) -> str:
         """The special token that the template writes right after what the assistant said."""

@@ -29,7 +29,7 @@ class Limits:
 
     concurrency: int = 256
     episode_seconds: float = 600.0
-    score_seconds: float = 60.0
+    score_seconds: float = 600.0
 
 
 Permit = Callable[[Order], Awaitable[int]]
@@ -108,6 +108,8 @@ class Collector:
             rewards = await self._rewards(survivors, task)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError):
+                reason = f"a scorer took more than {self._limits.score_seconds:g} s"
             failed = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=reason) for t in survivors}
             return tuple(failed.get(t.attempt, t) for t in lived)
         scored = {t.attempt: replace(t, rewards=r) for t, r in zip(survivors, rewards, strict=True)}

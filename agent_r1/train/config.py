@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -45,6 +45,15 @@ class RunConfig(BaseModel):
 
     episode_seconds: float = Field(default=600.0, gt=0)
     """Seconds an episode may take; one that takes longer is dropped."""
+
+    score_seconds: float = Field(default=600.0, gt=0)
+    """Seconds a scorer may take for a group; past them the group is dropped."""
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Where the model computes: auto (a GPU where there is one), cpu, cuda, cuda:N."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers of the weights; log-probabilities are always computed in float32."""
 
     threads: int = Field(default=1, ge=1)
     """Threads of torch; results are equal bit for bit only where this is."""
@@ -91,6 +100,9 @@ class TrainConfig(RunConfig):
 
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations on the validation split; 0: none."""
+
+    pass_k: int = Field(default=0, ge=0)
+    """Attempts per question for the base model's pass@k, over at most 50 questions per split; 0: not measured."""
 
     evaluate_n: int = Field(default=200, ge=1)
     """Questions per split of each evaluation."""

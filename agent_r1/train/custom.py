@@ -12,15 +12,16 @@ from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.task import Task
-from agent_r1.core.world import World
-from agent_r1.env import ToolEnv
+from agent_r1.core.world import Env, World
+from agent_r1.env import FunctionScorer, ToolEnv
+from agent_r1.env.scoring import RewardFunction, named
 from agent_r1.tasks.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 FILE_MODULE = "agent_file"
 """The name a user's file is imported under."""
 
 
-def world_of(env: Any, tasks: Any, name: str, model: str) -> World:
+def world_of(env: Any, tasks: Any, name: str, model: str, rewards: Sequence[RewardFunction] = ()) -> World:
     """A world of an environment and tasks, which are checked: they come from a user.
 
     ``model`` is the one asked for. Where that is tiny-base, or none, the settings that fit tiny-base are the recipe.
@@ -28,26 +29,27 @@ def world_of(env: Any, tasks: Any, name: str, model: str) -> World:
     Tasks belong to the split they name. The table shows the splits other than ``train``; where all tasks
     are in ``train``, the table is over them, and says so.
     """
-    if not isinstance(env, ToolEnv):
-        raise InvalidInput("env", got=f"an object of type {type(env).__name__}", do="make it a ToolEnv")
-    if not env.scorers:
-        raise InvalidInput(
-            "env", got="a ToolEnv without rewards", do="give it rewards=[...]: nothing is learned without"
-        )
+    if not isinstance(env, Env):
+        raise InvalidInput("env", got=f"an object of type {type(env).__name__}", do="make it a ToolEnv, or give it tools and open()")
+    given = (FunctionScorer(named(rewards)),) if rewards else ()
+    scorers = (*(env.scorers if isinstance(env, ToolEnv) else ()), *given)
+    if not scorers:
+        raise InvalidInput("env", got="no rewards", do="give rewards=[...]: nothing is learned without")
     listed = _checked(tasks)
     others = tuple(dict.fromkeys(task.split for task in listed if task.split != "train"))
     return World(
         name=name,
         env=env,
         tasks=lambda split: [task for task in listed if task.split == split],
-        scorers=env.scorers,
+        scorers=scorers,
         evaluation=others or ("train",),
         recipe={"task": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
     )
 
 
 def load_world(file: Path, model: str) -> World:
-    """The world that a Python file describes by the names ``env`` and ``tasks``, for the model asked for.
+    """The world that a Python file describes, for the model asked for: by the names ``env`` and ``tasks``, and
+    ``rewards`` where the environment brings none.
 
     The file is run like a script in its own folder. Raises InvalidInput, in one line, where it is
     missing, cannot be run, or lacks a name.
@@ -58,7 +60,7 @@ def load_world(file: Path, model: str) -> World:
     for name in ("env", "tasks"):
         if name not in names:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
-    return world_of(names["env"], names["tasks"], file.stem, model)
+    return world_of(names["env"], names["tasks"], file.stem, model, names.get("rewards", ()))
 
 
 def _checked(tasks: Any) -> tuple[Task, ...]:

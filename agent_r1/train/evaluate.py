@@ -22,9 +22,9 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.store.reader import RunReader
 from agent_r1.train.checkpoint import trained_model
 from agent_r1.train.config import EvalConfig
-from agent_r1.train.prepare import Policy, limits_of, open_policy
+from agent_r1.train.prepare import Policy, check_world, limits_of, open_policy
 from agent_r1.train.report import Cell, Progress, Table, cell_of
-from agent_r1.train.scores import answered
+from agent_r1.train.scores import Answered, answered
 
 BASE = "base-tool-call"
 TRAINED = "trained"
@@ -65,16 +65,11 @@ def greedy(agent: Agent) -> Agent:
     return replace(agent, sampling=replace(agent.sampling, temperature=0.0))
 
 
-async def evaluate_method(
-    method: Method, world: World, splits: Sequence[str], count: int, limits: Limits
-) -> dict[str, Cell]:
-    """One greedy attempt at each of the first ``count`` tasks of each split: a cell per split."""
+async def answers_of(method: Method, world: World, split: str, count: int, limits: Limits) -> list[Answered]:
+    """One greedy attempt at each of the first ``count`` tasks of a split."""
     method = replace(method, agent=greedy(method.agent))
-    cells = {}
-    for split in splits:
-        groups = await attempts(method, world.scorers, world.tasks(split)[:count], 1, limits)
-        cells[split] = cell_of([answered(group.trajectories[0]) for group in groups])
-    return cells
+    groups = await attempts(method, world.scorers, world.tasks(split)[:count], 1, limits)
+    return [answered(group.trajectories[0]) for group in groups]
 
 
 async def pass_at(
@@ -106,11 +101,16 @@ def retrieval_of(world: World) -> dict[str, Mapping[str, float]]:
 
 async def table_of(methods: Sequence[Method], world: World, count: int, limits: Limits, progress: Progress) -> Table:
     """All methods over the world's evaluation splits."""
-    cells = {}
+    cells: dict[str, dict[str, Cell]] = {}
+    measure = "exact match"
     for method in methods:
         progress.say(f"evaluating {method.name} on {', '.join(world.evaluation)}")
-        cells[method.name] = await evaluate_method(method, world, world.evaluation, count, limits)
-    return Table(cells, retrieval_of(world))
+        cells[method.name] = {}
+        for split in world.evaluation:
+            answers = await answers_of(method, world, split, count, limits)
+            cells[method.name][split] = cell_of(answers)
+            measure = next((answer.measure for answer in answers if not answer.exact), measure)
+    return Table(cells, retrieval_of(world), measure)
 
 
 def evaluate(config: EvalConfig, world: World, progress: Progress) -> Table:
@@ -118,9 +118,12 @@ def evaluate(config: EvalConfig, world: World, progress: Progress) -> Table:
     torch.set_num_threads(config.threads)
     run = run_folder(config.model)
     if not is_run(run):
-        return asyncio.run(_evaluate(config, world, open_policy(config, world), None, progress))
+        base = open_policy(config, world)
+        check_world(base, world, world.evaluation)
+        return asyncio.run(_evaluate(config, world, base, None, progress))
     base = open_policy(config.model_copy(update={"model": _base_of(run)}), world)
     trained = open_policy(config.model_copy(update={"model": str(trained_model(run))}), world)
+    check_world(trained, world, world.evaluation)
     return asyncio.run(_evaluate(config, world, base, trained, progress))
 
 

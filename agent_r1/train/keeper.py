@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from agent_r1.learn.learner import Learner
 from agent_r1.rollout.agent import Agent
 from agent_r1.train.checkpoint import save_checkpoint, save_model
 from agent_r1.train.config import TrainConfig
-from agent_r1.train.evaluate import Method, evaluate_method
+from agent_r1.train.evaluate import Method, answers_of
 from agent_r1.train.prepare import Policy, limits_of
 
 
@@ -43,12 +44,12 @@ class Keeper:
     async def _validate(self, split: str) -> dict[str, float]:
         method = Method("validation", self._agent, self._world.env)
         count = self._config.evaluate_n
-        cells = await evaluate_method(method, self._world, [split], count, limits_of(self._config))
-        em = cells[split].em
+        answers = await answers_of(method, self._world, split, count, limits_of(self._config))
+        em = statistics.fmean(answer.em for answer in answers)
         if self._best is None or em >= self._best[0]:
             state = self._policy.model.state_dict()
             self._best = (em, {name: tensor.detach().clone() for name, tensor in state.items()})
-        return {"validation_em": em, "validation_f1": cells[split].f1}
+        return {"validation_em": em, "validation_f1": statistics.fmean(answer.f1 for answer in answers)}
 
     async def choose(self) -> None:
         """Give the model its best weights, and save it."""

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from agent_r1.config import Layer
 from agent_r1.core.task import Task
-from agent_r1.env import ToolEnv
+from agent_r1.core.world import Env
+from agent_r1.env.scoring import RewardFunction
 from agent_r1.tasks.tinywiki.model import TINY_BASE
 from agent_r1.train import run
 from agent_r1.train.config import TrainConfig, settle
@@ -18,21 +19,24 @@ from agent_r1.train.report import Progress, TrainReport, progress_on
 
 
 def train(
-    env: ToolEnv,
+    env: Env,
     tasks: Sequence[Task],
     *,
     model: str = TINY_BASE,
     algorithm: str = "grpo",
+    rewards: Sequence[RewardFunction] = (),
     progress: Progress | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train an agent in ``env`` on ``tasks``; this is ``agent_r1.train``.
 
+    ``rewards`` are for an environment that brings none, as a ToolEnv may.
+
     ``settings`` are those of :class:`~agent_r1.train.config.TrainConfig`, tables as mappings:
     ``steps=20, learner={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
     Raises InvalidInput where something cannot be used.
     """
-    world = world_of(env, tasks, "custom", model)
+    world = world_of(env, tasks, "custom", model, rewards)
     layer = Layer("agent_r1.train", {"model": model, "algorithm": algorithm, **settings})
     config = settle(TrainConfig, [layer], world)
     return run.train(config, world, progress or progress_on(Console(stderr=True)))

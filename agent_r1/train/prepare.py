@@ -22,6 +22,11 @@ from agent_r1.rollout.collector import Limits, Order
 from agent_r1.tasks.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.train.config import RunConfig, TrainConfig
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+CHECKED_PROMPTS = 8
+"""Prompts per split whose tokens are counted before anything starts: those of most characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -50,28 +55,56 @@ def open_policy(config: RunConfig, world: World) -> Policy:
             chat.require_tools()
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
-    model = load_model(name, torch.float32)
+    model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]
     _check_vocabulary(model, tokenizer, config.model)
-    return Policy(model, tokenizer, chat, min(config.context, model.config.max_position_embeddings))
+    return Policy(model, tokenizer, chat, min(config.context, *_bounds(model)))
+
+
+def _device(name: str) -> str:
+    """The device to compute on; 'auto' takes a GPU where there is one."""
+    there = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if there else "cpu"
+    if name.startswith("cuda") and not there:
+        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
+    return name
+
+
+def _bounds(model: PreTrainedModel) -> list[int]:
+    """What bounds a sequence: the model's positions, and its sliding window, within which attention is plain."""
+    settings = model.config.get_text_config()
+    found = [getattr(settings, name, None) for name in ("max_position_embeddings", "sliding_window")]
+    windowed = getattr(settings, "use_sliding_window", True)
+    return [bound for bound, counts in zip(found, (True, windowed), strict=True) if bound and counts]
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    rows = int(model.config.vocab_size)
+    rows = int(model.config.get_text_config().vocab_size)
     if len(tokenizer) > rows:
         got = f"{name}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {rows}"
         raise InvalidInput("model", got=got, do="name a folder whose model and tokenizer belong together")
 
 
 def check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
-    """Raise InvalidInput where the longest task's opening leaves no token to answer with."""
-    task = max(tasks, key=lambda task: sum(len(message.text) for message in task.messages))
-    count = len(policy.chat.open(asyncio.run(_opening(env, task)), env.tools).ids)
-    if count >= policy.context:
-        raise InvalidInput(
-            f"task {task.id}",
-            got=f"a prompt of {count} tokens, where the model sees {policy.context}",
-            do="shorten it, raise --context, or name a model that sees more",
-        )
+    """Raise InvalidInput where a task's opening leaves no token to answer with; the longest texts are looked at."""
+    longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
+    for task in longest:
+        count = len(policy.chat.open(asyncio.run(_opening(env, task)), env.tools).ids)
+        if count >= policy.context:
+            raise InvalidInput(
+                f"task {task.id}",
+                got=f"a prompt of {count} tokens, where the model sees {policy.context}",
+                do="shorten it, raise --context, or name a model that sees more",
+            )
+
+
+def check_world(policy: Policy, world: World, splits: Sequence[str]) -> None:
+    """Raise InvalidInput where a split that will be used does not exist, is empty, or has a prompt too long."""
+    for split in splits:
+        tasks = world.tasks(split)
+        if not tasks:
+            raise InvalidInput(f"tasks of {world.name}", got=f"none in the split {split!r}", do="give some")
+        check_prompts(policy, world.env, tasks)
 
 
 async def _opening(env: Env, task: Task) -> tuple[Message, ...]:
@@ -81,7 +114,7 @@ async def _opening(env: Env, task: Task) -> tuple[Message, ...]:
 
 
 def limits_of(config: RunConfig) -> Limits:
-    return Limits(config.concurrency, config.episode_seconds)
+    return Limits(config.concurrency, config.episode_seconds, config.score_seconds)
 
 
 def orders(tasks: Sequence[Task], config: TrainConfig) -> Iterator[Order]:

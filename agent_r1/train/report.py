@@ -41,10 +41,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells by method and split, and the retriever's measures by split and name (``recall@5``)."""
+    """Cells by method and split, and the retriever's measures by split and name (``recall@5``).
+
+    ``measure`` says what the cells' ``em`` is where a world has no exact match: its reward.
+    """
 
     cells: Mapping[str, Mapping[str, Cell]]
     retrieval: Mapping[str, Mapping[str, float]]
+    measure: str = "exact match"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def render_report(report: TrainReport) -> Group:
 
 def _caption(table: Table) -> str:
     counts = sorted({cell.n for row in table.cells.values() for cell in row.values()})
-    return f"exact match (95 % interval), F1; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
+    return f"{table.measure} (95 % interval), F1; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
 
 
 def _shown(cell: Cell) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
+import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from typing import TypeVar
 
 import torch
 
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.record import Happened, Measured
 from agent_r1.core.trajectory import Group
 from agent_r1.core.world import World
@@ -29,13 +33,20 @@ from agent_r1.train.clock import Clock
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.evaluate import BASE, Method, methods_of, pass_at, table_of
 from agent_r1.train.keeper import Keeper
-from agent_r1.train.prepare import Policy, check_prompts, limits_of, open_policy, orders
+from agent_r1.train.prepare import Policy, check_world, limits_of, open_policy, orders
 from agent_r1.train.report import PassAtK, Progress, StepReport, TrainReport
 from agent_r1.train.scores import answered
 
-PASS_K = 16
 PASS_QUESTIONS = 50
-"""Questions per split of the base model's pass@k: 16 attempts each."""
+"""At most so many questions per split for the base model's pass@k."""
+
+FRUITLESS_STEPS = 3
+"""After so many steps in a row in which no attempt could be scored, the run stops."""
+
+
+class RunStopped(AgentR1Error):
+    """A run that would go on without learning anything was stopped; says why."""
+
 
 T = TypeVar("T")
 
@@ -64,7 +75,7 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
     torch.manual_seed(config.seed)
     row = build_row(config.algorithm, config.row)
     policy = open_policy(config, world)
-    check_prompts(policy, world.env, world.tasks("train"))
+    check_world(policy, world, ["train", *world.evaluation, *_validation(config, world)])
     name = config.run or default_run_name(config.task, config.algorithm, datetime.now())
     folder = run_folder(name)
     learner = Learner(
@@ -84,6 +95,16 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
     finally:
         progress.end()
         ledger.close()
+
+
+def _validation(config: TrainConfig, world: World) -> list[str]:
+    """The split to validate on, where that is asked for."""
+    if config.evaluate_every == 0:
+        return []
+    if world.validation is None:
+        do = "leave it out: this task has no validation split"
+        raise InvalidInput("evaluate_every", got=config.evaluate_every, do=do)
+    return [world.validation]
 
 
 async def _run(parts: Parts) -> TrainReport:
@@ -119,6 +140,7 @@ async def _loop(parts: Parts) -> None:
     wanted = orders(parts.world.tasks("train"), config)
     async with aclosing(collector.collect(wanted, clock.permit)) as groups:
         watch = Stopwatch()
+        fruitless = 0
         async for batch in _batches(groups, config.groups_per_step):
             watch.lap("rollout_seconds")
             update = await in_thread(learner.update, batch)
@@ -128,9 +150,21 @@ async def _loop(parts: Parts) -> None:
             kept = await keeper.after(update.step)
             watch.lap("keep_seconds")
             await _tell(parts, batch, update, {**kept, **watch.take()})
+            fruitless = _fruitless(fruitless, update)
             await clock.advance(update.version)
     await keeper.choose()
     await parts.engine.load(learner.weights())
+
+
+def _fruitless(before: int, update: Update) -> int:
+    """How many steps in a row no attempt could be scored. Raises RunStopped where they are too many."""
+    if not math.isnan(update.metrics["reward"]):
+        return 0
+    if before + 1 == FRUITLESS_STEPS:
+        (reason, count), *_ = Counter(fate.reason for fate in update.fates).most_common(1)
+        said = f"no attempt could be scored in {FRUITLESS_STEPS} steps; of the last, {count} failed: {reason}"
+        raise RunStopped(said)
+    return before + 1
 
 
 async def _batches(groups: AsyncIterator[Group], size: int) -> AsyncIterator[list[Group]]:
@@ -145,12 +179,14 @@ async def _batches(groups: AsyncIterator[Group], size: int) -> AsyncIterator[lis
 async def _tell(parts: Parts, batch: Sequence[Group], update: Update, more: dict[str, float]) -> None:
     """Write the step down, and show it."""
     lived = [trajectory for group in batch for trajectory in group.trajectories]
-    em = sum(answered(trajectory).em for trajectory in lived) / len(lived)
+    answers = [answered(trajectory) for trajectory in lived]
+    em = statistics.fmean(answer.em for answer in answers)
     tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
     speed = tokens / max(more["rollout_seconds"] + more["update_seconds"], 1e-9)
     values = {**update.metrics, **more, "em": em, "tokens": float(tokens), "tokens_per_second": speed}
     await parts.ledger.record(*update.fates, Measured(update.step, values))
-    parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em, speed))
+    exact = all(answer.exact for answer in answers)
+    parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
 
 
 async def _compare(parts: Parts, seconds: float) -> TrainReport:
@@ -161,12 +197,19 @@ async def _compare(parts: Parts, seconds: float) -> TrainReport:
     try:
         methods = methods_of(world, base, parts.agent)
         table = await table_of(methods, world, config.evaluate_n, limits_of(config), parts.progress)
-        parts.progress.say(f"pass@{PASS_K} of the base model")
-        sampled = Method(BASE, base, world.env)
-        shares = await pass_at(sampled, world, world.evaluation, PASS_QUESTIONS, PASS_K, limits_of(config))
+        passed = await _pass_at_k(parts, Method(BASE, base, world.env))
     finally:
         await base_engine.close()
-    return TrainReport(parts.folder, config.steps, seconds, table, PassAtK(PASS_K, shares))
+    return TrainReport(parts.folder, config.steps, seconds, table, passed)
+
+
+async def _pass_at_k(parts: Parts, method: Method) -> PassAtK | None:
+    k, world = parts.config.pass_k, parts.world
+    if k == 0:
+        return None
+    parts.progress.say(f"pass@{k} of {method.name}")
+    shares = await pass_at(method, world, world.evaluation, PASS_QUESTIONS, k, limits_of(parts.config))
+    return PassAtK(k, shares)
 
 
 class Stopwatch:

@@ -275,3 +275,15 @@ def test_a_model_with_sliding_windows_learns_from_branches_by_paths(make: Any) -
     # in tokens: 2, 4 and 4 of the paths and 2 of the other attempt; merged it would be 6 and 2
     assert learner_of(MistralForCausalLM(config)).update(groups).metrics["model_tokens"] == 12
     assert learner_of(make.model()).update(groups).metrics["model_tokens"] == 8
+
+
+def test_tokens_of_older_weights_are_compared_with_the_policy_that_sampled_them(make: Any) -> None:
+    model = make.model()
+    learner = learner_of(model)
+    groups = sampled(model, make.random_groups(0), 0.7)
+    fresh = learner.update(groups).metrics
+    stale = learner.update(groups).metrics
+    assert (fresh["staleness"], stale["staleness"]) == (0, 1)
+    assert fresh["first_ratio_deviation"] == 0
+    assert stale["first_ratio_deviation"] > 1e-3
+    assert stale["logprob_gap"] > 1e-3

@@ -13,6 +13,7 @@ from agent_r1.core.record import Dispatched, Finished
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
 from agent_r1.core.world import Transition
+from agent_r1.rollout import agent
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collector import Collector, Limits, Order
@@ -48,6 +49,8 @@ class CountingEpisode:
         if self.task.data.get("step") == self.taken:
             raise ValueError("the world broke")
         await asyncio.sleep(self.task.data.get("seconds", 0))
+        if self.task.data.get("nothing"):
+            return None
         if not action.message.calls:
             return Transition((), end="terminal")
         if self.taken == 3:
@@ -58,6 +61,7 @@ class CountingEpisode:
         self.env.closed.append(self.task.id)
         if self.task.data.get("close"):
             raise OSError("cannot close")
+        await asyncio.sleep(self.task.data.get("closing", 0))
 
 
 class Log:
@@ -96,8 +100,8 @@ def task(name, text="hello", **data):
 def collect(chat, tasks, size=2, context=2000, limits=None, max_tokens=200):
     env, log = CountingEnv(), Log()
     engine = ScriptedEngine(chat, reply)
-    agent = Agent(engine, chat, Sampling(max_tokens=max_tokens), context)
-    collector = Collector(agent, env, (LengthScorer(),), log, "test", limits or Limits())
+    actor = Agent(engine, chat, Sampling(max_tokens=max_tokens), context)
+    collector = Collector(actor, env, (LengthScorer(),), log, "test", limits or Limits())
 
     async def permit(order):
         return 7
@@ -130,16 +134,20 @@ def test_an_episode_runs_to_its_end_and_its_states_are_exact(chat):
         (task("x", text="engine"), Status.ENGINE_FAILED, "EngineError: the engine is down", 0),
         (task("x", score=True), Status.REWARD_FAILED, "KeyError: 'no such answer'", 3),
         (task("x", close=True), Status.COMPLETED, None, 3),
+        (task("x", closing=60), Status.COMPLETED, None, 3),
+        (task("x", nothing=True), Status.ENVIRONMENT_FAILED, "'NoneType' object has no attribute 'messages'", 0),
         (task("x", text="forever"), Status.OUT_OF_TURNS, None, 3),
         (task("x", seconds=30), Status.CANCELLED, "the episode ran past its deadline", 0),
     ],
     ids=lambda value: str(value) if isinstance(value, Status) else "",
 )
-def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken, status, reason, turns):
+def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken, status, reason, turns, monkeypatch):
+    monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
     tasks = [task("before"), broken, task("after")]
     groups, _, _, engine = collect(chat, tasks, limits=Limits(episode_seconds=1.0))
     for trajectory in groups[1].trajectories:
-        assert (trajectory.status, trajectory.reason, len(trajectory.turns)) == (status, reason, turns)
+        assert (trajectory.status, len(trajectory.turns)) == (status, turns)
+        assert trajectory.reason == reason if reason is None else reason in trajectory.reason
     for group in (groups[0], groups[2]):
         assert [t.status for t in group.trajectories] == [Status.COMPLETED] * 2
         assert [t.rewards for t in group.trajectories] == [{"turns": 3.0}] * 2
@@ -176,8 +184,8 @@ def test_groups_come_in_order_and_everything_is_written_down(chat):
 def test_a_slow_episode_holds_up_nobody(chat):
     async def run():
         env, log = CountingEnv(), Log()
-        agent = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
-        collector = Collector(agent, env, (), log, "test", Limits())
+        actor = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+        collector = Collector(actor, env, (), log, "test", Limits())
         orders = [Order(0, task("slow", seconds=0.3), 1)] + [Order(i, task(f"t{i}"), 1) for i in range(1, 30)]
 
         async def permit(order):
@@ -192,8 +200,8 @@ def test_a_slow_episode_holds_up_nobody(chat):
 def test_leaving_the_collector_early_cancels_what_is_under_way(chat):
     async def run():
         env = CountingEnv()
-        agent = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
-        collector = Collector(agent, env, (), Log(), "test", Limits())
+        actor = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+        collector = Collector(actor, env, (), Log(), "test", Limits())
 
         async def permit(order):
             return 0

@@ -65,7 +65,7 @@ BROKEN = {
     r"JSONDecodeError: .*\(line 3\); mend": "import json\n\njson.loads('{')",
     r"ModuleNotFoundError: No module named 'no_such_module' \(line 1\)": "import no_such_module",
     "env: got an object of type int; make it a ToolEnv": AGENT + "env = 3",
-    r"env: got a ToolEnv without rewards; give it rewards": AGENT + "env = ToolEnv([double])",
+    r"env: got no rewards; give rewards": AGENT + "env = ToolEnv([double])",
     "tasks: got an object of type str": AGENT + "tasks = 'abc'",
     r"tasks\[1\]: got an object of type str; make it a Task": AGENT + "tasks = [tasks[0], 'x']",
     r"tasks\[1\]: got a second task with id '0'": AGENT + "tasks = [tasks[0], tasks[0]]",

@@ -16,7 +16,7 @@ from agent_r1.tasks.tinywiki.search import search
 
 MAX_TURNS = 5
 
-RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "reward_weights.f1": 0.0, "evaluate_every": 2}
+RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "reward_weights.f1": 0.0, "evaluate_every": 2, "pass_k": 16}
 """The reward is the exact match; F1 is measured only."""
 
 
