@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -171,12 +171,16 @@ def _train(invocation: Invocation) -> None:
 def _eval(invocation: Invocation) -> None:
     layers = [from_text(EvalConfig, invocation.settings)]
     folder = run_folder(resolve(EvalConfig, layers).model)
+    trained_on = None
     if is_run(folder):
         reader = RunReader(folder)
+        trained_on = str(reader.config()["data"])
         layers.append(restrict(Layer(f"configuration of {folder}", reader.config()), EvalConfig, TrainConfig))
         reader.close()
     asked, file = resolve(EvalConfig, layers), invocation.options["file"]
     world = _build(asked) if file is None else load_world(Path(file), asked.model)
+    if world.whole is not None and str(asked.data) != trained_on:
+        world = replace(world, evaluation=(world.whole,))
     config = settle(EvalConfig, layers, world)
     from agent_r1.train.evaluate import evaluate
 

@@ -61,7 +61,9 @@ class World:
     ``tasks(split)`` gives the tasks of a split. ``evaluation`` names the splits of the table,
     ``validation`` the split that chooses the checkpoint (None: the last step is kept).
     ``baselines`` are other environments over the same tasks, by the name of their row in the table
-    (``naive-rag``). ``recipe`` holds configuration defaults by dotted key, e.g. ``{"learner.lr": 1e-3}``.
+    (``naive-rag``). ``whole`` names the split of all tasks, where a world is made of a file: for evaluating
+    what was not trained on that file. ``recipe`` holds configuration defaults by dotted key, e.g.
+    ``{"learner.learning_rate": 1e-3}``.
     """
 
     name: str
@@ -72,4 +74,5 @@ class World:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     evaluation: tuple[str, ...] = ("test",)
     validation: str | None = None
+    whole: str | None = None
     retrieval: Callable[[str], Mapping[str, float]] | None = None

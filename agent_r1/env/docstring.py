@@ -36,6 +36,8 @@ def read_docstring(text: str) -> Docstring:
     for line in inspect.cleandoc(text).splitlines():
         if section := _SECTION.match(line):
             target = arguments if section[1].startswith("Arg") else []
+        elif target is arguments and line and not line[0].isspace():
+            target = []  # prose at the margin ends the entries
         else:
             target.append(line)
     return Docstring(_paragraphs(summary), _entries(inspect.cleandoc("\n".join(["", *arguments])).splitlines()))

@@ -27,6 +27,8 @@ from agent_r1.model.forward import obeys_tree_mask
 from agent_r1.model.value import value_model
 
 NOT_FINITE = "the loss or a gradient was not finite"
+NO_ADVANTAGE = "no advantage in the whole batch"
+"""Without it only the optimizer's momentum would move the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,8 @@ class Learner:
         fates = tuple(self._dropped(out.attempt, out.reason) for out in useful.left_out)
         if useful.samples:
             prepared = self._prepare(assemble(useful.samples, self._layout))
-            steps = self._optimise(prepared)
-            metrics |= pass_metrics(prepared, steps, self._version)
+            steps = self._optimise(prepared) if bool(prepared.credit.advantage.any()) else []
+            metrics |= pass_metrics(prepared, steps, self._version) if steps else {}
             self._version += any(step.applied for step in steps)
             fates = (*self._fates(prepared.batch, steps), *fates)
         return Update(self._step, self._version, metrics, fates)
@@ -101,6 +103,11 @@ class Learner:
         if self._digest is None or self._digest[0] != self._version:
             self._digest = (self._version, digest(self._models.policy))
         return Weights(self._version, "module", self._models.policy, self._digest[1])
+
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the policy's weights by these, as a new version."""
+        self._models.policy.load_state_dict(dict(weights))
+        self._version += 1
 
     def state(self) -> LearnerState:
         """A copy of everything but the policy's weights, which are a model folder of their own."""
@@ -161,8 +168,9 @@ class Learner:
     def _fates(self, batch: Batch, steps: Sequence[Step]) -> list[Fate]:
         """An attempt is trained when one optimizer step that used it was applied."""
         trained = frozenset[int]().union(*(step.trajectories for step in steps if step.applied))
+        reason = NOT_FINITE if steps else NO_ADVANTAGE
         return [
-            Fate(attempt, "trained", self._step) if number in trained else self._dropped(attempt, NOT_FINITE)
+            Fate(attempt, "trained", self._step) if number in trained else self._dropped(attempt, reason)
             for number, attempt in enumerate(batch.attempts)
         ]
 

@@ -31,9 +31,13 @@ class Step:
 
 
 def reward_metrics(admission: Admission, useful: Admission) -> dict[str, float]:
-    """``reward``: mean over all attempts that could be scored, also those that teach nothing; NaN without any."""
+    """``failed``: attempts that could not be learned from; ``filtered``: those the algorithm sets aside.
+
+    ``reward``: mean over all attempts that could be scored, also those that teach nothing; NaN without any."""
     totals = [sample.total for sample in admission.samples]
-    return {"reward": fmean(totals) if totals else math.nan, "dropped": float(len(useful.left_out))}
+    failed = len(admission.left_out)
+    counts = {"failed": float(failed), "filtered": float(len(useful.left_out) - failed)}
+    return {"reward": fmean(totals) if totals else math.nan, **counts}
 
 
 def pass_metrics(prepared: Prepared, steps: Sequence[Step], version: int) -> dict[str, float]:

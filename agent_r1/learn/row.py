@@ -13,7 +13,8 @@ from torch import Tensor
 from agent_r1.learn.batch import Batch
 from agent_r1.learn.samples import Filter
 
-Need = Literal["critic"]
+Need = Literal["critic", "group"]
+"""A value model; more than one attempt at each task."""
 
 Metrics = Mapping[str, Tensor]
 """Numbers by name, without gradient: each is the micro-batch's share, so that shares add up to the batch's."""

@@ -48,6 +48,8 @@ class Ledger:
 
     async def record(self, *events: Event) -> None:
         """Write events down, in order, all or none; returns when they are on the disk. Raises LedgerError."""
+        if not self._thread.is_alive():
+            raise LedgerError("the run was closed; nothing more can be written")
         durable = asyncio.get_running_loop().create_future()
         self._waiting.put(Submission(events, durable))
         await durable

@@ -69,7 +69,7 @@ def inserts(event: Event) -> Iterator[Insert]:
         case Dispatched(attempt, split, version):
             name = (attempt_key(attempt), readable(attempt.run), readable(attempt.task), *attempt.order)
             columns = "attempt, run, task, group_serial, member, retry, split, version"
-            yield Insert("attempts", columns, [(*name, split, version)])
+            yield Insert("attempts", columns, [(*name, readable(split), version)])
         case Finished(trajectory):
             yield from _trajectory(trajectory)
         case Fate(attempt, fate, step, reason):
@@ -77,7 +77,9 @@ def inserts(event: Event) -> Iterator[Insert]:
             yield Insert("fates", "attempt, fate, step, reason", [met])
         case Measured(step, values):
             yield Insert(
-                "metrics", "step, name, value", [(step, name, from_number(value)) for name, value in values.items()]
+                "metrics",
+                "step, name, value",
+                [(step, readable(name), from_number(value)) for name, value in values.items()],
             )
         case Happened(kind, detail):
             yield Insert("events", "at, kind, detail", [(time.time(), readable(kind), readable(detail))])
@@ -102,13 +104,13 @@ def _turn(key: str, turn: Turn) -> tuple[Any, ...]:
         [from_result(result) for result in turn.results],
         from_spans(turn.spans),
     ]
-    place = (key, turn.index, turn.parent, turn.role, turn.kind, turn.stop)
+    place = (key, turn.index, turn.parent, readable(turn.role), readable(turn.kind), turn.stop)
     return (*place, Tokens(turn.new_ids, turn.action_ids, turn.logprobs).pack(), pack_document(said))
 
 
 def _rewards(key: str, trajectory: Trajectory) -> Iterator[tuple[Any, ...]]:
     for name, value in trajectory.rewards.items():
-        yield key, None, name, from_reward(value)
+        yield key, None, readable(name), from_reward(value)
     for turn in trajectory.turns:
         for name, value in turn.rewards.items():
-            yield key, turn.index, name, from_reward(value)
+            yield key, turn.index, readable(name), from_reward(value)

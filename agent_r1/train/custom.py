@@ -30,7 +30,8 @@ def world_of(env: Any, tasks: Any, name: str, model: str, rewards: Sequence[Rewa
     are in ``train``, the table is over them, and says so.
     """
     if not isinstance(env, Env):
-        raise InvalidInput("env", got=f"an object of type {type(env).__name__}", do="make it a ToolEnv, or give it tools and open()")
+        got = f"an object of type {type(env).__name__}"
+        raise InvalidInput("env", got=got, do="make it a ToolEnv, or give it tools and open()")
     given = (FunctionScorer(named(rewards)),) if rewards else ()
     scorers = (*(env.scorers if isinstance(env, ToolEnv) else ()), *given)
     if not scorers:

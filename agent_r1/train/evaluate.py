@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -109,8 +110,16 @@ async def table_of(methods: Sequence[Method], world: World, count: int, limits: 
         for split in world.evaluation:
             answers = await answers_of(method, world, split, count, limits)
             cells[method.name][split] = cell_of(answers)
+            _tell_failures(method.name, split, answers, progress)
             measure = next((answer.measure for answer in answers if not answer.exact), measure)
     return Table(cells, retrieval_of(world), measure)
+
+
+def _tell_failures(method: str, split: str, answers: Sequence[Answered], progress: Progress) -> None:
+    """A wrong answer and an attempt that broke look alike in the table, so the second is said."""
+    reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
+    for reason, count in reasons.most_common(1):
+        progress.say(f"{method} on {split}: {reasons.total()} of {len(answers)} failed, {count} of them: {reason}")
 
 
 def evaluate(config: EvalConfig, world: World, progress: Progress) -> Table:

@@ -54,5 +54,5 @@ class Keeper:
     async def choose(self) -> None:
         """Give the model its best weights, and save it."""
         if self._best is not None:
-            self._policy.model.load_state_dict(self._best[1])
+            self._learner.adopt(self._best[1])
         save_model(self._folder, self._policy.model, self._policy.tokenizer)

@@ -74,6 +74,8 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     row = build_row(config.algorithm, config.row)
+    if "group" in row.needs and config.group_size < 2:
+        raise InvalidInput("group_size", got=config.group_size, do=f"give at least 2: {row.name} compares attempts")
     policy = open_policy(config, world)
     check_world(policy, world, ["train", *world.evaluation, *_validation(config, world)])
     name = config.run or default_run_name(config.task, config.algorithm, datetime.now())
@@ -144,6 +146,7 @@ async def _loop(parts: Parts) -> None:
         async for batch in _batches(groups, config.groups_per_step):
             watch.lap("rollout_seconds")
             update = await in_thread(learner.update, batch)
+            await parts.ledger.record(*update.fates)
             watch.lap("update_seconds")
             await parts.engine.load(learner.weights())
             watch.lap("load_seconds")
@@ -180,11 +183,11 @@ async def _tell(parts: Parts, batch: Sequence[Group], update: Update, more: dict
     """Write the step down, and show it."""
     lived = [trajectory for group in batch for trajectory in group.trajectories]
     answers = [answered(trajectory) for trajectory in lived]
-    em = statistics.fmean(answer.em for answer in answers)
+    em = statistics.fmean([answer.em for answer in answers if answer.failure is None] or [math.nan])
     tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
     speed = tokens / max(more["rollout_seconds"] + more["update_seconds"], 1e-9)
     values = {**update.metrics, **more, "em": em, "tokens": float(tokens), "tokens_per_second": speed}
-    await parts.ledger.record(*update.fates, Measured(update.step, values))
+    await parts.ledger.record(Measured(update.step, values))
     exact = all(answer.exact for answer in answers)
     parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
 

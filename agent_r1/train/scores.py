@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.trajectory import Rewards, Trajectory
 
 EXACT = ("em", "exact_match")
 """Names under which worlds report exact match."""
@@ -12,14 +12,15 @@ EXACT = ("em", "exact_match")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How one attempt was scored. One that failed, or could not be scored, answered nothing right.
+    """How one attempt was scored. ``measure`` is what ``em`` is: exact match, or a world's first reward.
 
-    ``measure`` is what ``em`` is: "exact match", or the first reward of a world that has none.
+    An attempt that failed, or whose measure could not be computed, counts as wrong; ``failure`` then says why.
     """
 
     em: float
     f1: float
     measure: str = "exact match"
+    failure: str | None = None
 
     @property
     def exact(self) -> bool:
@@ -28,10 +29,19 @@ class Answered:
 
 def answered(trajectory: Trajectory) -> Answered:
     """Exact match and F1. A world without them is measured by its first reward, and by it alone."""
-    numbers = {name: float(value) for name, value in trajectory.rewards.items() if isinstance(value, int | float)}
-    exact = next((numbers[name] for name in EXACT if name in numbers), None)
-    if exact is not None:
-        return Answered(exact, numbers.get("f1", exact))
-    for name, value in numbers.items():
-        return Answered(value, value, f"reward {name!r}")
-    return Answered(0.0, 0.0)
+    rewards = trajectory.rewards
+    if not rewards:
+        return Answered(0.0, 0.0, failure=trajectory.reason or "it was not scored")
+    name = next((name for name in EXACT if name in rewards), next(iter(rewards)))
+    measure = "exact match" if name in EXACT else f"reward {name!r}"
+    value = _number(rewards, name)
+    if value is None:
+        return Answered(0.0, 0.0, measure, failure=f"{name} could not be scored")
+    f1 = _number(rewards, "f1")
+    return Answered(value, value if f1 is None else f1, measure)
+
+
+def _number(rewards: Rewards, name: str) -> float | None:
+    """The reward of the whole trajectory: a reward per turn adds up."""
+    value = rewards.get(name)
+    return sum(value) if isinstance(value, tuple) else value

@@ -65,15 +65,6 @@ def test_ppo_by_hand(batch: Batch) -> None:
     assert close(credit.advantage, (advantage - advantage.mean()) / advantage.std())
 
 
-def test_ppo_counts_on_the_critic_after_a_cut_episode_only_where_told_to(batch: Batch) -> None:
-    values = numbers(0.0, 0.0, 0.0, 0.8)
-    cut, ended = (
-        build_row("ppo", {"gamma": 0.5, "bootstrap_truncated": told}).credit(batch, Signals(values))
-        for told in (True, False)
-    )
-    assert close(cut.value_target, numbers(0.25, 0.5, 1, 0.4)) and close(ended.value_target, numbers(0.25, 0.5, 1, 0))
-
-
 def view(logprobs: Tensor, old: Tensor, values: Tensor | None = None, old_values: Tensor | None = None) -> TokenView:
     return TokenView(logprobs.requires_grad_(), old, values, old_values)
 

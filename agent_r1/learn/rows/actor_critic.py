@@ -17,15 +17,13 @@ from agent_r1.learn.rows.clipped import ClippedTerms, clipped_loss
 class PpoTerms(ClippedTerms):
     """Terms of PPO.
 
-    ``bootstrap_truncated``: an episode that ran out of turns or tokens counts on the critic's last
-    value, as if it had gone on (1712.00378); off, the limit is part of the task. The critic's loss
-    needs no coefficient: it has a model and a learning rate of its own.
+    Running out of turns or tokens is an ending like any other: the limit is part of the task. The critic's
+    loss needs no coefficient: it has a model and a learning rate of its own.
     """
 
     gamma: float = Field(default=1.0, ge=0, le=1)
     lam: float = Field(default=1.0, ge=0, le=1)
     value_clip: float = Field(default=0.5, gt=0)
-    bootstrap_truncated: bool = False
 
     def row(self) -> Row:
         credit = f"GAE over action tokens (gamma {self.gamma:g}, lambda {self.lam:g}), whitened over the batch"
@@ -43,19 +41,11 @@ class PpoTerms(ClippedTerms):
 def ppo_credit(batch: Batch, signals: Signals, terms: PpoTerms) -> Credit:
     """GAE over the trajectory's action tokens as one chain, in order of turns, whatever stood between them."""
     values = _present(signals.values)
+    after = torch.zeros(len(batch.attempts), dtype=values.dtype)
     advantage = generalised_advantages(
-        batch.token_rewards, values, _values_after(batch, values, terms), batch.token_trajectory, terms.gamma, terms.lam
+        batch.token_rewards, values, after, batch.token_trajectory, terms.gamma, terms.lam
     )
     return Credit(whiten(advantage), terms.weight(batch.token_trajectory), value_target=advantage + values)
-
-
-def _values_after(batch: Batch, values: Tensor, terms: PpoTerms) -> Tensor:
-    """(M,) the value of the state each trajectory ends in.
-
-    The critic learns states before an action token, so the last of those stands for the cut episode's end.
-    """
-    cut = batch.truncated if terms.bootstrap_truncated else torch.zeros_like(batch.truncated)
-    return torch.where(cut, values[batch.last_tokens], 0.0)
 
 
 def ppo_loss(view: TokenView, credit: Credit, terms: PpoTerms) -> tuple[Tensor, Metrics]:

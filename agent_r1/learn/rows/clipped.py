@@ -50,6 +50,6 @@ def clipped_loss(view: TokenView, credit: Credit, terms: ClippedTerms) -> tuple[
     metrics = {
         "loss": total.detach(),
         "clip_fraction": (credit.weight * (loss != free)).sum().detach(),
-        "kl_old": (credit.weight * kl_k3(view.logprobs, view.old)).sum().detach(),
+        "kl_old": (credit.weight * kl_k3(view.old, view.logprobs)).sum().detach(),
     }
     return total, metrics

@@ -35,6 +35,7 @@ class GrpoTerms(ClippedTerms):
             terms=self,
             credit=partial(grpo_credit, terms=self),
             loss=partial(clipped_loss, terms=self),
+            needs=frozenset({"group"}),
             filters=(zero_variance,),
         )
 
@@ -50,6 +51,7 @@ class RlooTerms(ClippedTerms):
             terms=self,
             credit=partial(rloo_credit, terms=self),
             loss=partial(clipped_loss, terms=self),
+            needs=frozenset({"group"}),
             filters=(zero_variance,),
         )
 

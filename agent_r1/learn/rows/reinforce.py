@@ -21,7 +21,9 @@ class ReinforcePlusPlusTerms(ClippedTerms):
         return Row(
             name="reinforce++",
             paper="2501.03262",
-            objective=self.objective(f"return to go (gamma {self.gamma:g}), whitened over the batch's action tokens"),
+            objective=self.objective(
+                f"return to go (gamma {self.gamma:g}), whitened over the action tokens (no KL term)"
+            ),
             terms=self,
             credit=partial(reinforce_plus_plus_credit, terms=self),
             loss=partial(clipped_loss, terms=self),

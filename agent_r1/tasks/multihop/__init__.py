@@ -18,6 +18,7 @@ from agent_r1.tasks.multihop.search import TOP_K, PassageIndex, search_tool
 from agent_r1.tasks.multihop.splits import Splits, read_splits
 
 MAX_TURNS = 5
+WHOLE = "all"
 MAX_OUTPUT = 4000
 """Characters of a search result: five passages of Wikipedia's usual length. The paper's 2048 cut the last ones off."""
 
@@ -46,6 +47,7 @@ def build(name: str, data: Path | None, corpus: Path | None, seed: int) -> World
     if data is None:
         raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
     splits = read_splits(data, seed)
+    splits = {**splits, WHOLE: tuple(chain(*splits.values()))}
     index = PassageIndex(_passages(name, splits, corpus))
     search = search_tool(index)
     return World(
@@ -57,6 +59,7 @@ def build(name: str, data: Path | None, corpus: Path | None, seed: int) -> World
         recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
         evaluation=("test",),
         validation="validation" if splits["validation"] else None,
+        whole=WHOLE,
         retrieval=_retrieval(splits, index),
     )
 

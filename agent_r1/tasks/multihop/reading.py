@@ -86,5 +86,7 @@ def _parsed(path: Path, data: bytes, first_line: int) -> Any:
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise InvalidInput(f"{path}, line {line}", got=f"broken JSON ({error.msg})", do="mend that line") from error
-    except RecursionError as error:
-        raise InvalidInput(f"{path}, line {first_line}", got="JSON nested too deeply", do="mend that line") from error
+    except (RecursionError, ValueError) as error:
+        raise InvalidInput(
+            f"{path}, line {first_line}", got=f"JSON that cannot be read ({type(error).__name__})", do="mend that line"
+        ) from error

@@ -35,7 +35,7 @@ def divide(questions: Sequence[Question], source: Path) -> Splits:
     questions of a file are the same for every seed: what one run trained on, no evaluation of it meets.
     """
     ordered = _shuffled(questions, "split")
-    texts = list(dict.fromkeys(question.text for question in ordered))
+    texts = list(dict.fromkeys(_key(question) for question in ordered))
     if len(texts) < len(SPLITS):
         raise InvalidInput(
             str(source), got=f"{len(texts)} different questions", do="give at least 3, one for each split"
@@ -45,7 +45,7 @@ def divide(questions: Sequence[Question], source: Path) -> Splits:
     split_of = dict.fromkeys(texts, "train")
     split_of |= dict.fromkeys(texts[:tests], "test")
     split_of |= dict.fromkeys(texts[tests : tests + validations], "validation")
-    return {split: tuple(question for question in ordered if split_of[question.text] == split) for split in SPLITS}
+    return {split: tuple(question for question in ordered if split_of[_key(question)] == split) for split in SPLITS}
 
 
 def _folder(folder: Path) -> Splits:
@@ -65,11 +65,16 @@ def _refuse_shared(splits: Splits, folder: Path) -> None:
     split_of: dict[str, str] = {}
     for split, questions in splits.items():
         for question in questions:
-            if split_of.setdefault(question.text, split) != split:
-                both = f"{question.text!r} in {split_of[question.text]} and {split}"
+            if split_of.setdefault(_key(question), split) != split:
+                both = f"{question.text!r} in {split_of[_key(question)]} and {split}"
                 raise InvalidInput(str(folder), got=both, do="keep every question in one split")
 
 
 def _shuffled(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
     """In the order of their hashes, the same everywhere."""
-    return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{question.text}".encode()).digest()))
+    return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{_key(question)}".encode()).digest()))
+
+
+def _key(question: Question) -> str:
+    """What makes two questions the same: their words, whatever their case and spaces."""
+    return " ".join(question.text.casefold().split())

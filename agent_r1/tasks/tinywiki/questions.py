@@ -74,6 +74,10 @@ share no fact with the test wikis, has a third of them, because the checkpoint i
 """
 
 
+_TRIES = 1000
+"""Chains drawn for one question; a wiki has far more than a split asks of it."""
+
+
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
     """The tasks of a split, always in the same order. ``seed`` draws the training wikis; all else is the same for all.
 
@@ -83,12 +87,20 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
         raise InvalidInput("tinywiki split", got=split, do=f"give one of {', '.join(SPLITS)}")
     made = SPLITS[split]
     prefix = f"train/{seed}" if made.owner == "train" else made.owner
-    return tuple(_task(split, prefix, made, index) for index in range(made.tasks))
+    asked: set[tuple[str, str]] = set()
+    return tuple(_task(split, prefix, made, index, asked) for index in range(made.tasks))
 
 
-def _task(split: str, prefix: str, made: Split, index: int) -> Task:
+def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
+    """A question that was not asked before of its wiki; it is added to ``asked``."""
     style, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
-    chain = open_wiki(wiki).chain(hops, random.Random(f"{prefix}/{split}/{index}"))
+    rng = random.Random(f"{prefix}/{split}/{index}")
+    for _ in range(_TRIES):
+        chain = open_wiki(wiki).chain(hops, rng)
+        question = STYLES[style](chain)
+        if (wiki, question) not in asked:
+            break
+    asked.add((wiki, question))
     data = {"answers": (chain.answer,), "wiki": wiki, "chain": chain}
-    return Task(f"{split}/{index}", conversation(STYLES[style](chain)), data, split)
+    return Task(f"{split}/{index}", conversation(question), data, split)
