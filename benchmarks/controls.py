@@ -9,7 +9,9 @@ Each row is one training run from tiny-base; only what the row's name says diffe
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +24,11 @@ from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
 from agent_r1.core.world import World
+from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.tasks import build
 from agent_r1.train.config import TrainConfig
+from agent_r1.train.evaluate import Method, answers_of
+from agent_r1.train.prepare import limits_of, open_policy
 from agent_r1.train.report import Silence, TrainReport
 from agent_r1.train.run import train
 
@@ -84,11 +89,23 @@ def _passes(report: TrainReport) -> str:
     return " ".join(f"{share:.2f}" for share in shares.values())
 
 
+def one_hop(count: int = 200) -> float:
+    """How well naive RAG with tiny-base answers the questions that one page answers: whether it reads at all."""
+    world = build("tinywiki", None, None, 0)
+    config = resolve(TrainConfig, [Layer("recipe of tinywiki", world.recipe)])
+    policy = open_policy(config, world)
+    agent = policy.agent(TorchEngine(policy.model, policy.context), config, 1.0)
+    method = Method("naive-rag", agent, world.baselines["naive-rag"])
+    answers = asyncio.run(answers_of(method, world, "one-hop", count, limits_of(config)))
+    return statistics.fmean(answer.em for answer in answers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[cell.name for cell in CELLS])
     wanted = parser.parse_args().only
     console = Console(width=140)
+    console.print(f"naive-rag on 200 one-hop questions: {one_hop():.3f}")
     table = Table(
         "run", "train s", "naive-rag", "base-tool-call", "trained", "base pass@16", title="EM by split, in order"
     )

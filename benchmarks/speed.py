@@ -2,8 +2,10 @@
 
     make bench
 
-Acting: tokens per second of TinyWiki episodes by the embedded engine, against ``transformers.generate`` that
-computes the whole conversation again at every turn, through the same agent loop, prompts and tools.
+Acting: tokens sampled per second by the embedded engine, against ``transformers.generate`` that computes the whole
+conversation again at every turn, through the same agent loop and prompts. On TinyWiki's episodes by tiny-base (actions
+of about nine tokens); and on episodes of exactly three turns with actions of up to 32 tokens, by the same architecture
+with random weights (which hardly ever stops by itself), shown a short or a long page after each.
 Learning: tokens per second of the learner on the trajectories just collected, against the same update on one
 padded batch. Then the seconds of a training step by phase, and the peak memory of the process.
 """
@@ -18,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,8 +31,10 @@ from transformers import PreTrainedModel
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.acting import Completion, Engine, Prompt, Sampling, Span, Weights
+from agent_r1.core.messages import Action, Message, ToolSpec
+from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
-from agent_r1.core.world import World
+from agent_r1.core.world import Context, Env, Transition, World
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.rows import build_row
 from agent_r1.rollout.torch_engine import TorchEngine
@@ -113,9 +117,44 @@ def sampled_tokens(groups: Sequence[Group]) -> int:
     return sum(len(turn.action_ids) for group in groups for t in group.trajectories for turn in t.turns)
 
 
-def acted(policy: Policy, world: World, config: TrainConfig, engine: Engine) -> tuple[float, list[Group]]:
+PAGE = "Alaban: capital Brodra. river Corimis. mayor Dovuban. twin Elamis. rival Fenedra. founder Garimis. "
+
+
+@dataclass(frozen=True, slots=True)
+class ThreeTurns:
+    """A world that shows a text after each of two actions and ends with the third, whatever is said."""
+
+    shown: str
+    tools: tuple[ToolSpec, ...] = ()
+
+    async def open(self, task: Task, context: Context) -> ThreeTurnsEpisode:
+        return ThreeTurnsEpisode(task.messages, Message.user(self.shown))
+
+
+@dataclass(slots=True)
+class ThreeTurnsEpisode:
+    start: tuple[Message, ...]
+    shown: Message
+    taken: int = 0
+
+    async def step(self, action: Action) -> Transition:
+        self.taken += 1
+        return Transition((), end="terminal") if self.taken == 3 else Transition((self.shown,))
+
+    async def close(self) -> None:
+        return None
+
+
+def random_weights(policy: Policy) -> Policy:
+    """The same architecture and tokenizer, untrained."""
+    torch.manual_seed(0)
+    model = type(policy.model)(policy.model.config).eval()
+    return replace(policy, model=model, context=model.config.max_position_embeddings)
+
+
+def acted(policy: Policy, env: Env, world: World, config: TrainConfig, engine: Engine) -> tuple[float, list[Group]]:
     """Tokens per second over one training step's worth of episodes, and the groups."""
-    method = Method("bench", policy.agent(engine, config, config.temperature), world.env)
+    method = Method("bench", policy.agent(engine, config, config.temperature), env)
     tasks = world.tasks("train")[: config.groups_per_step]
     began = time.perf_counter()
     groups = asyncio.run(attempts(method, world.scorers, tasks, config.group_size, limits_of(config)))
@@ -131,15 +170,18 @@ def median_of(repeat: int, measure: Callable[[], float]) -> float:
     return statistics.median(measure() for _ in range(repeat))
 
 
-def acting(policy: Policy, world: World, config: TrainConfig, repeat: int) -> tuple[Table, list[Group]]:
+def acting(
+    name: str, policy: Policy, env: Env, world: World, config: TrainConfig, repeat: int
+) -> tuple[Table, list[Group]]:
     pad = policy.tokenizer.pad_token_id
-    _, groups = acted(policy, world, config, engine_of(policy))
-    ours = median_of(repeat, lambda: acted(policy, world, config, engine_of(policy))[0])
-    plain = median_of(repeat, lambda: acted(policy, world, config, GenerateEngine(policy.model, pad))[0])
-    turns = statistics.mean(len(t.turns) for group in groups for t in group.trajectories)
-    table = Table(
-        "acting", "tokens/s", "ratio", title=f"{len(groups)} x {config.group_size} episodes, {turns:.1f} turns"
-    )
+    _, groups = acted(policy, env, world, config, engine_of(policy))
+    ours = median_of(repeat, lambda: acted(policy, env, world, config, engine_of(policy))[0])
+    plain = median_of(repeat, lambda: acted(policy, env, world, config, GenerateEngine(policy.model, pad))[0])
+    lived = [t for group in groups for t in group.trajectories]
+    turns = statistics.mean(len(t.turns) for t in lived)
+    length = sampled_tokens(groups) / sum(len(t.turns) for t in lived)
+    title = f"{name}: {len(lived)} episodes, {turns:.1f} turns, {length:.0f} tokens an action"
+    table = Table("acting", "tokens/s", "ratio", title=title)
     table.add_row("transformers.generate, re-prefilled each turn", f"{plain:,.0f}", "1.0")
     table.add_row("embedded engine", f"{ours:,.0f}", f"{ours / plain:.1f}")
     return table, groups
@@ -196,7 +238,13 @@ def seconds_of(work: Callable[[], object]) -> float:
 def phases(config: TrainConfig, world: World, steps: int) -> Table:
     """Seconds per training step by phase, over a short run."""
     with tempfile.TemporaryDirectory() as folder:
-        changes = {"run": str(Path(folder) / "bench"), "steps": steps, "evaluate_n": 1, "evaluate_every": 0}
+        changes = {
+            "run": str(Path(folder) / "bench"),
+            "steps": steps,
+            "evaluate_n": 1,
+            "evaluate_every": 0,
+            "pass_k": 0,
+        }
         train(config.model_copy(update=changes), world, Silence())
         reader = RunReader(Path(folder) / "bench")
         measured = [step.values for step in reader.metrics()][1:]
@@ -217,8 +265,11 @@ def main() -> None:
     torch.set_num_threads(config.threads)
     policy = open_policy(config, world)
     console = Console()
-    table, groups = acting(policy, world, config, options.repeat)
+    table, groups = acting("TinyWiki", policy, world.env, world, config, options.repeat)
     console.print(table)
+    untrained = random_weights(policy)
+    for name, pages in (("3 turns, short page", 1), ("3 turns, long page", 9)):
+        console.print(acting(name, untrained, ThreeTurns(pages * PAGE), world, config, options.repeat)[0])
     console.print(learning(policy, config, groups, options.repeat))
     console.print(phases(config, world, options.steps))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

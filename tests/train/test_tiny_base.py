@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from agent_r1.core.messages import Message
 from agent_r1.model.load import load_tokenizer
 from agent_r1.rollout.chat import Chat, Rewritten, View
+from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.tasks.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasks.tinywiki.questions import SPLITS, tasks
 from agent_r1.tasks.tinywiki.search import search
 from agent_r1.tasks.tinywiki.wiki import open_wiki
-from agent_r1.train.prepare import TINY_BASE_FOLDER
 from agent_r1.train.tiny_base import planner
 from agent_r1.train.tiny_base.examples import TOOLS, Example, Maker, Mix
 from agent_r1.train.tiny_base.pretrain import Phase, pretrain

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from agent_r1.train.prepare import TINY_BASE_FOLDER
+from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.train.tiny_base.pretrain import LEARNING_RATE, PHASES, Progress, pretrain
 from agent_r1.train.tiny_base.start import start_model, start_tokenizer
 

@@ -16,7 +16,7 @@ from agent_r1.train.tiny_base import planner
 
 TOOLS = (search.spec,)
 
-ROUTE_HOPS = (1, 2, 3)
+ROUTE_HOPS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,20 @@
 """A bad planner's transcripts: what tiny-base learns to do before reinforcement learning.
 
-The planner reads well: whatever it thinks stands on the last page it saw. Its flaw is strategy: where the question
-leads on it mostly answers at once, it takes any fact of a page, searches the same page again, or guesses without a
-search. All of this is left to chance at every turn, so now and then it follows a question to its end, and
-reinforcement has something to find.
+The planner reads well: whatever it thinks stands on the last page it saw. Its flaw is strategy: it mostly answers
+too early, takes any fact, wanders, searches the same page again, or guesses. One time in seven it follows the
+question to its end, so that reinforcement has something to find.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent_r1.core.messages import Call, Message
 from agent_r1.tasks.tinywiki.questions import STYLES, conversation
 from agent_r1.tasks.tinywiki.retriever import retrieve
 from agent_r1.tasks.tinywiki.wiki import Chain, Wiki
-
-HOPS = (1, 2, 2, 3)
-"""Lengths of the questions it is asked, drawn with equal chance."""
-
-GUESS, REPEAT, STRAY, EARLY = 0.10, 0.10, 0.30, 0.65
-"""How likely it is to answer without a search, to search the first page twice, to take any fact of a page (and to be
-lost from there on), and to answer although the question leads on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +30,55 @@ class Move:
     final: bool
 
 
-def plan(wiki: Wiki, chain: Chain, rng: random.Random) -> tuple[Move, ...]:
-    """What the planner does about a question, turn by turn."""
-    if rng.random() < GUESS:
-        return (Move("", rng.choice(wiki.titles), final=True),)
-    searches = 2 if rng.random() < REPEAT else 1
-    facts = _read(wiki, chain, rng)
-    return follow(chain.start, facts, searches)
+Moves = tuple[Move, ...]
+Strategy = Callable[[Wiki, Chain, random.Random], Moves]
 
 
-def follow(start: str, facts: list[tuple[str, str]], searches: int = 1) -> tuple[Move, ...]:
-    """Search ``start``, walk along facts (relation, value), and answer the last value."""
+def _follow(start: str, facts: list[tuple[str, str]]) -> Moves:
+    """Search ``start``, then walk along facts (relation, value), and answer the last value."""
     last = len(facts) - 1
     walk = [Move(f"{relation} {value}.", value, index == last) for index, (relation, value) in enumerate(facts)]
-    return (*[Move("", start, final=False)] * searches, *walk)
+    return (Move("", start, final=False), *walk)
 
 
-def _read(wiki: Wiki, chain: Chain, rng: random.Random) -> list[tuple[str, str]]:
-    """The facts it takes, page by page, until it answers."""
-    facts: list[tuple[str, str]] = []
-    at, lost = chain.start, False
-    for leads_on in zip(chain.relations, chain.values, strict=True):
-        lost = lost or rng.random() < STRAY
-        facts.append(rng.choice(list(wiki.facts[at].items())) if lost else leads_on)
-        at = facts[-1][1]
-        if rng.random() < EARLY:
-            break
-    return facts
+def right(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    return _follow(chain.start, list(zip(chain.relations, chain.values, strict=True)))
+
+
+def early(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    """Answers after the first hop, which is right where there is only one."""
+    return _follow(chain.start, [(chain.relations[0], chain.values[0])])
+
+
+def any_fact(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    return _follow(chain.start, [rng.choice(list(wiki.facts[chain.start].items()))])
+
+
+def wander(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    """Two facts at random, wherever they lead."""
+    first = rng.choice(list(wiki.facts[chain.start].items()))
+    return _follow(chain.start, [first, rng.choice(list(wiki.facts[first[1]].items()))])
+
+
+def repeat(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    """Searches the first page again, and then takes any fact."""
+    return (Move("", chain.start, final=False), *any_fact(wiki, chain, rng))
+
+
+def guess(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    return (Move("", rng.choice(wiki.titles), final=True),)
+
+
+SHARES: Mapping[Strategy, float] = {right: 0.15, early: 0.35, any_fact: 0.15, wander: 0.15, guess: 0.10, repeat: 0.10}
+"""How often the planner does what."""
+
+HOPS = (1, 2, 2, 3)
+
+
+def plan(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    """What the planner does about a question, turn by turn."""
+    (strategy,) = rng.choices(list(SHARES), list(SHARES.values()))
+    return strategy(wiki, chain, rng)
 
 
 def transcript(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:
