@@ -100,7 +100,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     z2 = NORMAL_95**2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = NORMAL_95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return (max(0.0, middle - half) if share > 0 else 0.0), (min(1.0, middle + half) if share < 1 else 1.0)
 
 
 def normal(values: Sequence[float]) -> tuple[float, float]:
