@@ -208,7 +208,9 @@ def test_a_run_is_evaluated_on_the_task_it_was_trained_on(run, here: Path, model
 def test_ctrl_c_ends_soon_and_leaves_a_readable_run(here: Path, model: str) -> None:
     arguments = ["train", "agent.py", "--model", model, "--steps", "1000000", "--run", "demo", *TINY[:-1]]
     command = [sys.executable, "-m", "agent_r1.cli", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as training:
+    # A shell in the background starts its children with interrupts ignored; a terminal does not.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **heeding) as training:
         assert training.stderr is not None
         while not training.stderr.readline().startswith("step 3/"):
             assert training.poll() is None
