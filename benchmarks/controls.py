@@ -61,7 +61,10 @@ class Cell:
     def run(self) -> TrainReport:
         world = build("tinywiki", None, None, self.seed)
         with tempfile.TemporaryDirectory() as folder:
-            wanted = {"algorithm": self.algorithm, "seed": self.seed, "run": str(Path(folder) / "run")}
+            wanted: dict[str, str | int] = {"algorithm": self.algorithm, "seed": self.seed}
+            wanted["run"] = str(Path(folder) / "run")
+            if self.shuffled:  # choosing the best of many checkpoints by true answers would be learning by selection
+                wanted["evaluate_every"] = 0
             config = resolve(TrainConfig, [Layer("controls", wanted), Layer("recipe of tinywiki", world.recipe)])
             return train(config, shuffled(world) if self.shuffled else world, Silence())
 

@@ -16,8 +16,6 @@ from agent_r1.train.tiny_base import planner
 
 TOOLS = (search.spec,)
 
-ROUTE_HOPS = (1, 2, 3, 4)
-
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -76,7 +74,7 @@ class Maker:
 
         Learned are the facts, and what comes after each: another page or the answer.
         """
-        chain = wiki.chain(self._rng.choice(ROUTE_HOPS), self._rng)
+        chain = wiki.chain(self._rng.choice(planner.HOPS), self._rng)
         lines = [(planner.ask(chain, self._rng), False)]
         for title, relation, value in zip((chain.start, *chain.values), chain.relations, chain.values, strict=False):
             lines += [(wiki.page(title), False), (f"{relation} {value}.", True)]
