@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.acting import Completion, Engine, Prompt, Sampling, Span, Weights
+from agent_r1.core.errors import EngineError
 from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
@@ -72,7 +73,7 @@ class GenerateEngine:
         return await waiting.future
 
     async def load(self, weights: Weights) -> None:
-        raise NotImplementedError("a benchmark of acting")
+        raise EngineError("generate is measured with the weights it was made with")
 
     async def release(self, session: str) -> None:
         return None

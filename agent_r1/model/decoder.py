@@ -184,7 +184,7 @@ def checked_bytes_per_token(model: PreTrainedModel) -> int:
     try:
         decoder.prefill([Piece(slot, 0, tuple(ids[:-1].tolist()))])
         ours = decoder.decode(0, {0: int(ids[-1])})[0]
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # as many kinds as there are models that ask more of a cache than ours gives
         raise _unsupported(model, f"{type(error).__name__}: {error}") from error
     finally:
         model.set_attn_implementation(usual)

@@ -108,17 +108,14 @@ def _widened(tensor: Tensor, capacity: int) -> Tensor:
     return wide
 
 
-class _LayerCache:
-    """The part of transformers' cache protocol that models call in a forward pass."""
+class _SlotCache:
+    """What models ask of transformers' cache in a forward pass, besides ``update``: positions are given to them."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
 
-
-class DecodeCache(_LayerCache):
+class DecodeCache(_SlotCache):
     """One new token per row of a block: written at the row's length, then the first ``visible`` tokens are seen."""
 
     def __init__(self, block: Block, visible: int) -> None:
@@ -132,7 +129,7 @@ class DecodeCache(_LayerCache):
         return keys[:, :, : self._visible], values[:, :, : self._visible]
 
 
-class PrefillCache(_LayerCache):
+class PrefillCache(_SlotCache):
     """T new tokens for sequences of several blocks: context copied from the slots, new keys written back to them."""
 
     def __init__(self, blocks: list[Block], slots: list[Slot], held: list[int], new: list[int], context: int) -> None:

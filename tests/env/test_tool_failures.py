@@ -9,27 +9,10 @@ import time
 from typing import Any
 
 import pytest
+from running_tools import failure, run, text_of
 
-from agent_r1.core.messages import Text
-from agent_r1.core.task import Task, ToolResult
-from agent_r1.core.world import Context
+from agent_r1.core.task import Task
 from agent_r1.env import Fault, Tool, tool
-
-
-def run(made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0) -> ToolResult:
-    return asyncio.run(made.run(arguments, task, context, timeout))
-
-
-def text_of(result: ToolResult) -> str:
-    return "".join(part.text for part in result.parts if isinstance(part, Text))
-
-
-def failure(
-    made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0
-) -> tuple[str, str]:
-    result = run(made, arguments, task, context, timeout)
-    assert not result.ok
-    return str(result.error), text_of(result)
 
 
 class Unprintable(Exception):

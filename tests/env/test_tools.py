@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from enum import Enum
@@ -10,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+from running_tools import failure, run, text_of
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.world import Context
-from agent_r1.env import Fault, Tool, tool
+from agent_r1.env import Fault, tool
 
 
 class Unit(Enum):
@@ -47,22 +47,6 @@ def everything(
         k: how many.
     """
     return json.dumps([query, title, k, unit.value, place and place.title, order, tags, schema])
-
-
-def run(made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0) -> ToolResult:
-    return asyncio.run(made.run(arguments, task, context, timeout))
-
-
-def text_of(result: ToolResult) -> str:
-    return "".join(part.text for part in result.parts if isinstance(part, Text))
-
-
-def failure(
-    made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0
-) -> tuple[str, str]:
-    result = run(made, arguments, task, context, timeout)
-    assert not result.ok
-    return str(result.error), text_of(result)
 
 
 # ---- the schema

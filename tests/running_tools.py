@@ -1,0 +1,27 @@
+"""Run a tool to its result, in tests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from agent_r1.core.messages import Text
+from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.world import Context
+from agent_r1.env import Tool
+
+
+def run(made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0) -> ToolResult:
+    return asyncio.run(made.run(arguments, task, context, timeout))
+
+
+def text_of(result: ToolResult) -> str:
+    return "".join(part.text for part in result.parts if isinstance(part, Text))
+
+
+def failure(
+    made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0
+) -> tuple[str, str]:
+    result = run(made, arguments, task, context, timeout)
+    assert not result.ok
+    return str(result.error), text_of(result)
