@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 
-.PHONY: demo install test check format bench controls tiny-base clean
+.PHONY: demo install test check format bench rows controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -35,6 +35,12 @@ format: $(INSTALLED_DEV)
 
 bench: $(INSTALLED)  ## speed of acting and learning, in one run
 	$(BIN)/python benchmarks/speed.py
+
+rows: $(INSTALLED)  ## every algorithm on a micro-world
+	$(BIN)/python benchmarks/rows.py
+
+paper: $(INSTALLED_DEV)  ## the paper's tables in miniature, over three seeds
+	$(BIN)/agent-r1 paper --seeds 3 --jobs 2
 
 controls: $(INSTALLED)  ## what makes the demo honest: seeds, algorithms, shuffled rewards
 	$(BIN)/python benchmarks/controls.py

@@ -10,7 +10,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,16 +24,25 @@ import agent_r1.tasks
 from agent_r1.config import Layer, fields, from_text, keys, knows, nearest, read_toml, resolve, restrict
 from agent_r1.core.errors import AgentR1Error, InvalidInput, UnsupportedChat
 from agent_r1.core.world import World
+from agent_r1.retrieval.config import RetrieverConfig
+from agent_r1.retrieval.protocol import Health
 from agent_r1.store import RunReader, is_run, run_folder
+from agent_r1.store.digest import run_digest
+from agent_r1.store.verify import Verdict, verify
 from agent_r1.train.config import EvalConfig, RunConfig, TrainConfig, settle
 from agent_r1.train.custom import load_world
+from agent_r1.train.paper.config import PaperConfig, wanted
 from agent_r1.train.report import Progress, Silence, progress_on, render, render_report, report_json, table_json
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-MAIN_SETTINGS = ("task", "data", "corpus", "model", "algorithm", "steps", "seed", "run", "methods", "n")
+MAIN_SETTINGS = (
+    *("task", "data", "corpus", "model", "algorithm", "steps", "seed", "run", "methods", "n"),
+    *("encoder", "host", "port"),
+)
+PAPER_SETTINGS = ("seeds", "jobs", "cell", "out")
 
-POSITIONAL = {"command", "file", "name"}
+POSITIONAL = {"command", "file", "name", "folder"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,11 @@ class Command:
     help: str
     run: Callable[[Invocation], None]
     declare: Callable[[argparse.ArgumentParser], None]
-    config: type[RunConfig] | None = None
+    config: type[BaseModel] | None = None
+
+
+class Broken(AgentR1Error):
+    """What was to be proved does not hold."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -123,12 +137,12 @@ def _unknown(argument: str, known: Sequence[str]) -> InvalidInput:
 
 
 def _declare_settings(parser: argparse.ArgumentParser, config: type[BaseModel], arguments: Sequence[str]) -> None:
-    """An option for every setting, and for every entry of a table that the arguments name (``--row.clip_high``)."""
+    """An option for every setting, and for every entry of a table that the arguments name (``--row.epochs``)."""
     first = parser.add_argument_group("settings")
     more = parser.add_argument_group("further settings")
     for key, field in fields(config):
         text = " ".join((field.description or "").split()).replace("%", "%%").replace("``", "")
-        (first if key in MAIN_SETTINGS else more).add_argument(f"--{key}", metavar="X", help=text)
+        (first if key in MAIN_SETTINGS + PAPER_SETTINGS else more).add_argument(f"--{key}", metavar="X", help=text)
     names = dict.fromkeys(argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--"))
     for name in names:
         if knows(config, name) and name not in keys(config):
@@ -142,6 +156,10 @@ def _declare_json(parser: argparse.ArgumentParser) -> None:
 def _declare_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE.py", help="an agent of your own: defines env and tasks")
     parser.usage = "%(prog)s [FILE.py] [options]"
+    _declare_output(parser)
+
+
+def _declare_output(parser: argparse.ArgumentParser) -> None:
     _declare_json(parser)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -151,14 +169,24 @@ def _declare_train(parser: argparse.ArgumentParser) -> None:
     _declare_eval(parser)
 
 
+def _declare_retriever(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE.toml", help="settings from a file; the command line goes first")
+    _declare_json(parser)
+
+
 def _declare_algorithms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show this one with its terms")
     _declare_json(parser)
 
 
+def _declare_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="RUN", help="a run's name, in runs/, or its folder")
+    parser.add_argument("--digest", action="store_true", help="print what is equal for equal runs, and nothing else")
+    _declare_json(parser)
+
+
 def _train(invocation: Invocation) -> None:
-    file, toml = invocation.options["file"], invocation.options["config"]
-    layers = [from_text(TrainConfig, invocation.settings), *([read_toml(Path(toml))] if toml else ())]
+    file, layers = invocation.options["file"], _layers(TrainConfig, invocation)
     asked = resolve(TrainConfig, layers)  # what is wrong by itself is said before anything is built
     world = _build(asked) if file is None else _load(Path(file), asked)
     config = settle(TrainConfig, layers, world)
@@ -188,21 +216,82 @@ def _eval(invocation: Invocation) -> None:
     _show(invocation, table_json(table), render(table))
 
 
+def _paper(invocation: Invocation) -> None:
+    config = resolve(PaperConfig, [from_text(PaperConfig, invocation.settings)])
+    wanted(config)  # what is wrong by itself is said before torch is loaded
+    from agent_r1.train.paper.compare import compare, comparison_json, render_comparison
+
+    comparison = compare(config, _progress(invocation))
+    _show(invocation, comparison_json(comparison), render_comparison(comparison))
+    comparison.require_all()
+
+
+def _retriever(invocation: Invocation) -> None:
+    layers = _layers(RetrieverConfig, invocation)
+    from agent_r1.retrieval.serve import serve
+
+    def started(url: str, health: Health) -> None:
+        said = f"{health.passages} passages by {health.search} at {url}; stop with Ctrl-C or SIGTERM"
+        _show(invocation, {"url": url, **health.model_dump()}, said)
+        sys.stdout.flush()
+
+    serve(resolve(RetrieverConfig, layers), started)
+
+
+def _layers(cls: type[BaseModel], invocation: Invocation) -> list[Layer]:
+    """The settings that were typed, over those of the file that --config names."""
+    toml = invocation.options["config"]
+    return [from_text(cls, invocation.settings), *([read_toml(Path(toml))] if toml else ())]
+
+
+def _verify(invocation: Invocation) -> None:
+    folder, digest = run_folder(invocation.options["folder"]), None
+    verdict = verify(folder)
+    if verdict.holds and invocation.options["digest"]:
+        with closing(RunReader(folder)) as reader:
+            digest = run_digest(reader)
+    data = {"run": str(folder), "holds": verdict.holds, **asdict(verdict), "digest": digest}
+    _show(invocation, data, digest or _rendered(verdict))
+    if not verdict.holds:
+        raise Broken(f"{folder} does not hold: {len(verdict.violations)} of the rules are broken")
+
+
+def _rendered(verdict: Verdict) -> RenderableType:
+    if not verdict.holds:
+        return Text("\n".join(verdict.violations))
+    counts = {fate: str(count) for fate, count in verdict.attempts.items()}
+    rest = {"steps": verdict.steps, "lineages": verdict.lineages, "checkpoints": verdict.checkpoints}
+    return Group("The run holds.", _columns(counts | {name: str(count) for name, count in rest.items()}))
+
+
 def _tasks(invocation: Invocation) -> None:
     descriptions = {name: entry.description for name, entry in agent_r1.tasks.WORLDS.items()}
     _show(invocation, {"tasks": descriptions}, _columns(descriptions))
 
 
 def _algorithms(invocation: Invocation) -> None:
-    from agent_r1.learn.rows import ROWS, build_row
+    from agent_r1.learn.choose import build_row, terms
+    from agent_r1.learn.objective import clauses, objective
+    from agent_r1.learn.rows import ROWS
 
     name = invocation.options["name"]
     rows = [build_row(known, {}) for known in (ROWS if name is None else (name,))]
-    terms = {row.name: row.terms.model_dump(mode="json") for row in rows}
-    data = {row.name: {"objective": row.objective, "paper": row.paper, "terms": terms[row.name]} for row in rows}
-    shown = {row.name: f"{row.objective} (arXiv {row.paper})" for row in rows}
-    numbers = {} if name is None else {f"--row.{term}": str(value) for term, value in terms[name].items()}
-    _show(invocation, {"algorithms": data}, Group(_columns(shown), _columns(numbers)))
+    data = {
+        row.name: {"objective": objective(row), "paper": row.paper, "differs": row.differs, "terms": dict(terms(row))}
+        for row in rows
+    }
+    if name is None:
+        shown: RenderableType = _columns({row.name: f"{row.advantage.formula} {_source(row.paper)}" for row in rows})
+    else:
+        numbers = {f"--row.{key}": str(value) for key, value in terms(rows[0])}
+        formula = Text(";\n".join(clauses(rows[0])))
+        notes = {"from": _source(rows[0].paper), "differs": rows[0].differs or "-"}
+        shown = Group(formula, Text(), _columns(notes), Text(), _columns(numbers))
+    _show(invocation, {"algorithms": data}, shown)
+
+
+def _source(paper: str) -> str:
+    return f"(arXiv {paper})" if paper else ""
 
 
 def _columns(rows: Mapping[str, str]) -> Table:
@@ -240,6 +329,9 @@ COMMANDS: Mapping[str, Command] = {
         "train an agent; without arguments: TinyWiki, tiny-base, grpo", _train, _declare_train, TrainConfig
     ),
     "eval": Command("print the table of methods", _eval, _declare_eval, EvalConfig),
+    "paper": Command("the paper's comparison in miniature, on TinyWiki", _paper, _declare_output, PaperConfig),
+    "retriever": Command("serve the search of a corpus over HTTP", _retriever, _declare_retriever, RetrieverConfig),
+    "verify": Command("prove that a run is whole and every attempt accounted for", _verify, _declare_verify),
     "tasks": Command("list the worlds there are", _tasks, _declare_json),
     "algorithms": Command("list the algorithms, or show one with its numbers", _algorithms, _declare_algorithms),
 }

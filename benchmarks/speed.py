@@ -36,8 +36,8 @@ from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
 from agent_r1.core.world import Context, Env, Transition, World
+from agent_r1.learn.choose import build_row
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.rows import build_row
 from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.store.reader import RunReader
 from agent_r1.tasks import build

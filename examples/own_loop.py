@@ -13,9 +13,9 @@ import copy
 import torch
 
 from agent_r1.core.acting import Sampling
+from agent_r1.learn.choose import build_row
 from agent_r1.learn.config import LearnerConfig
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.rows import build_row
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat import Chat
@@ -43,11 +43,11 @@ async def main(steps: int) -> float:
         build_row("grpo", {}),
         LearnerConfig(learning_rate=1e-3),
         temperature=1.0,
-        reward_weights={"em": 1.0, "f1": 0.0},
+        reward_weights={"em": 1.0, "f1": 0.0, "found": 0.0},  # em is the reward, the others are measured
         seed=0,
     )
 
-    clock = Clock(GROUPS, max_staleness=0)  # 0: every group is sampled with the newest weights
+    clock = Clock(steps, GROUPS, max_staleness=0)  # 0: every group is sampled with the newest weights
     collector = Collector(agent, world.env, world.scorers, Unrecorded(), "own loop", Limits())
     tasks = world.tasks("train")[: steps * GROUPS]
     orders = (Order(serial, task, SIZE) for serial, task in enumerate(tasks))

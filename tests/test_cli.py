@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 import agent_r1
 from agent_r1 import InvalidInput, Message, Task, ToolEnv, exact_match, tool
 from agent_r1.cli import main
+from agent_r1.learn.rows import ROWS
 from agent_r1.store import RunReader
 from agent_r1.train.checkpoint import save_model
 from agent_r1.train.report import Silence
@@ -104,6 +105,14 @@ BAD_INPUT: dict[str, str] = {
     "train --task hotpotqa --data none.json": "none.json",
     "eval --task hotpotqa --data unanswered.json --model m": "row",
     "eval --n 0": "n (command line): got 0",
+    "paper --cell gprpo --seed 1": "--cell: got 'gprpo'; did you mean 'grpo'? there are: naive-rag,",
+    "paper --cell grpo": "--cell: got 'grpo' without its seed; add --seed K",
+    "paper --seed 3": "--seed: got 3 without --cell",
+    "paper --cell grpo --seed 1 --seeds 2": "--seeds: got it and --cell; leave one out",
+    "paper --seeds 0": "seeds (command line): got 0",
+    "verify": "the following arguments are required: RUN",
+    "verify nothing": "run: got runs/nothing, which holds no run.db; give the folder of a run",
+    "verify . --digset": "unknown option: got --digset; the nearest that exists is --digest",
 }
 
 
@@ -124,7 +133,7 @@ LATE_BAD_INPUT: dict[str, str] = {
     "--model ./none": "./none",
     "--model empty": "empty",
     "--model MODEL --algorithm gpro": "algorithm: got gpro; did you mean grpo?",
-    "--model MODEL --row.clip_hihg 0.3": "got clip_hihg; did you mean clip_high?",
+    "--model MODEL --row.surrogate.hihg 0.3": "row.surrogate.hihg: got no such term; did you mean high?",
     "--model MODEL --context 4": "a prompt of",
     "--model MODEL --run there": "which exists; give another --run",
     "--model MODEL --run agent.py/x": "give a --run in a folder that can be written",
@@ -142,14 +151,25 @@ def test_bad_input_that_only_the_model_shows_is_one_line_too(line: str, run, her
     assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == before
 
 
-@pytest.mark.parametrize("line", ["tasks", "train --stepz 3", "train --steps -1", "train --task nope", "train x.py"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tasks",
+        "verify nothing",
+        "train --stepz 3",
+        "train --steps -1",
+        "train --task nope",
+        "train x.py",
+        "paper --cell x",
+    ],
+)
 def test_what_needs_no_torch_loads_none(line: str) -> None:
     code = f"import sys, agent_r1.cli; agent_r1.cli.main({line.split()}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "tasks", "algorithms"])
+@pytest.mark.parametrize("command", ["", "train", "eval", "paper", "verify", "tasks", "algorithms"])
 def test_help_is_there_for_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
@@ -162,11 +182,46 @@ def test_tasks_are_listed(run) -> None:
 
 
 def test_algorithms_show_their_objective_and_numbers(run) -> None:
-    assert set(run("algorithms", "--json").data["algorithms"]) == {"grpo", "ppo", "rloo", "reinforce++"}
+    listed = run("algorithms", "--json").data["algorithms"]
+    assert set(listed) == set(ROWS)
+    assert {"objective", "paper", "differs", "terms"} == set(listed["dapo"])
+    assert all(name in run("algorithms").out for name in ROWS)
     one = run("algorithms", "grpo", "--json").data["algorithms"]["grpo"]
-    assert one["terms"]["clip_low"] == 0.2 and "clip(r, 0.8, 1.2)" in one["objective"]
-    assert "--row.clip_low" in run("algorithms", "grpo").out
+    assert one == listed["grpo"]
+    assert one["terms"]["surrogate.low"] == 0.2 and "clip(r, 0.8, 1.2)" in one["objective"]
+    assert "--row.surrogate.low" in run("algorithms", "grpo").out
     assert "did you mean grpo" in run("algorithms", "grppo").err
+
+
+def test_a_cell_of_the_papers_comparison_runs_alone(run, here: Path) -> None:
+    cell = ["paper", "--cell", "base-tool-call", "--seed", "7", "--n", "2", "--quiet"]
+    (result,) = run(*cell, "--json").data["cells"]
+    assert (result["method"], result["seed"], result["scores"]["style-a"]["n"]) == ("base-tool-call", 7, 2)
+    assert "Base Tool" in run(*cell).out
+    assert [path.name for path in here.iterdir() if path.is_dir()] == ["runs"], "no report is written"
+
+
+def test_what_algorithms_shows_can_be_typed(run, model: str) -> None:
+    terms = run("algorithms", "dapo", "--json").data["algorithms"]["dapo"]["terms"]
+    typed = [word for key, value in terms.items() for word in (f"--row.{key}", str(value))]
+    quick = ["--model", model, "--steps", "1", "--run", "demo", "--learner.minibatches", "2", *TINY]
+    ended = run("train", "agent.py", "--algorithm", "grpo", *typed, *quick)
+    assert ended.code == 0, ended.err
+    typed[typed.index("--row.surrogate.high") + 1] = "-1"  # control: they are heeded
+    ended = run("train", "agent.py", *typed, *quick)
+    assert (ended.code, "row.surrogate.high: got -1" in ended.err) == (2, True)
+
+
+def test_an_algorithm_of_a_file_trains(run, here: Path, model: str) -> None:
+    (here / "mine.py").write_text(
+        "from agent_r1.learn.advantages.groups import GroupRelative\nfrom agent_r1.learn.row import Row\n"
+        "MINE = Row(name='mine', advantage=GroupRelative(baseline='others'))\n"
+    )
+    assert "mean R of the others" in run("algorithms", "mine.py:MINE").out
+    settings = ["--model", model, "--algorithm", "mine.py:MINE", "--row.epochs", "2", "--steps", "1", "--run", "demo"]
+    ended = run("train", "agent.py", *settings, *TINY)
+    assert ended.code == 0, ended.err
+    assert "THEIRS, which is no Row of mine.py" in run("algorithms", "mine.py:THEIRS").err
 
 
 def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
@@ -187,6 +242,21 @@ def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
     assert (config["task"], config["steps"], config["group_size"]) == ("agent", 2, 2)
     assert (config["learner"]["learning_rate"], config["learner"]["max_grad_norm"]) == (1e-3, 2.0)
     assert AutoModelForCausalLM.from_pretrained(here / "runs" / "demo" / "model") is not None
+    _proves_itself(run, here / "runs" / "demo")
+
+
+def _proves_itself(run, folder: Path) -> None:
+    ended = run("verify", folder.name)
+    assert ended.code == 0 and ended.out.startswith("The run holds.") and "pending" in ended.out
+    proved = run("verify", folder.name, "--digest", "--json")
+    assert proved.data["holds"] and sum(proved.data["attempts"].values()) == 8
+    assert run("verify", str(folder), "--digest").out.strip() == proved.data["digest"]
+    with (folder / "model" / "model.safetensors").open("r+b") as file:
+        file.write(b"\0")
+    broken = run("verify", folder.name, "--digest", "--json")
+    assert broken.code == 1 and not broken.data["holds"] and broken.data["digest"] is None
+    assert broken.err.count("\n") == 1 and "1 of the rules are broken" in broken.err
+    assert run("verify", folder.name).out.startswith("model: ") and broken.data["violations"][0].endswith("changed")
 
 
 def test_a_run_is_evaluated_on_the_task_it_was_trained_on(run, here: Path, model: str) -> None:

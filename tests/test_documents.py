@@ -1,13 +1,19 @@
 """What README and the documents show is true: commands parse, code is the tested example, links lead somewhere."""
 
+import asyncio
 import re
+import runpy
 import shlex
 from pathlib import Path
 
 import pytest
 
 from agent_r1.cli import parse
+from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Action, Call, Message
+from agent_r1.core.world import Context
+from agent_r1.learn.rows import ROWS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,3 +61,38 @@ def test_readme_shows_the_tested_example_and_it_is_short():
     example = (ROOT / "examples" / "ten_lines.py").read_text()
     assert example in (ROOT / "README.md").read_text()
     assert len(example.splitlines()) <= 12
+
+
+def test_the_process_reward_that_readme_shows_rewards_a_search_in_three_lines():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (shown,) = [block for block in blocks if "call_rewards" in block]
+    assert len(list(filter(None, shown.splitlines()))) == 3
+    names = runpy.run_path(str(ROOT / "examples" / "ten_lines.py"))
+    exec(shown, names)
+    calls = (Call("a", "search", {"query": "Alaban"}, ""), Call("b", "find", {}, ""))
+
+    async def step():
+        episode = await names["env"].open(names["tasks"][0], Context(Attempt("run", "task", 0, 0), 0))
+        return await episode.step(Action(Message.assistant("", calls), ""))
+
+    assert asyncio.run(step()).call_rewards == ({"found": 0.1}, {"found": 0.0})
+
+
+ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_every_algorithm_stands_in_the_documents_as_it_is(row):
+    level = "" if row.ratio == "token" else f", ratio of the {row.ratio}"
+    cells = (f"`{row.name}`", row.paper or "-", row.advantage.formula, row.surrogate.kind + level, row.differs or "-")
+    assert f"| {' | '.join(cells)} |" in ALGORITHMS
+
+
+def test_the_documents_name_no_algorithm_that_is_not_there():
+    assert set(re.findall(r"^\| `(\S+)` \| [\d-]", ALGORITHMS, re.MULTILINE)) == set(ROWS)
+
+
+def test_adding_an_algorithm_takes_one_file_of_forty_lines_which_the_documents_show():
+    example = (ROOT / "examples" / "own_algorithm.py").read_text()
+    assert f"```python\n{example}```" in ALGORITHMS
+    assert len(example.splitlines()) <= 40

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.store import RunReader
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -28,6 +30,26 @@ def test_the_whole_loop_in_one_file_learns():
     ems = [float(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines()]
     assert len(ems) == 8
     assert sum(ems[-2:]) / 2 > sum(ems[:2]) / 2 + 0.1
+
+
+def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):
+    algorithm = f"{ROOT / 'examples' / 'own_algorithm.py'}:MEDIAN"
+    command = [sys.executable, "-m", "agent_r1.cli", "train", "--algorithm", algorithm, "--row.surrogate.high", "0.3"]
+    small = {
+        "steps": 2,
+        "groups_per_step": 4,
+        "evaluate_every": 0,
+        "evaluate_n": 4,
+        "pass_k": 0,
+        "learner.minibatches": 2,
+    }
+    options = [f"--{key}={value}" for key, value in {**small, "run": tmp_path / "run"}.items()]
+    done = subprocess.run([*command, *options, "--quiet"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    reader = RunReader(tmp_path / "run")
+    assert reader.config()["row"]["surrogate.high"] == 0.3
+    assert {fate.fate for fate in reader.fates()} == {"trained"}
+    reader.close()
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)

@@ -17,10 +17,11 @@ SEES = {
     "model": {"core"},
     "rollout": {"core", "env", "model"},
     "learn": {"core", "model"},
-    "tasks": {"core", "env"},
-    "train": {"core", "env", "store", "model", "rollout", "learn", "tasks", "config"},
+    "retrieval": {"core", "env", "model", "config"},
+    "tasks": {"core", "env", "retrieval", "config"},
+    "train": {"core", "env", "store", "model", "rollout", "learn", "tasks", "retrieval", "config"},
     "config": {"core"},
-    "cli": {"core", "env", "store", "learn", "tasks", "train", "config"},
+    "cli": {"core", "env", "store", "learn", "tasks", "retrieval", "train", "config"},
     "__init__": {"core", "env", "train", "tasks", "config"},
 }
 

@@ -30,17 +30,50 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of an attempt in this lineage: trained at ``step``, or dropped for ``reason``."""
+    """What became of an attempt in this lineage: trained at ``step``, or dropped for ``reason``.
+
+    ``credit`` is the sum of its action tokens' advantages in that step, None where it was given none.
+    """
 
     attempt: Attempt
     fate: FateName
     step: int
     reason: str | None = None
+    credit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """Every attempt that has no fate by now is dropped, for ``reason``: the run has taken its last ``step``."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Step ``step`` made the weights of ``version``; ``digest`` tells them from all others.
+
+    Example:
+        Published(version=0, step=0, digest="9f86..") are the weights a run begins with.
+    """
+
+    version: int
+    step: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Metrics of one optimizer step, by name."""
+    """Metrics of one optimizer step, by name: numbers that come out the same when the run is repeated exactly."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one optimizer step took, by name: seconds, speeds, bytes. They differ each time."""
 
     step: int
     values: Mapping[str, float]
@@ -54,7 +87,7 @@ class Happened:
     detail: str
 
 
-Event = Dispatched | Finished | Fate | Measured | Happened
+Event = Dispatched | Finished | Fate | LeftOver | Published | Measured | Spent | Happened
 
 
 class Recorder(Protocol):

@@ -47,6 +47,10 @@ class Turn:
     exactly the tokens sampled. ``parent`` is None where a turn starts from nothing: the first turn,
     or one whose context was rewritten.
 
+    ``rewards`` are process rewards by name for the action as a whole. ``call_rewards`` are those of its calls, one
+    mapping per call in their order, or () where none were given; ``call_ends`` says for each call at which place of
+    ``action_ids`` it ends, so that its rewards can be put on that token.
+
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
              spans=(Span(0, 4),), stop="stop", action=action)
@@ -66,6 +70,8 @@ class Turn:
     rewards: Mapping[str, float] = field(default_factory=dict)
     role: str = "agent"
     kind: str = "act"
+    call_rewards: tuple[Mapping[str, float], ...] = ()
+    call_ends: tuple[int, ...] = ()
 
 
 RewardValue = float | tuple[float, ...] | None
@@ -115,11 +121,16 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The attempts at one task that are compared with each other; ``serial`` is the group's number in the run."""
+    """The attempts at one task that are compared with each other; ``serial`` is the group's number in the run.
+
+    ``greedy`` is one more attempt, by the most probable tokens, where an algorithm compares the others with it
+    (ReMax, 2310.10505). It is none of ``trajectories``, and may have failed like any of them.
+    """
 
     serial: int
     task: Task
     trajectories: tuple[Trajectory, ...]
+    greedy: Trajectory | None = None
 
 
 class Scorer(Protocol):

@@ -14,12 +14,20 @@ from agent_r1.core.trajectory import Scorer
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What an action led to: messages to append, process rewards by name, and whether the episode ended."""
+    """What an action led to: messages to append, process rewards by name, and whether the episode ended.
+
+    ``rewards`` are for the action as a whole, ``call_rewards`` for its calls: one mapping per call, in their
+    order, or () where no call is rewarded.
+
+    Example:
+        Transition((Message.tool("Alba: mayor Bruno.", "call_0_0"),), call_rewards=({"found": 1.0},))
+    """
 
     messages: tuple[Message, ...]
     rewards: Mapping[str, float] = field(default_factory=dict)
     end: Literal["terminal", "truncated"] | None = None
     results: tuple[ToolResult, ...] = ()
+    call_rewards: tuple[Mapping[str, float], ...] = ()
 
 
 Ask = Callable[[tuple[Message, ...]], Awaitable[Message]]

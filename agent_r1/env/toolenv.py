@@ -21,6 +21,9 @@ from agent_r1.env.tools import Tool, tool
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
 """Process rewards by name, of one action and what its calls gave; called for every action, () where none was run."""
 
+CallRewards = Callable[[Call, ToolResult], Mapping[str, float]]
+"""Process rewards by name, of one call and what it gave; called for every call that got a result."""
+
 MAX_OUTPUT = 2000
 """Characters of a tool's output that an agent is shown where nothing else is said."""
 
@@ -40,7 +43,12 @@ class ToolEnv:
         system: a system message to open with, in place of one the task may have.
         max_output: characters shown of a tool's output; the rest is cut, and marked.
         timeout: seconds a call may take, for tools that do not say themselves.
-        turn_rewards: gives process rewards. Where it raises or gives no finite number the episode fails.
+        turn_rewards: gives process rewards to an action as a whole, sync.
+        call_rewards: gives process rewards to a call, sync. A call that was answered with an explanation
+            has one too, with ``result.ok`` False; the calls of the last turn, which are not run, have none.
+
+    Where one of the two raises or gives anything but finite numbers, the episode fails. A name belongs to one
+    level: a call, a turn or the trajectory.
 
     Raises:
         InvalidInput: two tools or two rewards of one name, or a limit that is not positive.
@@ -56,6 +64,7 @@ class ToolEnv:
         max_output: int = MAX_OUTPUT,
         timeout: float = DEFAULT_TIMEOUT,
         turn_rewards: TurnRewards | None = None,
+        call_rewards: CallRewards | None = None,
     ) -> None:
         for what, limit in (("max_turns", max_turns), ("max_output", max_output), ("timeout", timeout)):
             if not limit > 0:
@@ -64,7 +73,7 @@ class ToolEnv:
         self.tools: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self.by_name.values())
         self.scorers: tuple[Scorer, ...] = (FunctionScorer(named(rewards)),) if rewards else ()
         self.max_turns, self.system, self.max_output, self.timeout = max_turns, system, max_output, timeout
-        self.turn_rewards = turn_rewards
+        self.turn_rewards, self.call_rewards = turn_rewards, call_rewards
 
     async def open(self, task: Task, context: Context) -> ToolEpisode:
         return ToolEpisode(self, task, context, opening(task, self.system))
@@ -91,7 +100,8 @@ class ToolEpisode:
         messages = tuple(
             Message("tool", result.parts, call_id=call.id) for call, result in zip(calls, results, strict=True)
         )
-        return Transition(messages, self._turn_rewards(action, results), results=results)
+        rewards, call_rewards = self._turn_rewards(action, results), self._call_rewards(calls, results)
+        return Transition(messages, rewards, results=results, call_rewards=call_rewards)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -110,11 +120,24 @@ class ToolEpisode:
     def _turn_rewards(self, action: Action, results: tuple[ToolResult, ...]) -> Mapping[str, float]:
         if self.env.turn_rewards is None:
             return {}
-        rewards = {name: float(value) for name, value in self.env.turn_rewards(action, results).items()}
-        wrong = [f"{name}={value}" for name, value in rewards.items() if not math.isfinite(value)]
-        if wrong:
-            raise AgentR1Error(f"turn_rewards gave {', '.join(wrong)}, which is no reward")
-        return rewards
+        return _finite("turn_rewards", self.env.turn_rewards(action, results))
+
+    def _call_rewards(
+        self, calls: tuple[Call, ...], results: tuple[ToolResult, ...]
+    ) -> tuple[Mapping[str, float], ...]:
+        given = self.env.call_rewards
+        if given is None:
+            return ()
+        return tuple(_finite("call_rewards", given(call, result)) for call, result in zip(calls, results, strict=True))
+
+
+def _finite(what: str, given: Mapping[str, float]) -> Mapping[str, float]:
+    """The rewards that a user's function gave. Raises AgentR1Error where one is not finite."""
+    rewards = {name: float(value) for name, value in given.items()}
+    wrong = [f"{name}={value}" for name, value in rewards.items() if not math.isfinite(value)]
+    if wrong:
+        raise AgentR1Error(f"{what} gave {', '.join(wrong)}, which is no reward")
+    return rewards
 
 
 def opening(task: Task, system: str | None) -> tuple[Message, ...]:

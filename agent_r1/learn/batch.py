@@ -1,27 +1,35 @@
-"""The batch of one update: its action tokens, flat, and who they belong to."""
+"""The batch of one update: its tokens, flat, and who they belong to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from agent_r1.core.attempt import Attempt
-from agent_r1.core.trajectory import Turn
-from agent_r1.learn.samples import Sample
-from agent_r1.learn.sequences import Layout, TokenSequence
+from agent_r1.learn.algebra.segments import previous_within, segment_first, segment_last, segment_sum
+from agent_r1.learn.sequences import TokenSequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedReturns:
+    """What each trajectory earned under one reward's name, (M,) float64, times that reward's ``weight``."""
+
+    name: str
+    weight: float
+    returns: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """N action tokens of S turns of M trajectories, ordered by trajectory, turn index, position. On the CPU.
+    """N tokens of S turns of M trajectories, ordered by trajectory, turn index, position. On the CPU.
 
-    There are no other tokens in it, so credit and loss cannot touch any: the advantage mask and the
-    loss mask of paper 2511.14460 hold by construction. Turns without action tokens are left out.
-    What does reach the model beside action tokens stands in ``sequences``.
+    They are the action tokens: there are no others, so credit and loss cannot touch any, and the advantage mask and
+    the loss mask of paper 2511.14460 hold by construction. Only an algorithm that looks at observations asks for those
+    too (:func:`agent_r1.learn.assemble.assemble`); ``chosen`` then tells them apart. Turns without action tokens are
+    left out. What else reaches the model stands in ``sequences``.
 
     Example: two trajectories, the first of two turns (2 tokens, 1 token), the second of one (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
@@ -30,21 +38,37 @@ class Batch:
     ids: Tensor
     """(N,) int64."""
     sampler_logprobs: Tensor
-    """(N,) float64: what the sampler recorded, at its temperature."""
+    """(N,) float64: what the sampler recorded, at its temperature; NaN where no policy chose the token."""
     versions: Tensor
-    """(N,) int64: the version of the weights each token was sampled from."""
+    """(N,) int64: the version of the weights each token was sampled from; of an observation, the action's before it."""
+    chosen: Tensor
+    """(N,) bool: the policy chose the token."""
+    token_rewards: Tensor
+    """(N,) float64, weighted: a call's reward on the token with which the call ends, a turn's on its last action
+    token, the outcome on the trajectory's last action token.
+
+    On action tokens only: where turns ran out, the episode's last token is an observation's, and a reward put there
+    would be lost.
+    """
     token_turn: Tensor
-    """(N,) int64."""
+    """(N,) int64; an observation belongs to the turn whose action led to it."""
     turn_trajectory: Tensor
     """(S,) int64."""
+    turn_states: Tensor
+    """(S,) int64: turns of a group in which the world had just said the same, word for word, have the same number."""
+    turn_results: Tensor
+    """(S,) bool: the turn's action got results of tools."""
     trajectory_group: Tensor
     """(M,) int64."""
-    turn_rewards: Tensor
-    """(S,) float64: process rewards, weighted."""
     outcomes: Tensor
-    """(M,) float64: rewards for the whole trajectory, weighted."""
+    """(M,) float64: rewards for the whole trajectory, weighted; ``token_rewards`` holds them too."""
+    greedy: Tensor
+    """(M,) float64: what the group's greedy attempt earned, NaN where there was none."""
     truncated: Tensor
     """(M,) bool: the episode did not end by itself."""
+    muted: tuple[str | None, ...]
+    """For each trajectory why it is compared with and not learned from; None: it is learned from."""
+    named: tuple[NamedReturns, ...]
     attempts: tuple[Attempt, ...]
     sequences: tuple[TokenSequence, ...]
 
@@ -54,78 +78,79 @@ class Batch:
         return self.turn_trajectory[self.token_turn]
 
     @property
+    def token_group(self) -> Tensor:
+        """(N,) the group of each token."""
+        return self.trajectory_group[self.token_trajectory]
+
+    @property
+    def turn_group(self) -> Tensor:
+        """(S,) the group of each turn."""
+        return self.trajectory_group[self.turn_trajectory]
+
+    @property
+    def token_before(self) -> Tensor:
+        """(N,) the token before each in its trajectory, -1 for the first: time, whatever context each was chosen in."""
+        return previous_within(self.token_trajectory)
+
+    @property
+    def turn_before(self) -> Tensor:
+        """(S,) the turn before each in its trajectory, -1 for the first."""
+        return previous_within(self.turn_trajectory)
+
+    @property
+    def turn_rewards(self) -> Tensor:
+        """(S,) everything earned in each turn, the outcome in the last."""
+        return segment_sum(self.token_rewards, self.token_turn)
+
+    @property
+    def process_rewards(self) -> Tensor:
+        """(S,) what each turn earned besides the outcome."""
+        outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcomes)
+        return self.turn_rewards - outcome
+
+    @property
     def returns(self) -> Tensor:
         """(M,) everything each trajectory earned."""
-        return self.outcomes.index_add(0, self.turn_trajectory, self.turn_rewards)
+        return segment_sum(self.token_rewards, self.token_trajectory)
+
+    @property
+    def first_tokens(self) -> Tensor:
+        """(S,) the place of each turn's first action token."""
+        return segment_first(self.token_turn)
 
     @property
     def last_tokens(self) -> Tensor:
         """(M,) the place of each trajectory's last action token."""
-        return _last(self.token_trajectory, len(self.outcomes))
+        places = torch.where(self.chosen, torch.arange(len(self.ids)), -1)
+        highest = torch.full((len(self.outcomes),), -1)
+        return highest.scatter_reduce(0, self.token_trajectory, places, "amax")
 
     @property
-    def token_rewards(self) -> Tensor:
-        """(N,) each turn's reward on its last action token, the outcome on the trajectory's last action token.
+    def last_turns(self) -> Tensor:
+        """(M,) the number of each trajectory's last turn."""
+        return segment_last(self.turn_trajectory)
 
-        On action tokens only: where turns ran out, the episode's last token is an observation's,
-        and a reward put there would be lost.
-        """
-        rewards = torch.zeros(len(self.ids), dtype=torch.float64)
-        rewards[_last(self.token_turn, len(self.turn_rewards))] = self.turn_rewards
-        return rewards.index_add(0, self.last_tokens, self.outcomes)
+    @property
+    def token_muted(self) -> Tensor:
+        """(N,) bool: nothing is learned from the token's trajectory."""
+        return torch.tensor([reason is not None for reason in self.muted])[self.token_trajectory]
 
-
-def _last(unit: Tensor, units: int) -> Tensor:
-    """The place of each unit's last element; elements are ordered by unit and no unit is empty."""
-    return torch.bincount(unit, minlength=units).cumsum(0) - 1
-
-
-def assemble(samples: Sequence[Sample], layout: Layout) -> Batch:
-    """The batch of these samples (at least one), with their sequences laid out by ``layout``."""
-    turns = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
-    acting = list(chain.from_iterable(turns))
-    lengths = torch.tensor([len(turn.action_ids) for turn in acting])
-    return Batch(
-        ids=torch.tensor([token for turn in acting for token in turn.action_ids]),
-        sampler_logprobs=torch.tensor([value for turn in acting for value in turn.logprobs], dtype=torch.float64),
-        versions=torch.tensor([version for turn in acting for version in _versions(turn)]),
-        token_turn=torch.repeat_interleave(torch.arange(len(acting)), lengths),
-        turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, turns)])),
-        trajectory_group=torch.tensor([sample.group for sample in samples]),
-        turn_rewards=torch.tensor([*chain(*map(_acting_rewards, samples))], dtype=torch.float64),
-        outcomes=torch.tensor([sample.outcome for sample in samples], dtype=torch.float64),
-        truncated=torch.tensor([sample.trajectory.truncated for sample in samples]),
-        attempts=tuple(sample.trajectory.attempt for sample in samples),
-        sequences=_sequences(samples, layout),
-    )
+    def actions(self) -> Batch:
+        """The same, with action tokens only."""
+        if bool(self.chosen.all()):
+            return self
+        places = self.chosen.nonzero().squeeze(1)
+        return replace(
+            self,
+            ids=self.ids[places],
+            sampler_logprobs=self.sampler_logprobs[places],
+            versions=self.versions[places],
+            chosen=self.chosen[places],
+            token_rewards=self.token_rewards[places],
+            token_turn=self.token_turn[places],
+            sequences=(),
+        )
 
 
-def _versions(turn: Turn) -> list[int]:
-    """The version of the weights behind each action token."""
-    ends = [*(span.start for span in turn.spans[1:]), len(turn.action_ids)]
-    return [span.version for span, end in zip(turn.spans, ends, strict=True) for _ in range(span.start, end)]
-
-
-def _acting_rewards(sample: Sample) -> list[float]:
-    """One reward per turn with action tokens; that of a turn without goes to the last before it that has some."""
-    rewards: list[float] = []
-    waiting = 0.0
-    for turn, reward in zip(sample.trajectory.turns, sample.turn_rewards, strict=True):
-        if turn.action_ids:
-            rewards.append(reward + waiting)
-            waiting = 0.0
-        elif rewards:
-            rewards[-1] += reward
-        else:
-            waiting += reward
-    return rewards
-
-
-def _sequences(samples: Sequence[Sample], layout: Layout) -> tuple[TokenSequence, ...]:
-    found: list[TokenSequence] = []
-    place = 0
-    for number, sample in enumerate(samples):
-        starts = list(accumulate((len(turn.action_ids) for turn in sample.trajectory.turns), initial=place))
-        place = starts.pop()
-        found += layout(sample.trajectory, number, starts)
-    return tuple(found)
+RewardWeights = Mapping[str, float]
+"""Weights by the name of a reward; one that is not named weighs 1."""

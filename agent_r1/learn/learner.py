@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,14 +15,19 @@ from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.record import Fate
 from agent_r1.core.trajectory import Group
-from agent_r1.learn.batch import Batch, assemble
+from agent_r1.learn.algebra.segments import segment_sum
+from agent_r1.learn.assemble import assemble
+from agent_r1.learn.batch import Batch
 from agent_r1.learn.config import LearnerConfig
-from agent_r1.learn.metrics import Step, pass_metrics, reward_metrics
+from agent_r1.learn.filters import sift
+from agent_r1.learn.fit import check
+from agent_r1.learn.metrics import Step, kl_reference, pass_metrics, reward_metrics
 from agent_r1.learn.optimizer import Optimizer, Trained, overwrite
-from agent_r1.learn.passes import Models, Prepared, learn
-from agent_r1.learn.row import Row, Signals
-from agent_r1.learn.samples import admit, sift
+from agent_r1.learn.passes import CRITIC, POLICY, Models, Prepared, learn
+from agent_r1.learn.row import Row
+from agent_r1.learn.samples import admit
 from agent_r1.learn.sequences import causal_sequences, tree_sequences
+from agent_r1.learn.signals import Credit, Signals
 from agent_r1.model.digest import digest
 from agent_r1.model.forward import obeys_tree_mask
 from agent_r1.model.value import value_model
@@ -29,6 +35,8 @@ from agent_r1.model.value import value_model
 NOT_FINITE = "the loss or a gradient was not finite"
 NO_ADVANTAGE = "no advantage in the whole batch"
 """Without it only the optimizer's momentum would move the weights."""
+GREEDY = "greedy attempt, to compare with"
+REJECTED = "rejected: sampler and trainer disagree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +57,15 @@ class LearnerState:
     """What a learner knows beside the policy's weights: for safetensors the one, for JSON the other."""
 
     tensors: Mapping[str, Tensor]
-    scalars: Mapping[str, int | str]
+    scalars: Mapping[str, int | float | str]
 
 
 class Learner:
     """Trains ``model`` in place by the algorithm ``row``.
 
     ``temperature`` is that of sampling. Rewards are summed with ``reward_weights``; a name not in it
-    weighs 1. ``seed`` decides which trajectories share a minibatch.
+    weighs 1. ``seed`` decides which trajectories share a minibatch. ``teacher`` is the policy to learn from, where
+    the algorithm needs one. The policy as it is now is the reference, where it needs that.
     """
 
     def __init__(
@@ -68,35 +77,53 @@ class Learner:
         temperature: float,
         reward_weights: Mapping[str, float],
         seed: int,
+        teacher: PreTrainedModel | None = None,
     ) -> None:
         if temperature <= 0:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
+        if "teacher" in row.needs and teacher is None:
+            raise InvalidInput("teacher", got="none", do=f"name a model: {row.name} learns from one")
+        check(row)
         self._row, self._config, self._seed = row, config, seed
         self._reward_weights = dict(reward_weights)
         self._step = self._version = 0
+        self._kl_coefficient = 0.0 if row.kl is None else row.kl.coefficient
         self._digest: tuple[int, str] | None = None
-        critic = value_model(model) if "critic" in row.needs else None
-        self._models = Models(model.eval(), critic, temperature, config.micro_tokens)
+        self._models = Models(
+            policy=model.eval(),
+            temperature=temperature,
+            micro_tokens=config.micro_tokens,
+            critic=value_model(model) if "critic" in row.needs else None,
+            reference=copy.deepcopy(model).requires_grad_(False) if "reference" in row.needs else None,
+            teacher=teacher and teacher.eval().requires_grad_(False),
+        )
         self._layout = tree_sequences if obeys_tree_mask(model) else causal_sequences
-        trained = {"policy": Trained(model, config.learning_rate)}
-        if critic is not None:
-            trained["critic"] = Trained(critic, config.critic_learning_rate)
+        trained = _trained(self._models, config)
         self._optimizer = Optimizer(trained, config.betas, config.weight_decay, config.max_grad_norm)
 
     def update(self, groups: Sequence[Group]) -> Update:
         """Learn from these groups. Weights and version stay as they are where nothing in them can be learned from."""
         self._step += 1
         admission = admit(groups, self._reward_weights)
-        useful = sift(admission, self._row.filters)
+        useful = sift(admission, self._row.filters, self._version)
         metrics = reward_metrics(admission, useful)
-        fates = tuple(self._dropped(out.attempt, out.reason) for out in useful.left_out)
+        greedy = [self._dropped(group.greedy.attempt, GREEDY) for group in groups if group.greedy is not None]
+        fates = (*(self._dropped(out.attempt, out.reason) for out in useful.left_out), *greedy)
         if useful.samples:
-            prepared = self._prepare(assemble(useful.samples, self._layout))
-            steps = self._optimise(prepared) if bool(prepared.credit.advantage.any()) else []
+            muted = self._row.filters.muted(useful.samples)
+            batch = assemble(useful.samples, self._layout, self._row.scope, self._reward_weights, muted)
+            prepared = self._prepare(batch)
+            moving = self._moving(prepared.credit)
+            steps = self._optimise(prepared, moving) if moving else []
             metrics |= pass_metrics(prepared, steps, self._version) if steps else {}
-            self._version += any(step.applied for step in steps)
-            fates = (*self._fates(prepared.batch, steps), *fates)
+            self._version += POLICY in moving and any(step.applied for step in steps)
+            self._steer(prepared)
+            fates = (*self._fates(prepared, steps), *fates)
         return Update(self._step, self._version, metrics, fates)
+
+    def teaches(self, group: Group) -> bool:
+        """Whether anything of a group would be learned from."""
+        return bool(sift(admit([group], self._reward_weights), self._row.filters, self._version).samples)
 
     def weights(self) -> Weights:
         """The policy's weights as they are now, by reference."""
@@ -110,17 +137,34 @@ class Learner:
         self._version += 1
 
     def state(self) -> LearnerState:
-        """A copy of everything but the policy's weights, which are a model folder of their own."""
+        """A copy of everything but the policy's weights, which are a model folder of their own.
+
+        The reference is not part of it, only its digest: it is the model that the run began with.
+        """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
-        return LearnerState(tensors, {"step": self._step, "version": self._version, "policy": self.weights().digest})
+        scalars: dict[str, int | float | str] = {
+            "step": self._step,
+            "version": self._version,
+            "policy": self.weights().digest,
+            "reference": self._reference_digest(),
+            "kl_coefficient": self._kl_coefficient,
+        }
+        return LearnerState(tensors, scalars)
 
     def restore(self, state: LearnerState) -> None:
         """Continue from ``state``; InvalidInput where it belongs to other weights or to another algorithm or model."""
         if state.scalars["policy"] != digest(self._models.policy):
             raise InvalidInput("learner state", got="that of other weights", do="load the model saved beside it first")
+        if state.scalars["reference"] != self._reference_digest():
+            do = "make the learner of the model that the run began with, then load the saved weights into it"
+            raise InvalidInput("learner state", got="that of a run with another reference policy", do=do)
         overwrite(self._tensors(), state.tensors)
         self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])
+        self._kl_coefficient = float(state.scalars["kl_coefficient"])
         self._digest = None
+
+    def _reference_digest(self) -> str:
+        return "" if self._models.reference is None else digest(self._models.reference)
 
     def _tensors(self) -> dict[str, Tensor]:
         critic = self._models.critic
@@ -129,24 +173,50 @@ class Learner:
 
     def _prepare(self, batch: Batch) -> Prepared:
         """Ask the models what has to be known beforehand, and assign credit."""
-        values = self._models.values(batch)
-        old = self._old_logprobs(batch)
-        return Prepared(batch, self._row.credit(batch, Signals(values)), values, old)
+        said = self._models.signals(batch)
+        asked = self._models.logprobs(batch) if self._asks_old(batch) else None
+        signals = replace(said, old=asked, kl_coefficient=self._kl_coefficient)
+        return Prepared(batch, self._row.credit(batch, signals), signals, self._old(batch, signals))
 
-    def _old_logprobs(self, batch: Batch) -> Tensor | None:
-        """What a ratio compares with: the policy that sampled, so that clipping bounds the distance to it.
+    def _stale(self, batch: Batch) -> bool:
+        return int(batch.versions.min()) < self._version
 
-        Tokens of older weights bring their own log-probabilities. Else the sampler is the policy as it is now:
-        with one pass to come these are that pass's own (None), and no forward pass is spent on them.
+    def _asks_old(self, batch: Batch) -> bool:
+        """Whether a forward pass has to tell what the policy says before the update.
+
+        With one pass to come that pass tells it, and none is spent on it.
         """
-        if int(batch.versions.min()) < self._version:
-            return batch.sampler_logprobs
+        if self._row.compares:
+            return True
         passes = self._row.epochs * min(self._config.minibatches, len(batch.attempts))
-        return self._models.logprobs(batch) if passes > 1 else None
+        return passes > 1 and self._row.anchor == "policy" and not self._stale(batch)
 
-    def _optimise(self, prepared: Prepared) -> list[Step]:
+    def _old(self, batch: Batch, signals: Signals) -> Tensor | None:
+        """What a ratio compares with.
+
+        Tokens of older weights bring their own log-probabilities, so that clipping bounds the distance to the policy
+        that sampled; unless sampler and trainer are compared: then the correction answers for that distance.
+        """
+        bypassed = self._row.anchor == "sampler" or (self._stale(batch) and self._row.correction is None)
+        return batch.sampler_logprobs if bypassed else signals.old
+
+    def _moving(self, credit: Credit) -> frozenset[str]:
+        """The modules that this batch can teach something."""
+        weight = credit.advantage * credit.share * credit.trust
+        teaches = bool(weight.any()) or (credit.imitation is not None and bool(credit.imitation.any()))
+        moving = {POLICY} if teaches and self._step > self._row.warmup else set()
+        return frozenset(moving | {CRITIC} if credit.targets is not None else moving)
+
+    def _steer(self, prepared: Prepared) -> None:
+        """Adapt the coefficient of the KL."""
+        if self._row.kl is not None and prepared.signals.reference is not None:
+            divergence = kl_reference(prepared.batch, prepared.signals.reference)
+            trajectories = len(prepared.batch.attempts)
+            self._kl_coefficient = self._row.kl.steered(self._kl_coefficient, divergence, trajectories)
+
+    def _optimise(self, prepared: Prepared, moving: frozenset[str]) -> list[Step]:
         return [
-            self._take(prepared, chosen)
+            self._take(prepared, chosen, moving)
             for epoch in range(self._row.epochs)
             for chosen in self._minibatches(len(prepared.batch.attempts), epoch)
         ]
@@ -158,21 +228,35 @@ class Learner:
         count = min(self._config.minibatches, trajectories)
         return [frozenset(order[first::count]) for first in range(count)]
 
-    def _take(self, prepared: Prepared, chosen: frozenset[int]) -> Step:
+    def _take(self, prepared: Prepared, chosen: frozenset[int], moving: frozenset[str]) -> Step:
         """One optimizer step on the chosen trajectories, weighed up so that its expectation is that on the batch."""
         batch = prepared.batch
         sequences = [sequence for sequence in batch.sequences if sequence.trajectory in chosen]
-        seen = learn(self._models, self._row, prepared, sequences, len(batch.attempts) / len(chosen))
-        return Step(chosen, seen, self._optimizer.step(seen.loss))
+        seen = learn(self._models, self._row, prepared, sequences, len(batch.attempts) / len(chosen), moving)
+        return Step(chosen, seen, self._optimizer.step(seen.loss, moving))
 
-    def _fates(self, batch: Batch, steps: Sequence[Step]) -> list[Fate]:
-        """An attempt is trained when one optimizer step that used it was applied."""
+    def _fates(self, prepared: Prepared, steps: Sequence[Step]) -> list[Fate]:
+        """An attempt is trained when one optimizer step that used it was applied; its credit is its advantages' sum."""
+        batch = prepared.batch
         trained = frozenset[int]().union(*(step.trajectories for step in steps if step.applied))
-        reason = NOT_FINITE if steps else NO_ADVANTAGE
-        return [
-            Fate(attempt, "trained", self._step) if number in trained else self._dropped(attempt, reason)
-            for number, attempt in enumerate(batch.attempts)
-        ]
+        trusted = segment_sum(prepared.credit.trust * batch.chosen, batch.token_trajectory).tolist()
+        credit = segment_sum(prepared.credit.advantage, batch.token_trajectory).tolist()
+        fates = []
+        for number, attempt in enumerate(batch.attempts):
+            if reason := batch.muted[number] or (REJECTED if not trusted[number] else None):
+                fates.append(self._dropped(attempt, reason))
+            elif number in trained:
+                fates.append(Fate(attempt, "trained", self._step, credit=credit[number]))
+            else:
+                fates.append(self._dropped(attempt, NOT_FINITE if steps else NO_ADVANTAGE))
+        return fates
 
     def _dropped(self, attempt: Attempt, reason: str) -> Fate:
         return Fate(attempt, "dropped", self._step, reason)
+
+
+def _trained(models: Models, config: LearnerConfig) -> dict[str, Trained]:
+    trained = {POLICY: Trained(models.policy, config.learning_rate)}
+    if models.critic is not None:
+        trained[CRITIC] = Trained(models.critic, config.critic_learning_rate)
+    return trained

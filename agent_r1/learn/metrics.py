@@ -10,6 +10,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from agent_r1.learn.batch import Batch
 from agent_r1.learn.passes import Pass, Prepared
 from agent_r1.learn.samples import Admission
 
@@ -47,24 +48,57 @@ def pass_metrics(prepared: Prepared, steps: Sequence[Step], version: int) -> dic
     largest difference to what the sampler recorded, then; of a stale batch it holds the staleness too.
     ``staleness``: updates since the oldest token.
     """
-    batch = prepared.batch
+    batch, chosen = prepared.batch, prepared.batch.chosen
     passes = [step.seen for step in steps]
     entropy = _by_token(batch.ids, [(one.tokens, one.entropy) for one in passes])
-    before = prepared.old
-    if before is None or before is batch.sampler_logprobs:
-        before = _by_token(batch.ids, [(one.tokens, one.logprobs) for one in passes])
     return {
-        "entropy": float(entropy.mean()),
-        "advantage_std": float(prepared.credit.advantage.std(correction=0)),
+        "entropy": float(entropy[chosen].mean()),
+        "advantage_std": float(prepared.credit.advantage[chosen].std(correction=0)),
         "first_ratio_deviation": float((passes[0].ratios - 1).abs().max()),
-        "logprob_gap": float((before - batch.sampler_logprobs).abs().max()),
+        "logprob_gap": _logprob_gap(prepared, passes[0]),
         "staleness": float(version - int(batch.versions.min())),
-        "action_tokens": float(len(batch.ids)),
+        "action_tokens": float(chosen.sum()),
         "model_tokens": float(sum(map(len, batch.sequences))),
         "padding": 1 - sum(one.real for one in passes) / sum(one.padded for one in passes),
         "skipped_steps": float(sum(not step.applied for step in steps)),
+        **_signal_metrics(prepared),
         **_step_metrics([step for step in steps if step.applied]),
     }
+
+
+def _logprob_gap(prepared: Prepared, first: Pass) -> float:
+    """Of all tokens where the policy was asked beforehand, else of those of the first pass: later ones see other
+    weights."""
+    batch, asked = prepared.batch, prepared.signals.old
+    tokens = torch.arange(len(batch.ids)) if asked is not None else first.tokens
+    before = asked if asked is not None else first.logprobs.double().cpu()
+    return float((before - batch.sampler_logprobs[tokens])[batch.chosen[tokens]].abs().max())
+
+
+def _signal_metrics(prepared: Prepared) -> dict[str, float]:
+    """What there is to tell where an algorithm asks other models, or compares sampler and trainer.
+
+    ``kl_reference``: estimate (k1) of the divergence from the reference, per token. ``explained_variance``: 1 where
+    the critic knew its targets, 0 where a constant would have done as well. ``trust``: mean factor on the loss.
+    """
+    batch, signals, credit = prepared.batch, prepared.signals, prepared.credit
+    metrics: dict[str, float] = {}
+    if signals.reference is not None:
+        metrics["kl_reference"] = kl_reference(batch, signals.reference)
+        metrics["kl_coefficient"] = signals.kl_coefficient
+    if credit.targets is not None and signals.values is not None:
+        counted = credit.targets.token_shares > 0
+        target, said = credit.targets.tokens[counted], signals.values[counted]
+        spread = float(target.var(correction=0))
+        metrics["explained_variance"] = 1 - float((target - said).var(correction=0)) / spread if spread else 0.0
+    if bool((credit.trust != 1).any()):
+        metrics["trust"] = float(credit.trust[batch.chosen].mean())
+    return metrics
+
+
+def kl_reference(batch: Batch, reference: Tensor) -> float:
+    """Mean over action tokens of log(mu / reference): k1."""
+    return float((batch.sampler_logprobs - reference)[batch.chosen].mean())
 
 
 def _by_token(like: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -20,8 +20,8 @@ class MicroBatch:
     """Sequences padded on the right to one (B, T): what the model is given at once.
 
     ``positions`` (B, T) and ``mask`` (B, T, T) are None where plain causal attention is meant.
-    ``predictors`` (n,) index the B*T hidden states, ``tokens`` (n,) the batch's action tokens, and
-    stays where the batch is; ``real`` counts the tokens that are not padding.
+    ``predictors`` (n,) and ``ends`` (s,) index the B*T hidden states. ``tokens`` (n,) and ``turns`` (s,) index the
+    batch's tokens and turns, and stay where the batch is; ``real`` counts the tokens that are not padding.
     """
 
     ids: Tensor
@@ -29,6 +29,8 @@ class MicroBatch:
     mask: Tensor | None
     predictors: Tensor
     tokens: Tensor
+    ends: Tensor
+    turns: Tensor
     real: int
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -39,41 +41,66 @@ class MicroBatch:
             positions=None if self.positions is None else self.positions.to(device),
             mask=None if self.mask is None else self.mask.to(device),
             predictors=self.predictors.to(device),
+            ends=self.ends.to(device),
         )
 
 
-def micro_batches(sequences: Sequence[TokenSequence], budget: int) -> Iterator[MicroBatch]:
-    """All sequences, in micro-batches of at most ``budget`` tokens, each with less than 10 % padding.
+def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
+    """Blocks of one sequence: each may go with any other."""
+    return [(sequence,) for sequence in sequences]
 
-    A sequence above the budget goes alone. Longest first, then in the order given; sequences that
-    need a mask apart from those that do not.
+
+def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
+    """Blocks of all sequences of a trajectory: where a loss is over the whole of it, they must go together."""
+    blocks: dict[int, list[TokenSequence]] = {}
+    for sequence in sequences:
+        blocks.setdefault(sequence.trajectory, []).append(sequence)
+    return [tuple(block) for block in blocks.values()]
+
+
+def micro_batches(blocks: Sequence[Sequence[TokenSequence]], budget: int) -> Iterator[MicroBatch]:
+    """All sequences, in micro-batches of at most ``budget`` tokens; a block is never divided.
+
+    Blocks join a micro-batch while less than 10 % of it is padding. A block above the budget goes alone. Longest
+    first, then in the order given; those that need a mask apart from those that do not.
     """
-    ranked = sorted(sequences, key=lambda sequence: (sequence.branched, -len(sequence)))
-    start = real = 0
-    for place, sequence in enumerate(ranked):
-        if place > start and not _fits(ranked[start], sequence, place + 1 - start, real + len(sequence), budget):
-            yield _collate(ranked[start:place])
-            start, real = place, 0
-        real += len(sequence)
-    if ranked:
-        yield _collate(ranked[start:])
+    ranked = sorted(blocks, key=lambda block: (_branched(block), -_longest(block)))
+    together: list[TokenSequence] = []
+    for block in ranked:
+        if together and not _fits(together, block, budget):
+            yield _collate(together)
+            together = []
+        together += block
+    if together:
+        yield _collate(together)
 
 
-def _fits(longest: TokenSequence, added: TokenSequence, count: int, real: int, budget: int) -> bool:
-    padded = count * len(longest)
-    return added.branched == longest.branched and padded <= budget and padded - real < PADDING * padded
+def _fits(together: Sequence[TokenSequence], block: Sequence[TokenSequence], budget: int) -> bool:
+    padded = (len(together) + len(block)) * max(_longest(together), _longest(block))
+    real = sum(map(len, together)) + sum(map(len, block))
+    return _branched(together) == _branched(block) and padded <= budget and padded - real < PADDING * padded
+
+
+def _longest(sequences: Sequence[TokenSequence]) -> int:
+    return max(map(len, sequences))
+
+
+def _branched(sequences: Sequence[TokenSequence]) -> bool:
+    return any(sequence.branched for sequence in sequences)
 
 
 def _collate(sequences: Sequence[TokenSequence]) -> MicroBatch:
     ids = pad_sequence([sequence.ids for sequence in sequences], batch_first=True)
     width = ids.shape[1]
-    masked = sequences[0].branched
+    masked = _branched(sequences)
     return MicroBatch(
         ids=ids,
         positions=pad_sequence([sequence.depths for sequence in sequences], batch_first=True) if masked else None,
         mask=_tree_mask([sequence.exits for sequence in sequences], width) if masked else None,
         predictors=torch.cat([row * width + sequence.predictors for row, sequence in enumerate(sequences)]),
         tokens=torch.cat([sequence.tokens for sequence in sequences]),
+        ends=torch.cat([row * width + sequence.ends for row, sequence in enumerate(sequences)]),
+        turns=torch.cat([sequence.turns for sequence in sequences]),
         real=sum(map(len, sequences)),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,21 +44,26 @@ class Optimizer:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
 
-    def step(self, loss: Tensor) -> dict[str, float] | None:
-        """Apply the gradients that ``loss`` left behind, and clear them; gives their norms before clipping, by module.
+    def step(self, loss: Tensor, moving: Collection[str]) -> dict[str, float] | None:
+        """Apply the gradients that ``loss`` left behind to the modules ``moving``, and clear all of them.
 
-        None, and no weight or moment changed, where the loss or a gradient is not finite.
+        Gives the gradients' norms before clipping, by module. None, and no weight or moment changed, where the loss
+        or a gradient is not finite.
         """
-        norms = [
-            nn.utils.clip_grad_norm_(list(parameters.values()), self._max_norm)
-            for parameters in self._parameters.values()
-        ]
-        found = torch.stack([loss.detach().double(), *(norm.double() for norm in norms)]).tolist()
+        for module, parameters in self._parameters.items():
+            if module not in moving:
+                for parameter in parameters.values():
+                    parameter.grad = None  # AdamW leaves alone what has no gradient, momentum included
+        norms = {
+            module: nn.utils.clip_grad_norm_(list(self._parameters[module].values()), self._max_norm)
+            for module in sorted(moving)
+        }
+        found = torch.stack([loss.detach().double(), *(norm.double() for norm in norms.values())]).tolist()
         finite = all(map(math.isfinite, found))
         if finite:
             self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
-        return dict(zip(self._parameters, found[1:], strict=True)) if finite else None
+        return dict(zip(norms, found[1:], strict=True)) if finite else None
 
     def tensors(self) -> dict[str, Tensor]:
         """The moments, by names such as ``policy.lm_head.weight.exp_avg``: those in use, not copies."""

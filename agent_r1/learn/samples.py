@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agent_r1.core.attempt import Attempt
-from agent_r1.core.trajectory import TREATMENT, Group, RewardValue, Trajectory
+from agent_r1.core.trajectory import TREATMENT, Group, RewardValue, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -18,21 +18,32 @@ class Sample:
     """A trajectory to learn from, with its weighted rewards.
 
     ``group`` numbers the groups of one update from 0, in the order they were dispatched.
-    ``turn_rewards`` holds one number per turn, ``outcome`` the number for the whole.
+    ``turn_rewards`` holds one number per turn, ``outcome`` the number for the whole, ``call_rewards`` one
+    number per rewarded call of each turn. ``named`` sums all of these by the rewards' names. ``greedy`` is what the
+    group's greedy attempt earned, None where there was none that could be scored.
 
     Example:
-        Sample(trajectory, group=0, turn_rewards=(0.0, 0.1), outcome=1.0).total == 1.1
+        Sample(trajectory, group=0, turn_rewards=(0.0, 0.1), outcome=1.0, call_rewards=((), ())).total == 1.1
     """
 
     trajectory: Trajectory
     group: int
     turn_rewards: tuple[float, ...]
     outcome: float
+    call_rewards: tuple[tuple[float, ...], ...]
+    named: Mapping[str, float] = field(default_factory=dict)
+    greedy: float | None = None
 
     @property
     def total(self) -> float:
         """Everything the attempt earned."""
-        return math.fsum((*self.turn_rewards, self.outcome))
+        calls = (value for turn in self.call_rewards for value in turn)
+        return math.fsum((*self.turn_rewards, *calls, self.outcome))
+
+    @property
+    def version(self) -> int:
+        """The oldest weights that any of its tokens was sampled from."""
+        return min(span.version for turn in self.trajectory.turns for span in turn.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +62,8 @@ class Admission:
     left_out: tuple[LeftOut, ...]
 
 
-Filter = Callable[[Sequence[Sample]], Sequence[str | None]]
-"""For each sample None, or the reason why an algorithm does not learn from it."""
-
-
 def admit(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Admission:
-    """Divide the attempts of ``groups`` into those to learn from and those not.
+    """Divide the attempts of ``groups`` into those to learn from and those not; greedy attempts are in neither.
 
     A reward whose name is not in ``reward_weights`` weighs 1, one of weight 0 is ignored. The
     result does not depend on the order of the groups or of the trajectories within one.
@@ -64,24 +71,21 @@ def admit(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Admis
     samples: list[Sample] = []
     left_out: list[LeftOut] = []
     for number, group in enumerate(sorted(groups, key=lambda group: group.serial)):
+        greedy = _greedy(group, reward_weights)
         for trajectory in sorted(group.trajectories, key=lambda trajectory: trajectory.attempt.order):
             reason = next(_objections(trajectory, reward_weights), None)
             if reason is None:
-                samples.append(_sample(trajectory, number, reward_weights))
+                samples.append(_sample(trajectory, number, reward_weights, greedy))
             else:
                 left_out.append(LeftOut(trajectory.attempt, reason))
     return Admission(tuple(samples), tuple(left_out))
 
 
-def sift(admission: Admission, filters: Sequence[Filter]) -> Admission:
-    """What remains after each filter has seen what the one before it left."""
-    for judge in filters:
-        reasons = judge(admission.samples)
-        judged = list(zip(admission.samples, reasons, strict=True))
-        dropped = [LeftOut(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
-        kept = tuple(sample for sample, reason in judged if reason is None)
-        admission = Admission(kept, (*admission.left_out, *dropped))
-    return admission
+def _greedy(group: Group, weights: Mapping[str, float]) -> float | None:
+    """What the greedy attempt earned."""
+    if group.greedy is None or next(_objections(group.greedy, weights), None) is not None:
+        return None
+    return _sample(group.greedy, 0, weights, None).total
 
 
 def _counted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
@@ -98,17 +102,33 @@ def _objections(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterato
     if not any(turn.action_ids for turn in trajectory.turns):
         yield "no action tokens"
     for turn in trajectory.turns:
-        if len(turn.logprobs) != len(turn.action_ids):
-            yield f"turn {turn.index} has {len(turn.action_ids)} tokens, {len(turn.logprobs)} log-probabilities"
-        if turn.action_ids and (not turn.spans or turn.spans[0].start > 0):
-            yield f"turn {turn.index} does not say which weights sampled it"
+        yield from _turn_objections(turn, weights)
         if turn.action_ids and not turn.new_ids and not trajectory.prompt_ids(turn):
             yield f"turn {turn.index} acts on an empty prompt"
-        for name, _, value in _counted(turn.rewards, weights):
-            if not math.isfinite(value):
-                yield f"reward {name} of turn {turn.index} is {value}"
     for name, _, reward in _counted(trajectory.rewards, weights):
         yield from _reward_objections(name, reward, len(trajectory.turns))
+
+
+def _turn_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
+    if len(turn.logprobs) != len(turn.action_ids):
+        yield f"turn {turn.index} has {len(turn.action_ids)} tokens, {len(turn.logprobs)} log-probabilities"
+    if turn.action_ids and (not turn.spans or turn.spans[0].start > 0):
+        yield f"turn {turn.index} does not say which weights sampled it"
+    for name, _, value in _counted(turn.rewards, weights):
+        if not math.isfinite(value):
+            yield f"reward {name} of turn {turn.index} is {value}"
+    yield from _call_objections(turn, weights)
+
+
+def _call_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
+    if turn.call_rewards and len(turn.call_rewards) != len(turn.call_ends):
+        yield f"turn {turn.index} has rewards for {len(turn.call_rewards)} calls and made {len(turn.call_ends)}"
+    if not all(0 <= end < len(turn.action_ids) for end in turn.call_ends):
+        yield f"turn {turn.index} has a call that ends outside its {len(turn.action_ids)} tokens"
+    for call, rewards in enumerate(turn.call_rewards):
+        for name, _, value in _counted(rewards, weights):
+            if not math.isfinite(value):
+                yield f"reward {name} of call {call} in turn {turn.index} is {value}"
 
 
 def _reward_objections(name: str, reward: RewardValue, turns: int) -> Iterator[str]:
@@ -120,13 +140,46 @@ def _reward_objections(name: str, reward: RewardValue, turns: int) -> Iterator[s
         yield f"reward {name} is {reward}"
 
 
-def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> Sample:
-    per_turn = [[weight * value for _, weight, value in _counted(turn.rewards, weights)] for turn in trajectory.turns]
-    outcome: list[float] = []
-    for _, weight, reward in _counted(trajectory.rewards, weights):
+@dataclass(frozen=True, slots=True)
+class _Earning:
+    """One weighted reward: of the whole attempt, of a turn, or of a call of a turn."""
+
+    name: str
+    value: float
+    turn: int | None = None
+    call: int | None = None
+
+
+def _earnings(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[_Earning]:
+    for number, turn in enumerate(trajectory.turns):
+        for name, weight, value in _counted(turn.rewards, weights):
+            yield _Earning(name, weight * value, number)
+        for call, rewards in enumerate(turn.call_rewards):
+            for name, weight, value in _counted(rewards, weights):
+                yield _Earning(name, weight * value, number, call)
+    for name, weight, reward in _counted(trajectory.rewards, weights):
         if isinstance(reward, tuple):
-            for earned, value in zip(per_turn, reward, strict=True):
-                earned.append(weight * value)
+            yield from (_Earning(name, weight * value, number) for number, value in enumerate(reward))
         elif reward is not None:
-            outcome.append(weight * reward)
-    return Sample(trajectory, group, tuple(map(math.fsum, per_turn)), math.fsum(outcome))
+            yield _Earning(name, weight * reward)
+
+
+def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float], greedy: float | None) -> Sample:
+    places: dict[tuple[int | None, int | None], list[float]] = {}
+    named: dict[str, list[float]] = {}
+    for earning in _earnings(trajectory, weights):
+        places.setdefault((earning.turn, earning.call), []).append(earning.value)
+        named.setdefault(earning.name, []).append(earning.value)
+    earned = {place: math.fsum(values) for place, values in places.items()}
+    return Sample(
+        trajectory=trajectory,
+        group=group,
+        turn_rewards=tuple(earned.get((number, None), 0.0) for number in range(len(trajectory.turns))),
+        outcome=earned.get((None, None), 0.0),
+        call_rewards=tuple(
+            tuple(earned.get((number, call), 0.0) for call in range(len(turn.call_rewards)))
+            for number, turn in enumerate(trajectory.turns)
+        ),
+        named={name: math.fsum(values) for name, values in named.items()},
+        greedy=greedy,
+    )

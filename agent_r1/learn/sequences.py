@@ -17,14 +17,16 @@ from agent_r1.core.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """T tokens that the model reads at once, of which n are followed by an action token to learn from.
+    """T tokens that the model reads at once, of which n are followed by a token of the batch.
 
     ``depths`` (T,): the position of each token on its own path. ``exits`` (T,): token j is seen by the
     tokens j .. exits[j]-1, its descendants. ``predictors`` (n,): where in the sequence the hidden
-    state stands that predicts an action token; ``tokens`` (n,): that token's place in the batch.
+    state stands that predicts a token of the batch; ``tokens`` (n,): that token's place in it.
+    ``ends`` (s,): where the last token of an action stands; ``turns`` (s,): that turn's number in the batch.
 
     Example: prompt 5 6, action 7, then two branches of one action token each, 8 and 9 (observation 3 and 4):
-        ids 5 6 7 3 8 4 9, depths 0 1 2 3 4 3 4, exits 7 7 7 5 5 7 7, predictors 1 3 5, tokens 0 1 2
+        ids 5 6 7 3 8 4 9, depths 0 1 2 3 4 3 4, exits 7 7 7 5 5 7 7, predictors 1 3 5, tokens 0 1 2,
+        ends 2 4 6, turns 0 1 2
     """
 
     trajectory: int
@@ -33,40 +35,52 @@ class TokenSequence:
     exits: Tensor
     predictors: Tensor
     tokens: Tensor
+    ends: Tensor
+    turns: Tensor
     branched: bool
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-Layout = Callable[[Trajectory, int, Sequence[int]], list[TokenSequence]]
-"""(trajectory, its number in the batch, per turn the batch place of its first action token) -> its sequences."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a turn stands in the batch: its number there, and the places of its first action token and, where what
+    it observed is in the batch too, of the first token of its ``new_ids``."""
+
+    turn: int
+    action: int
+    observation: int | None = None
 
 
-def tree_sequences(trajectory: Trajectory, number: int, starts: Sequence[int]) -> list[TokenSequence]:
+Layout = Callable[[Trajectory, int, Sequence[Place]], list[TokenSequence]]
+"""(trajectory, its number in the batch, the place of each of its turns) -> its sequences."""
+
+
+def tree_sequences(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
     """One sequence per root of the turn tree that leads to an action: every shared prefix is computed once."""
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
         children.setdefault(turn.parent, []).append(index)
     trees = [_depth_first(root, children) for root in children.get(None, [])]
-    laid = [_lay_out(trajectory.turns, tree, number, starts) for tree in trees]
+    laid = [_lay_out(trajectory.turns, tree, number, places) for tree in trees]
     return [sequence for sequence in laid if len(sequence.tokens)]
 
 
-def path_sequences(trajectory: Trajectory, number: int, starts: Sequence[int]) -> list[TokenSequence]:
+def path_sequences(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
     """One causal sequence per turn that acts: all it saw, and its action. Prefixes are computed again and again."""
     return [
-        _path(trajectory.prompt_ids(turn), turn.action_ids, number, start)
-        for turn, start in zip(trajectory.turns, starts, strict=True)
+        _path(trajectory, turn, number, place)
+        for turn, place in zip(trajectory.turns, places, strict=True)
         if turn.action_ids
     ]
 
 
-def causal_sequences(trajectory: Trajectory, number: int, starts: Sequence[int]) -> list[TokenSequence]:
+def causal_sequences(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
     """:func:`tree_sequences` where no turns branch, else :func:`path_sequences`: for models that obey no mask."""
-    merged = tree_sequences(trajectory, number, starts)
+    merged = tree_sequences(trajectory, number, places)
     branched = any(sequence.branched for sequence in merged)
-    return path_sequences(trajectory, number, starts) if branched else merged
+    return path_sequences(trajectory, number, places) if branched else merged
 
 
 def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
@@ -79,34 +93,47 @@ def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
     return order
 
 
-def _lay_out(turns: Sequence[Turn], order: Sequence[int], number: int, starts: Sequence[int]) -> TokenSequence:
+def _lay_out(turns: Sequence[Turn], order: Sequence[int], number: int, places: Sequence[Place]) -> TokenSequence:
     ids: list[int] = []
     depths: list[int] = []
-    predictors: list[int] = []
-    tokens: list[int] = []
+    wanted: list[tuple[int, int]] = []  # (predictor, batch place of the token it predicts)
+    ends: list[tuple[int, int]] = []  # (where an action ends, number of the turn in the batch)
     last: dict[int, int] = {}  # turn -> where in the sequence its path's newest token stands
     for index in order:
-        turn = turns[index]
+        turn, place = turns[index], places[index]
         before = -1 if turn.parent is None else last[turn.parent]
         depth = depths[before] + 1 if before >= 0 else 0
         state = len(ids) + len(turn.new_ids)  # where the action begins
+        if place.observation is not None:
+            wanted += _predicted(before, len(ids), len(turn.new_ids), place.observation)
         ids += turn.new_ids + turn.action_ids
         depths += range(depth, depth + len(turn.new_ids) + len(turn.action_ids))
         if turn.action_ids:
-            predictors += (state - 1 if turn.new_ids else before, *range(state, len(ids) - 1))
-            tokens += range(starts[index], starts[index] + len(turn.action_ids))
+            wanted += _predicted(state - 1 if turn.new_ids else before, state, len(turn.action_ids), place.action)
+            ends.append((len(ids) - 1, place.turn))
         last[index] = len(ids) - 1 if turn.new_ids or turn.action_ids else before
     exits = _exits(turns, order)
-    branched = any(end != len(ids) for end in exits)
     return TokenSequence(
         trajectory=number,
         ids=torch.tensor(ids),
         depths=torch.tensor(depths),
         exits=torch.tensor(exits),
-        predictors=torch.tensor(predictors, dtype=torch.int64),
-        tokens=torch.tensor(tokens, dtype=torch.int64),
-        branched=branched,
+        predictors=_column(wanted, 0),
+        tokens=_column(wanted, 1),
+        ends=_column(ends, 0),
+        turns=_column(ends, 1),
+        branched=any(end != len(ids) for end in exits),
     )
+
+
+def _predicted(before: int, start: int, count: int, place: int) -> list[tuple[int, int]]:
+    """(predictor, place in the batch) of ``count`` tokens that stand at ``start`` and follow the one at ``before``."""
+    predictors = (before, *range(start, start + count - 1))
+    return list(zip(predictors, range(place, place + count), strict=True)) if count else []
+
+
+def _column(pairs: Sequence[tuple[int, int]], column: int) -> Tensor:
+    return torch.tensor([pair[column] for pair in pairs], dtype=torch.int64)
 
 
 def _exits(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
@@ -124,14 +151,21 @@ def _exits(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
     return [ends[index] for index, length in zip(order, lengths, strict=True) for _ in range(length)]
 
 
-def _path(prompt: Sequence[int], action: Sequence[int], number: int, start: int) -> TokenSequence:
+def _path(trajectory: Trajectory, turn: Turn, number: int, place: Place) -> TokenSequence:
+    prompt, action = trajectory.prompt_ids(turn), turn.action_ids
     length = len(prompt) + len(action)
+    wanted = _predicted(len(prompt) - 1, len(prompt), len(action), place.action)
+    if place.observation is not None:
+        start = len(prompt) - len(turn.new_ids)
+        wanted = _predicted(start - 1, start, len(turn.new_ids), place.observation) + wanted
     return TokenSequence(
         trajectory=number,
         ids=torch.tensor([*prompt, *action]),
         depths=torch.arange(length),
         exits=torch.full((length,), length),
-        predictors=torch.arange(len(prompt) - 1, length - 1),
-        tokens=torch.arange(start, start + len(action)),
+        predictors=_column(wanted, 0),
+        tokens=_column(wanted, 1),
+        ends=torch.tensor([length - 1]),
+        turns=torch.tensor([place.turn]),
         branched=False,
     )

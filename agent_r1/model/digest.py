@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def digest(model: nn.Module) -> str:
@@ -13,8 +14,13 @@ def digest(model: nn.Module) -> str:
 
     Exact: one flipped bit changes it. It costs about 1 ms per MB of weights on one core.
     """
+    return digest_of(model.named_parameters())
+
+
+def digest_of(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """The digest of some parameters, by name."""
     total = hashlib.sha256()
-    for name, tensor in sorted(model.named_parameters()):
+    for name, tensor in sorted(parameters):
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -45,25 +45,32 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
     return token_scores(model, hidden, targets, temperature)[0]
 
 
-def token_scores(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """:func:`token_logprobs` (N,), and the entropy (N,) in nats of the same distributions, without gradient."""
+def token_scores(
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """:func:`token_logprobs` (N,), and the entropy (N,) in nats of the same distributions.
+
+    The entropy has a gradient where that is asked for: it keeps one more table of logits in memory.
+    """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
     if len(targets) <= size:
-        return _scores(head, hidden, targets, temperature)
+        return _scores(head, hidden, targets, temperature, entropy_gradient)
     parts = [
-        checkpoint(_scores, head, states, wanted, temperature, use_reentrant=False)
+        checkpoint(_scores, head, states, wanted, temperature, entropy_gradient, use_reentrant=False)
         for states, wanted in zip(hidden.split(size), targets.split(size), strict=True)
     ]
     logprobs, entropy = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropy)
 
 
-def _scores(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _scores(
+    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     table = logits.log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         finite = table.clamp(min=torch.finfo(table.dtype).min)  # a token ruled out counts 0, not 0 * infinity
         entropy = -(table.exp() * finite).sum(-1)
     return table.gather(-1, targets[:, None]).squeeze(-1), entropy

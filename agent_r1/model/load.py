@@ -40,7 +40,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     Raises InvalidInput where the folder or the hub's model is missing, broken, incomplete, not a
     causal language model, or computes its logits as anything but ``head(backbone(ids))``.
     """
-    folder = _find(name, "model")
+    folder = find_folder(name, "model")
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
@@ -55,7 +55,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer in folder ``name``, or of that name on the hub. Raises InvalidInput where there is none."""
-    folder = _find(name, "tokenizer")
+    folder = find_folder(name, "tokenizer")
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         # transformers would otherwise make an empty tokenizer from the model's configuration alone
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
@@ -81,7 +81,7 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def _find(name: str, what: str) -> Path:
+def find_folder(name: str, what: str) -> Path:
     """The local folder of that name, or the hub's files once they are on this machine."""
     if Path(name).exists():
         return Path(name)

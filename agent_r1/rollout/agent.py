@@ -149,6 +149,8 @@ class _Life:
                 observation=transition.messages,
                 results=transition.results,
                 rewards=dict(transition.rewards),
+                call_rewards=tuple(dict(rewards) for rewards in transition.call_rewards),
+                call_ends=self.agent.chat.call_ends(completion.ids) if action.message.calls else (),
             )
         )
 

@@ -8,8 +8,9 @@ a new branch.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from jinja2 import TemplateError
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.acting import Stop
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.messages import Action, Call, Message, Text, ToolSpec, to_openai
-from agent_r1.rollout.hermes import parse_action, split_reasoning
+from agent_r1.rollout.hermes import call_ends, parse_action, split_reasoning
 
 MARK = "AGENTR1MARK"
 
@@ -124,15 +125,39 @@ class Chat:
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0) -> Action:
         """What the tokens say. The end token is not part of the text."""
-        ids = action_ids[:-1] if action_ids and action_ids[-1] == self.end_id else action_ids
-        return self._read(str(self.tokenizer.decode(list(ids), skip_special_tokens=False)), turn)
+        return self._read(self._decode(self._spoken(action_ids)), turn)
+
+    def call_ends(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """For each call of the action, the place in ``action_ids`` of the token that completes it.
+
+        Found by decoding first parts of the sampled tokens. A character whose bytes are spread over several
+        tokens is there with the last of them; before that the text ends in replacement characters.
+        """
+        ids = self._spoken(action_ids)
+        text = self._decode(ids)
+
+        @cache
+        def settled(place: int) -> int:
+            """How many characters of the text are there once the token at ``place`` is."""
+            return len(self._decode(ids[: place + 1]).rstrip("\ufffd")) if place + 1 < len(ids) else len(text)
+
+        said = self._divide(text)[1]
+        ends = (len(text) - len(said) + end for end in call_ends(said))
+        return tuple(bisect_left(range(len(ids)), end, key=settled) for end in ends)
+
+    def _spoken(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens without the end token."""
+        return action_ids[:-1] if action_ids and action_ids[-1] == self.end_id else action_ids
+
+    def _decode(self, ids: tuple[int, ...]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _read(self, text: str, turn: int = 0) -> Action:
-        """A thought is split off only where the template can render it again; elsewhere it stays in the content."""
-        if not self._shows_reasoning:
-            return parse_action(text, turn)
-        reasoning, said = split_reasoning(text)
-        return parse_action(text, turn, reasoning, said)
+        return parse_action(text, turn, *self._divide(text))
+
+    def _divide(self, text: str) -> tuple[str | None, str]:
+        """(thought, rest). A thought is split off only where the template can render it again."""
+        return split_reasoning(text) if self._shows_reasoning else (None, text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agent_r1.core.attempt import Attempt
@@ -37,7 +37,11 @@ Permit = Callable[[Order], Awaitable[int]]
 
 
 class Collector:
-    """Runs attempts in an environment and scores them."""
+    """Runs attempts in an environment and scores them.
+
+    Where there is a ``greedy`` agent, it makes one more attempt at each task, whose member is the group's size. It
+    is scored by itself, so that scorers which compare the attempts of a group see the same ones with and without it.
+    """
 
     def __init__(
         self,
@@ -47,8 +51,9 @@ class Collector:
         recorder: Recorder,
         run: str,
         limits: Limits,
+        greedy: Agent | None = None,
     ) -> None:
-        self._agent, self._env, self._scorers = agent, env, scorers
+        self._agent, self._greedy, self._env, self._scorers = agent, greedy, env, scorers
         self._recorder, self._run = recorder, run
         self._limits = limits
         self._places = asyncio.Semaphore(limits.concurrency)
@@ -88,22 +93,28 @@ class Collector:
             await started.put(None)
 
     async def _group(self, order: Order, version: int) -> Group:
-        attempts = [Attempt(self._run, order.task.id, order.serial, member) for member in range(order.size)]
+        actors = [self._agent] * order.size + ([] if self._greedy is None else [self._greedy])
+        attempts = [Attempt(self._run, order.task.id, order.serial, member) for member in range(len(actors))]
         await self._recorder.record(*(Dispatched(attempt, order.task.split, version) for attempt in attempts))
-        lived = await asyncio.gather(*(self._live(order.task, attempt) for attempt in attempts))
-        scored = await self._score(tuple(lived), order.task)
-        await self._recorder.record(*(Finished(trajectory) for trajectory in scored))
-        return Group(order.serial, order.task, scored)
+        living = (self._live(actor, order.task, attempt) for actor, attempt in zip(actors, attempts, strict=True))
+        lived = await asyncio.gather(*living)
+        compared, apart = await asyncio.gather(
+            self._score(lived[: order.size], order.task), self._score(lived[order.size :], order.task)
+        )
+        await self._recorder.record(*(Finished(trajectory) for trajectory in (*compared, *apart)))
+        return Group(order.serial, order.task, compared, *apart)
 
-    async def _live(self, task: Task, attempt: Attempt) -> Trajectory:
+    async def _live(self, agent: Agent, task: Task, attempt: Attempt) -> Trajectory:
         async with self._places:
             deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
-            context = Context(attempt, attempt.seed(self._agent.seed), deadline)
-            return await self._agent.live(self._env, task, context)
+            context = Context(attempt, attempt.seed(agent.seed), deadline)
+            return await agent.live(self._env, task, context)
 
-    async def _score(self, lived: tuple[Trajectory, ...], task: Task) -> tuple[Trajectory, ...]:
+    async def _score(self, lived: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
         """Give rewards to the trajectories that are to be trained; a failing scorer fails those."""
         survivors = tuple(trajectory for trajectory in lived if TREATMENT[trajectory.status] == "train")
+        if not survivors:
+            return tuple(lived)
         try:
             rewards = await self._rewards(survivors, task)
         except Exception as error:
@@ -112,7 +123,7 @@ class Collector:
                 reason = f"a scorer took more than {self._limits.score_seconds:g} s"
             failed = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=reason) for t in survivors}
             return tuple(failed.get(t.attempt, t) for t in lived)
-        scored = {t.attempt: replace(t, rewards=r) for t, r in zip(survivors, rewards, strict=True)}
+        scored = {t.attempt: _rewarded(t, r) for t, r in zip(survivors, rewards, strict=True)}
         return tuple(scored.get(t.attempt, t) for t in lived)
 
     async def _rewards(self, survivors: tuple[Trajectory, ...], task: Task) -> list[Rewards]:
@@ -124,3 +135,14 @@ class Collector:
             for names, more in zip(merged, given, strict=True):
                 names.update(more)
         return list(merged)
+
+
+def _rewarded(trajectory: Trajectory, rewards: Rewards) -> Trajectory:
+    """The trajectory with its rewards. It fails where a name stands for two levels: one weight could not fit both."""
+    calls = {name for turn in trajectory.turns for given in turn.call_rewards for name in given}
+    turns = {name for turn in trajectory.turns for name in turn.rewards}
+    twice = sorted((calls & turns) | ((calls | turns) & rewards.keys()))
+    if twice:
+        reason = f"reward {twice[0]} is given at two levels: name calls, turns and trajectories apart"
+        return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
+    return replace(trajectory, rewards=rewards)

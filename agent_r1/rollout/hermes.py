@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.core.messages import Action, Call, Message
@@ -14,7 +15,7 @@ THINK, THOUGHT = "<think>", "</think>"
 def parse_action(text: str, turn: int = 0, reasoning: str | None = None, said: str | None = None) -> Action:
     """What the policy's text of one turn says: content and calls.
 
-    ``said`` is the text without its thought, where ``reasoning`` was split off (:func:`split_reasoning`).
+    ``said`` is the end of the text, without its thought, where ``reasoning`` was split off (:func:`split_reasoning`).
     A block that is no call stays a ``Call`` with its ``error``; the message then keeps the whole text as
     content, so that nothing the policy said is lost when the conversation is rendered.
 
@@ -23,11 +24,23 @@ def parse_action(text: str, turn: int = 0, reasoning: str | None = None, said: s
         >>> action.message.calls[0].name, dict(action.message.calls[0].arguments)
         ('add', {'a': 1})
     """
-    content, blocks = _split_blocks(text if said is None else said)
-    calls = tuple(_parse_call(block, f"call_{turn}_{index}") for index, block in enumerate(blocks))
+    said = text if said is None else said
+    calls = tuple(_parse_call(block, f"call_{turn}_{index}") for index, block in enumerate(_blocks(said)))
     if any(call.error for call in calls):
         return Action(Message.assistant(text, calls), text)
-    return Action(Message.assistant(content, calls, reasoning), text)
+    return Action(Message.assistant(_content(said), calls, reasoning), text)
+
+
+def call_ends(said: str) -> tuple[int, ...]:
+    """For each call that :func:`parse_action` reads, how many characters of the text there are up to its end.
+
+    A call ends with its closing mark; one without, where the next begins or with the text.
+
+    Example:
+        >>> call_ends("<tool_call>{}</tool_call> and <tool_call>{")
+        (25, 42)
+    """
+    return tuple(block.end for block in _blocks(said))
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
@@ -43,22 +56,45 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
     return thought.removeprefix(THINK).strip("\n"), rest.lstrip("\n")
 
 
-def _split_blocks(text: str) -> tuple[str, list[str]]:
-    """The text before the first call, and the text of each call; an unclosed call reaches to the end."""
-    content, *rest = text.split(OPEN)
-    if not rest:
-        return content, []
-    return content.removesuffix("\n"), [piece.partition(CLOSE)[0] if CLOSE in piece else piece + "\0" for piece in rest]
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The text between a call's marks, whether it was closed, and how many characters of the whole it ends after.
+
+    Example:
+        _Block('{"name": "add"', closed=False, end=25)
+    """
+
+    text: str
+    closed: bool
+    end: int
 
 
-def _parse_call(block: str, identity: str) -> Call:
-    if block.endswith("\0"):
-        return _broken(block[:-1], identity, f"the call is not closed by {CLOSE}")
+def _blocks(text: str) -> list[_Block]:
+    """Each call's text; an unclosed call reaches to the next one, or to the end."""
+    content, *pieces = text.split(OPEN)
+    blocks = []
+    start = len(content)
+    for piece in pieces:
+        inside, mark, _ = piece.partition(CLOSE)
+        blocks.append(_Block(inside, bool(mark), start + len(OPEN + inside + mark)))
+        start += len(OPEN + piece)
+    return blocks
+
+
+def _content(text: str) -> str:
+    """The text before the first call, without the line break that stands between."""
+    content, mark, _ = text.partition(OPEN)
+    return content.removesuffix("\n") if mark else content
+
+
+def _parse_call(block: _Block, identity: str) -> Call:
+    if not block.closed:
+        return _broken(block.text, identity, f"the call is not closed by {CLOSE}")
     try:
-        data = json.loads(block, parse_constant=_refuse_constant)
+        data = json.loads(block.text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return _broken(block, identity, f"the call is not valid JSON: {error}")
-    return _checked(data, block, identity)
+        return _broken(block.text, identity, f"the call is not valid JSON: {error}")
+    return _checked(data, block.text, identity)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
@@ -58,9 +59,21 @@ def create_run(folder: Path, config: Mapping[str, Any]) -> Ledger:
     return Ledger(folder / DATABASE)
 
 
+def resume_run(folder: Path, step: int) -> Ledger:
+    """Open the ledger of a run that stopped, to go on from the checkpoint of ``step``. Raises InvalidInput."""
+    if not is_run(folder):
+        raise InvalidInput("run", got=f"{folder}, which holds no {DATABASE}", do="give the folder of a run")
+    try:
+        return Ledger.resume(folder / DATABASE, step)
+    except (OSError, sqlite3.Error) as error:
+        raise InvalidInput("run", got=f"{folder}: {error}", do="give a run in a folder that can be written") from None
+
+
 def _fill(folder: Path, run: str, config: str) -> None:
     (folder / CONFIGURATION).write_text(config + "\n", encoding="utf-8")
     with closing(open_writer(folder / DATABASE)) as connection:
-        connection.executescript(TABLES)
+        connection.executescript(f"BEGIN; {TABLES}")  # one transaction: a sync for each table would take longer
         meta = {"schema": str(SCHEMA_VERSION), "run": run, "config": config, "created": datetime.now().isoformat()}
         connection.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
+        connection.execute("INSERT INTO lineages VALUES (1, 0, ?)", (time.time(),))
+        connection.execute("COMMIT")

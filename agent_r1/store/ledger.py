@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import queue
 import sqlite3
 import threading
@@ -11,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.core.errors import AgentR1Error
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.record import Event
+from agent_r1.store.lineage import newest_lineage, open_lineage
 from agent_r1.store.rows import inserts
-from agent_r1.store.schema import close_writer, open_writer
+from agent_r1.store.schema import check_schema, close_writer, open_writer
 
 
 class LedgerError(AgentR1Error):
@@ -37,14 +40,38 @@ class Ledger:
     said of it, finishes at most once and meets at most one fate; events that contradict this raise
     LedgerError to their caller alone. After a failed commit the ledger refuses everything: what the disk
     then holds is only what was acknowledged before.
+
+    What is recorded belongs to the newest lineage. One process at a time writes a run: InvalidInput to others, and
+    where ``path`` is of another schema.
     """
 
     def __init__(self, path: Path) -> None:
-        self._connection = open_writer(path)
+        self._lock = _lock(path.parent)
+        try:
+            self._connection = _opened(path)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._lineage = newest_lineage(self._connection)
         self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._failure: LedgerError | None = None
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def resume(cls, path: Path, step: int) -> Ledger:
+        """Open a run that stopped, to go on from the checkpoint of ``step`` in a new lineage.
+
+        What the checkpoint does not know of is superseded, as :func:`agent_r1.store.lineage.open_lineage` says.
+        Raises InvalidInput as opening does, and where the run never came to ``step``.
+        """
+        ledger = cls(path)
+        try:
+            ledger._lineage = open_lineage(ledger._connection, step)  # the thread still waits for its first event
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
 
     async def record(self, *events: Event) -> None:
         """Write events down, in order, all or none; returns when they are on the disk. Raises LedgerError."""
@@ -59,6 +86,7 @@ class Ledger:
         self._waiting.put(None)
         self._thread.join()
         close_writer(self._connection)
+        os.close(self._lock)
 
     def _write(self) -> None:
         open_for_more = True
@@ -88,7 +116,7 @@ class Ledger:
 
     def _apply(self, events: Sequence[Event]) -> LedgerError | None:
         try:
-            rows = [insert for event in events for insert in inserts(event)]
+            rows = [insert for event in events for insert in inserts(event, self._lineage)]
         except Exception as error:  # one event that cannot be encoded must not fail its neighbours
             return LedgerError(f"an event cannot be encoded: {error!r}")
         self._connection.execute("SAVEPOINT submission")
@@ -102,6 +130,28 @@ class Ledger:
                 break
         self._connection.execute("RELEASE submission")
         return refused
+
+
+def _lock(folder: Path) -> int:
+    """A lock on the run, held until the descriptor is closed or the process ends, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        got = f"{folder}, which another process is writing"
+        raise InvalidInput("run", got=got, do="wait until it has ended, or end it") from None
+    return descriptor
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = open_writer(path)
+    try:
+        check_schema(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _answer(answers: Sequence[tuple[Submission, LedgerError | None]]) -> None:

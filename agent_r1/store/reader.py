@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import Dispatched, Fate, Happened, Measured
+from agent_r1.core.record import Dispatched, Fate, Happened, Measured, Published
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.store.codec import to_action, to_messages, to_result, to_spans
 from agent_r1.store.folder import DATABASE
@@ -19,13 +19,20 @@ from agent_r1.store.rows import attempt_key, to_number, to_reward
 from agent_r1.store.schema import open_reader
 
 ATTEMPT = "attempts.run, attempts.task, attempts.group_serial, attempts.member, attempts.retry"
-RewardsByTurn = dict[int | None, dict[str, Any]]
+LIVED = (
+    f"attempts.id, {ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start"
+    " FROM standing_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
+)
+Place = tuple[int | None, int | None]
+"""The turn and the call that a reward belongs to; None, None: the whole trajectory."""
+RewardsByPlace = Mapping[Place, Mapping[str, Any]]
 
 
 class RunReader:
     """What a run's ledger holds, as the core types that were recorded.
 
-    Attempts, trajectories and fates come in the order of dispatch. Raises InvalidInput where ``folder``
+    It reads the newest lineage: what was superseded when the run was resumed is left out. Attempts,
+    trajectories and fates come in the order of dispatch. Raises InvalidInput where ``folder``
     holds no run that this version can read.
     """
 
@@ -41,30 +48,39 @@ class RunReader:
 
     def dispatched(self) -> Iterator[Dispatched]:
         """Every attempt that was started."""
-        for *attempt, split, version in self._rows(f"SELECT {ATTEMPT}, split, version FROM attempts ORDER BY rowid"):
+        sql = f"SELECT {ATTEMPT}, split, version FROM standing_attempts AS attempts ORDER BY id"
+        for *attempt, split, version in self._rows(sql):
             yield Dispatched(Attempt(*attempt), split, version)
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
         """Every attempt that ended; those of one split where it is named."""
-        return self._trajectories("(?1 IS NULL OR split = ?1)", split)
+        for row in self._rows(f"SELECT {LIVED} WHERE ?1 IS NULL OR split = ?1 ORDER BY id", split):
+            yield self._trajectory(row)
 
     def trajectory(self, attempt: Attempt) -> Trajectory | None:
         """The trajectory of an attempt, None where it did not end."""
-        return next(self._trajectories("attempts.attempt = ?1", attempt_key(attempt)), None)
+        found = next(self._rows(f"SELECT {LIVED} WHERE attempt = ?", attempt_key(attempt)), None)
+        return None if found is None else self._trajectory(found)
 
     def fates(self) -> Iterator[Fate]:
         """What became of the attempts that met a fate."""
-        columns = f"{ATTEMPT}, fate, step, reason"
-        for *attempt, fate, step, reason in self._rows(
-            f"SELECT {columns} FROM fates JOIN attempts USING (attempt) ORDER BY attempts.rowid"
-        ):
-            yield Fate(Attempt(*attempt), fate, step, reason)
+        columns = f"{ATTEMPT}, fate, step, reason, credit"
+        sql = f"SELECT {columns} FROM standing_attempts AS attempts WHERE fate IS NOT NULL ORDER BY id"
+        for *attempt, fate, step, reason, credit in self._rows(sql):
+            yield Fate(Attempt(*attempt), fate, step, reason, None if credit is None else to_number(credit))
+
+    def versions(self) -> Iterator[Published]:
+        """The weights that were made, in order."""
+        for row in self._rows("SELECT version, step, digest FROM standing_versions ORDER BY version, lineage"):
+            yield Published(*row)
 
     def metrics(self) -> Iterator[Measured]:
-        """The metrics of each step, in the order of steps."""
-        rows = self._rows("SELECT step, name, value FROM metrics ORDER BY step, rowid")
-        for step, measured in groupby(rows, key=itemgetter(0)):
-            yield Measured(step, {name: to_number(value) for _, name, value in measured})
+        """The metrics of each step and what it took, in the order of steps."""
+        return self._measured("TRUE")
+
+    def exact_metrics(self) -> Iterator[Measured]:
+        """The metrics of each step alone."""
+        return self._measured("exact")
 
     def events(self) -> Iterator[Happened]:
         """Whatever else happened, in order."""
@@ -74,40 +90,43 @@ class RunReader:
     def _rows(self, sql: str, *parameters: Any) -> Iterator[tuple[Any, ...]]:
         return self._connection.execute(sql, parameters)
 
-    def _trajectories(self, condition: str, parameter: str | None) -> Iterator[Trajectory]:
-        columns = f"attempt, {ATTEMPT}, task_id, status, truncated, reason, seconds, start"
-        sql = f"SELECT {columns} FROM attempts JOIN outcomes USING (attempt) WHERE {condition} ORDER BY attempts.rowid"
-        for key, *attempt, task_id, status, truncated, reason, seconds, start in self._rows(sql, parameter):
-            rewards = self._rewards(key)
-            yield Trajectory(
-                attempt=Attempt(*attempt),
-                task_id=task_id,
-                turns=self._turns(key, rewards),
-                status=Status(status),
-                truncated=bool(truncated),
-                rewards=rewards.get(None, {}),
-                reason=reason,
-                start=to_messages(unpack_document(start)),
-                seconds=seconds,
-            )
+    def _measured(self, condition: str) -> Iterator[Measured]:
+        rows = self._rows(f"SELECT step, name, value FROM standing_metrics WHERE {condition} ORDER BY step, id")
+        for step, measured in groupby(rows, key=itemgetter(0)):
+            yield Measured(step, {name: to_number(value) for _, name, value in measured})
 
-    def _rewards(self, key: str) -> RewardsByTurn:
-        rewards: RewardsByTurn = {}
-        sql = "SELECT turn, name, value FROM rewards WHERE attempt = ? ORDER BY rowid"
-        for turn, name, value in self._rows(sql, key):
-            rewards.setdefault(turn, {})[name] = to_reward(value)
+    def _trajectory(self, row: tuple[Any, ...]) -> Trajectory:
+        key, *attempt, task_id, status, truncated, reason, seconds, start = row
+        rewards = self._rewards(key)
+        return Trajectory(
+            attempt=Attempt(*attempt),
+            task_id=task_id,
+            turns=self._turns(key, rewards),
+            status=Status(status),
+            truncated=bool(truncated),
+            rewards=rewards.get((None, None), {}),
+            reason=reason,
+            start=to_messages(unpack_document(start)),
+            seconds=seconds,
+        )
+
+    def _rewards(self, key: int) -> RewardsByPlace:
+        rewards: dict[Place, dict[str, Any]] = {}
+        sql = "SELECT turn, call, name, value FROM rewards WHERE attempt_id = ? ORDER BY rowid"
+        for turn, call, name, value in self._rows(sql, key):
+            rewards.setdefault((turn, call), {})[name] = to_reward(value)
         return rewards
 
-    def _turns(self, key: str, rewards: RewardsByTurn) -> tuple[Turn, ...]:
+    def _turns(self, key: int, rewards: RewardsByPlace) -> tuple[Turn, ...]:
         columns = "turn, parent, tokens, stop, role, kind, said"
-        rows = self._rows(f"SELECT {columns} FROM turns WHERE attempt = ? ORDER BY turn", key)
-        return tuple(_turn(row, rewards.get(row[0], {})) for row in rows)
+        rows = self._rows(f"SELECT {columns} FROM turns WHERE attempt_id = ? ORDER BY turn", key)
+        return tuple(_turn(row, rewards) for row in rows)
 
 
-def _turn(row: tuple[Any, ...], rewards: Mapping[str, float]) -> Turn:
+def _turn(row: tuple[Any, ...], rewards: RewardsByPlace) -> Turn:
     index, parent, tokens, stop, role, kind, said = row
     new_ids, action_ids, logprobs = Tokens.unpack(tokens)
-    action, observation, results, spans = unpack_document(said)
+    action, observation, results, spans, (call_ends, rewarded_calls) = unpack_document(said)
     return Turn(
         index=index,
         parent=parent,
@@ -119,7 +138,9 @@ def _turn(row: tuple[Any, ...], rewards: Mapping[str, float]) -> Turn:
         action=to_action(action),
         observation=to_messages(observation),
         results=tuple(to_result(result) for result in results),
-        rewards=rewards,
+        rewards=rewards.get((index, None), {}),
         role=role,
         kind=kind,
+        call_rewards=tuple(rewards.get((index, call), {}) for call in range(rewarded_calls)),
+        call_ends=tuple(call_ends),
     )

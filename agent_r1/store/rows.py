@@ -5,27 +5,59 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import Dispatched, Event, Fate, Finished, Happened, Measured
+from agent_r1.core.record import (
+    Dispatched,
+    Event,
+    Fate,
+    Finished,
+    Happened,
+    LeftOver,
+    Measured,
+    Published,
+    Spent,
+)
 from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
 from agent_r1.store.codec import from_action, from_messages, from_result, from_spans
 from agent_r1.store.packed import Tokens, pack_document
 
 
 class Insert(NamedTuple):
-    """Rows for one table; ``columns`` is the list between the parentheses of INSERT."""
+    """Rows for one table, and the statement that inserts each of them."""
 
     table: str
-    columns: str
+    sql: str
     rows: Sequence[tuple[Any, ...]]
 
-    @property
-    def sql(self) -> str:
-        marks = ", ".join("?" * len(self.columns.split(",")))
-        return f"INSERT INTO {self.table} ({self.columns}) VALUES ({marks})"
+
+NEWEST_ROW = "(SELECT id FROM attempts WHERE attempt = ? ORDER BY lineage DESC LIMIT 1)"
+
+DISPATCHED_AGAIN = """
+    SELECT id, ?2, 'superseded', (SELECT step FROM lineages WHERE lineage = ?2), 'it was dispatched again'
+    FROM attempts WHERE attempt = ?1 AND lineage < ?2 AND NOT EXISTS (SELECT 1 FROM fates WHERE attempt_id = id)
+"""
+"""An attempt that is still without a fate when a later lineage starts it anew."""
+
+LEFT_OVER = """
+    SELECT id, ?1, 'dropped', ?2, ?3 FROM attempts WHERE NOT EXISTS (SELECT 1 FROM fates WHERE attempt_id = id)
+"""
+
+FATE = "attempt_id, lineage, fate, step, reason"
+
+
+def _plain(table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> Insert:
+    """The rows as they are; ``columns`` is the list between the parentheses of INSERT."""
+    marks = ", ".join("?" * len(columns.split(",")))
+    return Insert(table, f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)
+
+
+def _of_attempts(table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> Insert:
+    """Rows that begin with an attempt's name, where the table wants the id of its newest dispatch."""
+    marks = ", ".join([NEWEST_ROW, *"?" * (len(columns.split(",")) - 1)])
+    return Insert(table, f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)
 
 
 def readable(text: str) -> str:
@@ -63,26 +95,38 @@ def to_reward(value: float | str | None) -> RewardValue:
     return tuple(data) if isinstance(data, list) else data
 
 
-def inserts(event: Event) -> Iterator[Insert]:
-    """The rows that write one event down."""
+def inserts(event: Event, lineage: int) -> Iterator[Insert]:
+    """The rows that write one event of a lineage down."""
     match event:
         case Dispatched(attempt, split, version):
-            name = (attempt_key(attempt), readable(attempt.run), readable(attempt.task), *attempt.order)
-            columns = "attempt, run, task, group_serial, member, retry, split, version"
-            yield Insert("attempts", columns, [(*name, readable(split), version)])
+            key = attempt_key(attempt)
+            if lineage > 1:
+                yield Insert("fates", f"INSERT INTO fates ({FATE}) {DISPATCHED_AGAIN}", [(key, lineage)])
+            name = (key, lineage, readable(attempt.run), readable(attempt.task), *attempt.order)
+            columns = "attempt, lineage, run, task, group_serial, member, retry, split, version"
+            yield _plain("attempts", columns, [(*name, readable(split), version)])
         case Finished(trajectory):
             yield from _trajectory(trajectory)
-        case Fate(attempt, fate, step, reason):
-            met = (attempt_key(attempt), fate, step, None if reason is None else readable(reason))
-            yield Insert("fates", "attempt, fate, step, reason", [met])
+        case Fate(attempt, fate, step, reason, credit):
+            met = (attempt_key(attempt), lineage, fate, step, None if reason is None else readable(reason))
+            row = (*met, None if credit is None else from_number(credit))
+            yield _of_attempts("fates", f"{FATE}, credit", [row])
+        case LeftOver(step, reason):
+            yield Insert("fates", f"INSERT INTO fates ({FATE}) {LEFT_OVER}", [(lineage, step, readable(reason))])
+        case Published(version, step, digest):
+            yield _plain("versions", "lineage, version, step, digest", [(lineage, version, step, digest)])
         case Measured(step, values):
-            yield Insert(
-                "metrics",
-                "step, name, value",
-                [(step, readable(name), from_number(value)) for name, value in values.items()],
-            )
+            yield _metrics(lineage, step, values, exact=True)
+        case Spent(step, values):
+            yield _metrics(lineage, step, values, exact=False)
         case Happened(kind, detail):
-            yield Insert("events", "at, kind, detail", [(time.time(), readable(kind), readable(detail))])
+            said = (lineage, time.time(), readable(kind), readable(detail))
+            yield _plain("events", "lineage, at, kind, detail", [said])
+
+
+def _metrics(lineage: int, step: int, values: Mapping[str, float], exact: bool) -> Insert:
+    rows = [(lineage, step, readable(name), from_number(value), exact) for name, value in values.items()]
+    return _plain("metrics", "lineage, step, name, value, exact", rows)
 
 
 def _trajectory(trajectory: Trajectory) -> Iterator[Insert]:
@@ -90,11 +134,17 @@ def _trajectory(trajectory: Trajectory) -> Iterator[Insert]:
     reason = None if trajectory.reason is None else readable(trajectory.reason)
     start = pack_document(from_messages(trajectory.start))
     outcome = (key, trajectory.status.value, trajectory.truncated, reason, trajectory.seconds)
-    row = (*outcome, readable(trajectory.task_id), start)
-    yield Insert("outcomes", "attempt, status, truncated, reason, seconds, task_id, start", [row])
-    columns = "attempt, turn, parent, role, kind, stop, tokens, said"
-    yield Insert("turns", columns, [_turn(key, turn) for turn in trajectory.turns])
-    yield Insert("rewards", "attempt, turn, name, value", list(_rewards(key, trajectory)))
+    row = (*outcome, readable(trajectory.task_id), newest_version(trajectory), start)
+    columns = "attempt_id, status, truncated, reason, seconds, task_id, newest_version, start"
+    yield _of_attempts("outcomes", columns, [row])
+    columns = "attempt_id, turn, parent, role, kind, stop, tokens, said"
+    yield _of_attempts("turns", columns, [_turn(key, turn) for turn in trajectory.turns])
+    yield _of_attempts("rewards", "attempt_id, turn, call, name, value", list(_rewards(key, trajectory)))
+
+
+def newest_version(trajectory: Trajectory) -> int:
+    """The version of the newest weights that sampled any of its tokens, -1 where none was sampled."""
+    return max((span.version for turn in trajectory.turns for span in turn.spans), default=-1)
 
 
 def _turn(key: str, turn: Turn) -> tuple[Any, ...]:
@@ -103,6 +153,7 @@ def _turn(key: str, turn: Turn) -> tuple[Any, ...]:
         from_messages(turn.observation),
         [from_result(result) for result in turn.results],
         from_spans(turn.spans),
+        [list(turn.call_ends), len(turn.call_rewards)],
     ]
     place = (key, turn.index, turn.parent, readable(turn.role), readable(turn.kind), turn.stop)
     return (*place, Tokens(turn.new_ids, turn.action_ids, turn.logprobs).pack(), pack_document(said))
@@ -110,7 +161,10 @@ def _turn(key: str, turn: Turn) -> tuple[Any, ...]:
 
 def _rewards(key: str, trajectory: Trajectory) -> Iterator[tuple[Any, ...]]:
     for name, value in trajectory.rewards.items():
-        yield key, None, readable(name), from_reward(value)
+        yield key, None, None, readable(name), from_reward(value)
     for turn in trajectory.turns:
         for name, value in turn.rewards.items():
-            yield key, turn.index, readable(name), from_reward(value)
+            yield key, turn.index, None, readable(name), from_reward(value)
+        for call, rewards in enumerate(turn.call_rewards):
+            for name, value in rewards.items():
+                yield key, turn.index, call, readable(name), from_reward(value)

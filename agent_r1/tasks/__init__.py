@@ -13,13 +13,16 @@ from agent_r1.core.world import World
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A world that can be named: one line on what it is, and how it is built from (data, corpus, seed)."""
+    """A world that can be named: one line on what it is, and how it is built from (data, corpus, seed).
+
+    ``corpus`` is a file, or the address of a retrieval server.
+    """
 
     description: str
-    build: Callable[[Path | None, Path | None, int], World]
+    build: Callable[[Path | None, str | Path | None, int], World]
 
 
-def build(name: str, data: Path | None, corpus: Path | None, seed: int) -> World:
+def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) -> World:
     """Build the world called ``name``. Raises InvalidInput where there is none, or its files cannot be used."""
     if name not in WORLDS:
         nearest = difflib.get_close_matches(name, WORLDS, n=1)
@@ -28,14 +31,14 @@ def build(name: str, data: Path | None, corpus: Path | None, seed: int) -> World
     return WORLDS[name].build(data, corpus, seed)
 
 
-def _tinywiki(data: Path | None, corpus: Path | None, seed: int) -> World:
+def _tinywiki(data: Path | None, corpus: str | Path | None, seed: int) -> World:
     from agent_r1.tasks import tinywiki
 
     return tinywiki.build(data, corpus, seed)
 
 
-def _multihop(name: str) -> Callable[[Path | None, Path | None, int], World]:
-    def build(data: Path | None, corpus: Path | None, seed: int) -> World:
+def _multihop(name: str) -> Callable[[Path | None, str | Path | None, int], World]:
+    def build(data: Path | None, corpus: str | Path | None, seed: int) -> World:
         from agent_r1.tasks import multihop
 
         return multihop.build(name, data, corpus, seed)
@@ -50,4 +53,5 @@ WORLDS: Mapping[str, Entry] = {
         "2WikiMultihopQA: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("2wiki")
     ),
     "musique": Entry("MuSiQue: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("musique")),
+    "multihop": Entry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
 }

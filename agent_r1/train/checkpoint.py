@@ -1,14 +1,13 @@
-"""Models and learner states on disk: whole or absent, checked by hashes, safetensors and JSON only.
+"""Models and checkpoints on disk: whole or absent, checked by hashes, safetensors and JSON only.
 
-runs/NAME/checkpoints/step-K/   a Hugging Face folder, with learner.safetensors, learner.json, manifest.json
-runs/NAME/model/                a Hugging Face folder, with manifest.json
+runs/NAME/checkpoints/step-K/   a Hugging Face folder, with learner.safetensors, learner.json, position.json
+runs/NAME/model/                a Hugging Face folder
+Each has a manifest.json.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,17 +16,28 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.learn.learner import LearnerState
+from agent_r1.model.digest import digest
 from agent_r1.model.load import quiet
-from agent_r1.store.disk import appearing
+from agent_r1.store.disk import DISK, Disk, clear_hidden, hide, replacing
+from agent_r1.store.manifest import (
+    CHECKPOINTS,
+    MODEL,
+    STEP,
+    Damaged,
+    Identity,
+    check_whole,
+    checkpoints,
+    looks_whole,
+    write_manifest,
+)
+from agent_r1.train.identity import identity_of
 
-MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 1
-MODEL, CHECKPOINTS = "model", "checkpoints"
-TENSORS, SCALARS = "learner.safetensors", "learner.json"
+TENSORS, SCALARS, POSITION = "learner.safetensors", "learner.json", "position.json"
 
 
 class CheckpointError(AgentR1Error):
@@ -35,134 +45,187 @@ class CheckpointError(AgentR1Error):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What a manifest says of a file."""
+class Best:
+    """The step whose weights did best on validation, and their exact match there."""
 
-    size: int
-    sha256: str
+    step: int
+    em: float
 
 
-def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stands: the optimizer steps taken, and the best of them so far where anything was validated."""
+
+    step: int
+    best: Best | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """Everything a checkpoint holds, as copies on the CPU that no later step touches."""
+
+    position: Position
+    weights: Mapping[str, Tensor]
+    learner: LearnerState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """A checkpoint read back. The weights are the model that ``load_model(str(folder), ..)`` gives."""
+
+    folder: Path
+    position: Position
+    learner: LearnerState
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest whole checkpoint, None where there is none, and what is wrong with each newer one."""
+
+    folder: Path | None
+    skipped: tuple[str, ...]
+
+
+def copied(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's weights, copied to the CPU. Weights that are shared (tied embeddings) stay so."""
+    copies: dict[int, Tensor] = {}
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for tensor in state.values():
+        if tensor.data_ptr() not in copies:
+            copies[tensor.data_ptr()] = tensor.to("cpu", copy=True)
+    return {name: copies[tensor.data_ptr()] for name, tensor in state.items()}
+
+
+def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, disk: Disk = DISK) -> Path:
     """Write ``run/model``, which ``from_pretrained`` loads, chat template included. Raises CheckpointError."""
-    with _saving(run / MODEL) as folder:
-        _save_pretrained(folder, model, tokenizer)
-    return run / MODEL
+    folder = run / MODEL
+    with _explained(folder):
+        clear_hidden(folder, disk)
+        with _saving(folder, identity_of(model, tokenizer, digest(model)), disk) as half:
+            disk.write(half, lambda place: _save_pretrained(place, model, tokenizer, model.state_dict()))
+    return folder
 
 
 def save_checkpoint(
     run: Path,
-    step: int,
+    snapshot: Snapshot,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    state: LearnerState,
-    keep: int = 2,
+    keep: int,
+    disk: Disk = DISK,
 ) -> Path:
-    """Write ``run/checkpoints/step-K``, then remove all whole checkpoints but the newest ``keep``.
+    """Write ``run/checkpoints/step-K``, then remove all others but the newest ``keep`` and the best.
 
-    Nothing is removed before the new one is on the disk, and nothing that is damaged counts as kept.
-    Raises CheckpointError; what was there before is then still there.
+    Of ``model`` only its configuration is read. Nothing is removed before the new one is on the disk, and nothing
+    that is damaged counts as kept. Raises CheckpointError; what was there before is then still there.
     """
-    folder = run / CHECKPOINTS / f"step-{step}"
-    _clear_leftovers(folder.parent)
-    with _saving(folder) as half:
-        _save_pretrained(half, model, tokenizer)
-        save_file(dict(state.tensors), half / TENSORS)
-        (half / SCALARS).write_text(json.dumps(dict(state.scalars), indent=2), encoding="utf-8")
-    whole = [older for older in checkpoints(run) if _sizes_fit(older)]
-    for older in whole[keep:]:
-        _remove(older)
+    folder = run / CHECKPOINTS / f"{STEP}{snapshot.position.step}"
+    identity = identity_of(model, tokenizer, str(snapshot.learner.scalars["policy"]))
+    with _explained(folder):
+        clear_hidden(folder.with_name(f"{STEP}*"), disk)
+        with _saving(folder, identity, disk) as half:
+            _require_space(half, snapshot)
+            disk.write(half, lambda place: _save_pretrained(place, model, tokenizer, snapshot.weights))
+            disk.write(half / TENSORS, lambda place: save_file(dict(snapshot.learner.tensors), place))
+            disk.write(half / SCALARS, lambda place: _put_json(place, dict(snapshot.learner.scalars)))
+            disk.write(half / POSITION, lambda place: _put_json(place, asdict(snapshot.position)))
+        for doomed in _superfluous(run, snapshot.position, keep):
+            disk.remove(hide(doomed, disk))
     return folder
 
 
-def load_learner_state(folder: Path) -> LearnerState:
-    """The learner's state in a checkpoint. Raises InvalidInput where the checkpoint is not whole."""
-    problems = check_manifest(folder)
-    if problems:
-        raise InvalidInput("checkpoint", got=f"{folder}: {problems[0]}", do="use another checkpoint")
-    return LearnerState(tensors=load_file(folder / TENSORS), scalars=json.loads((folder / SCALARS).read_text("utf-8")))
+def newest_whole(run: Path) -> Found:
+    """The checkpoint to go on from. Raises InvalidInput at one that a newer agent-r1 wrote."""
+    skipped: list[str] = []
+    for folder in checkpoints(run):
+        try:
+            check_whole(folder)
+        except Damaged as damage:
+            skipped.append(str(damage))
+        else:
+            return Found(folder, tuple(skipped))
+    return Found(None, tuple(skipped))
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, newest first, whole or not."""
-    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
+    """Read a checkpoint of this model back.
+
+    Raises InvalidInput where it is not whole, a newer agent-r1 wrote it, or it is of another model, tokenizer or
+    chat template.
+    """
+    try:
+        found = check_whole(folder).identity
+    except Damaged as damage:
+        raise InvalidInput("checkpoint", got=str(damage), do="use another checkpoint") from damage
+    here = identity_of(model, tokenizer, found.weights)
+    for what, saved, mine in (
+        ("model", found.model, here.model),
+        ("tokenizer", found.tokenizer, here.tokenizer),
+        ("chat template", found.template, here.template),
+    ):
+        if saved != mine:
+            do = f"go on with the {what} that the run was started with, or start a new run"
+            raise InvalidInput("checkpoint", got=f"{folder}, which is of another {what}", do=do)
+    position = json.loads((folder / POSITION).read_text("utf-8"))
+    best = None if position["best"] is None else Best(**position["best"])
+    learner = LearnerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8")))
+    return Checkpoint(folder, Position(position["step"], best), learner)
 
 
 def trained_model(run: Path) -> Path:
     """A run's final model, or else its newest whole checkpoint. Raises InvalidInput where it saved none."""
-    for folder in (run / MODEL, *checkpoints(run)):
-        if folder.is_dir() and not check_manifest(folder):
-            return folder
-    do = "let it train to its end, or set checkpoint_every"
-    raise InvalidInput("model", got=f"the run {run}, which has saved no whole model", do=do)
-
-
-def check_manifest(folder: Path) -> tuple[str, ...]:
-    """What is wrong with a saved folder: files that miss, were changed or were added; () where it is whole."""
     try:
-        listed = _listed(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return (f"{MANIFEST} cannot be read: {error!r}",)
-    found = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
-    missing = [f"{name} is missing" for name in listed if name not in found]
-    added = [f"{name} is not in the manifest" for name in found if name not in listed]
-    changed = [
-        f"{name} has changed" for name, entry in listed.items() if name in found and _entry(found[name]) != entry
-    ]
-    return (*missing, *added, *changed)
+        check_whole(run / MODEL)
+        return run / MODEL
+    except Damaged:
+        folder = newest_whole(run).folder
+    if folder is None:
+        do = "let it train to its end, or set checkpoint_every"
+        raise InvalidInput("model", got=f"the run {run}, which has saved no whole model", do=do)
+    return folder
 
 
 @contextmanager
-def _saving(folder: Path) -> Iterator[Path]:
+def _saving(folder: Path, identity: Identity, disk: Disk) -> Iterator[Path]:
     """A folder to fill; it appears under its name, with a manifest, when the block ends."""
+    with replacing(folder, disk) as half:
+        yield half
+        write_manifest(half, identity, disk)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """What a disk refuses, as the one error of saving."""
     try:
-        with appearing(folder) as half:
-            yield half
-            entries = {path.relative_to(half).as_posix(): asdict(_entry(path)) for path in sorted(_files(half))}
-            manifest = {"format": MANIFEST_FORMAT, "files": entries}
-            (half / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        yield
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} could not be written: {error}") from error
 
 
-def _save_pretrained(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _save_pretrained(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor]
+) -> None:
     with quiet():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=dict(weights))
         tokenizer.save_pretrained(folder)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+def _put_json(place: Path, value: object) -> None:
+    place.write_text(json.dumps(value, indent=2), encoding="utf-8")
 
 
-def _entry(path: Path) -> Entry:
-    with path.open("rb") as file:
-        return Entry(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+def _require_space(folder: Path, snapshot: Snapshot) -> None:
+    """Raise OSError before anything is written where it could not fit."""
+    tensors = {t.data_ptr(): t.nbytes for t in (*snapshot.weights.values(), *snapshot.learner.tensors.values())}
+    needed, free = sum(tensors.values()), shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(f"it takes {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free on the disk")
 
 
-def _listed(folder: Path) -> Mapping[str, Entry]:
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    if manifest["format"] != MANIFEST_FORMAT:
-        raise ValueError(f"format {manifest['format']}; this version reads format {MANIFEST_FORMAT}")
-    return {name: Entry(**entry) for name, entry in manifest["files"].items()}
-
-
-def _sizes_fit(folder: Path) -> bool:
-    """A quick look, without hashing gigabytes."""
-    try:
-        return all((folder / name).stat().st_size == entry.size for name, entry in _listed(folder).items())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _clear_leftovers(folder: Path) -> None:
-    """Remove what a killed save or removal left half done."""
-    for path in folder.glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove(folder: Path) -> None:
-    # Renamed first: a kill in between then leaves no folder that looks like a checkpoint.
-    doomed = folder.with_name(f".{folder.name}.removed")
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+def _superfluous(run: Path, position: Position, keep: int) -> list[Path]:
+    """The checkpoints to remove once that of ``position`` is on the disk."""
+    there = checkpoints(run)
+    kept = {position.step} | ({position.best.step} if position.best is not None else set())
+    newest = {folder.name for folder in [folder for folder in there if looks_whole(folder)][:keep]}
+    names = newest | {f"{STEP}{step}" for step in kept}
+    return [folder for folder in there if folder.name not in names]

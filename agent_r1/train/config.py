@@ -23,10 +23,10 @@ class RunConfig(BaseModel):
     """The world, one of those that ``agent-r1 tasks`` lists."""
 
     data: Path | None = None
-    """The file of questions, for worlds that read one."""
+    """The file of questions, for worlds that read one; multi-hop worlds also take hf:NAME and a mixture's TOML file."""
 
-    corpus: Path | None = None
-    """The file of passages to search, for worlds that read one."""
+    corpus: str | None = None
+    """What to search: a file of passages, a TOML file that describes a search, or a retrieval server's http://.."""
 
     model: str = ""
     """A Hugging Face name, a folder, or 'tiny-base'; for evaluation also a run. It has to be named."""
@@ -63,10 +63,13 @@ class TrainConfig(RunConfig):
     """A training run. Defaults fit a model of 3B parameters; a world's recipe changes them to fit its own."""
 
     algorithm: str = "grpo"
-    """One of those that ``agent-r1 algorithms`` lists."""
+    """One of those that ``agent-r1 algorithms`` lists, or a Row of yours as FILE.py:NAME."""
 
     row: dict[str, Any] = Field(default_factory=dict)
-    """Terms of the algorithm, e.g. ``row.clip_high``; ``agent-r1 algorithms NAME`` shows them."""
+    """Terms of the algorithm, e.g. ``row.surrogate.high``; ``agent-r1 algorithms NAME`` shows them."""
+
+    teacher: str = ""
+    """The model that an algorithm of distillation learns from: a name or a folder."""
 
     learner: LearnerConfig = LearnerConfig()
     """The optimizer."""
@@ -107,8 +110,11 @@ class TrainConfig(RunConfig):
     evaluate_n: int = Field(default=200, ge=1)
     """Questions per split of each evaluation."""
 
-    checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0: only the final model is saved."""
+    checkpoint_every: int = Field(default=5, ge=0)
+    """Steps between checkpoints; 0: only the final model is saved, and a run that stops cannot be resumed."""
+
+    checkpoint_keep: int = Field(default=2, ge=1)
+    """Newest checkpoints to keep; the best by validation is kept beside them."""
 
     @field_validator("top_p", "top_k")
     @classmethod

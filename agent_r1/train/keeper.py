@@ -5,21 +5,23 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-import torch
+from torch import Tensor
 
 from agent_r1.core.world import World
 from agent_r1.learn.learner import Learner
 from agent_r1.rollout.agent import Agent
-from agent_r1.train.checkpoint import save_checkpoint, save_model
+from agent_r1.train.checkpoint import Best, Position, Snapshot, copied, save_checkpoint, save_model
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.evaluate import Method, answers_of
 from agent_r1.train.prepare import Policy, limits_of
+from agent_r1.train.saver import Saver
 
 
 class Keeper:
     """Validates and saves after optimizer steps; at the end the best weights become the model.
 
-    The best is chosen on the world's validation split alone. Where nothing is validated, the last is kept.
+    The best is chosen on the world's validation split alone. Where nothing is validated, the last is kept. Where
+    checkpoints are kept, each new best is one of them.
     """
 
     def __init__(
@@ -27,32 +29,55 @@ class Keeper:
     ) -> None:
         self._policy, self._world, self._learner = policy, world, learner
         self._agent, self._config, self._folder = agent, config, folder
-        self._best: tuple[float, dict[str, torch.Tensor]] | None = None
+        self._best: Best | None = None
+        self._best_weights: dict[str, Tensor] = {}
+        self._saver = Saver(self._write)
+        self._snapshot: Snapshot | None = None
 
     async def after(self, step: int) -> dict[str, float]:
-        """What is due after a step; the validation's measures, where it was."""
+        """What is due after a step, before weights move again; the validation's measures, where it was.
+
+        Raises CheckpointError where the save before failed.
+        """
         measured: dict[str, float] = {}
         if self._due(step, self._config.evaluate_every) and self._world.validation is not None:
-            measured = await self._validate(self._world.validation)
-        if self._due(step, self._config.checkpoint_every):
-            save_checkpoint(self._folder, step, self._policy.model, self._policy.tokenizer, self._learner.state())
+            measured = await self._validate(step, self._world.validation)
+        every = self._config.checkpoint_every
+        if self._due(step, every) or (every > 0 and self._best is not None and self._best.step == step):
+            await self._saver.settled()
+            weights = copied(self._policy.model)
+            self._snapshot = Snapshot(Position(step, self._best), weights, self._learner.state())
         return measured
+
+    def save(self) -> None:
+        """Begin to save the snapshot that was taken. The step must be in the ledger by now: a checkpoint is proof
+        that the ledger holds all before it."""
+        if self._snapshot is not None:
+            self._saver.start(self._snapshot)
+            self._snapshot = None
+
+    def _write(self, snapshot: Snapshot) -> None:
+        save_checkpoint(
+            self._folder, snapshot, self._policy.model, self._policy.tokenizer, self._config.checkpoint_keep
+        )
 
     def _due(self, step: int, every: int) -> bool:
         return every > 0 and (step % every == 0 or step == self._config.steps)
 
-    async def _validate(self, split: str) -> dict[str, float]:
+    async def _validate(self, step: int, split: str) -> dict[str, float]:
         method = Method("validation", self._agent, self._world.env)
         count = self._config.evaluate_n
         answers = await answers_of(method, self._world, split, count, limits_of(self._config))
         em = statistics.fmean(answer.em for answer in answers)
-        if self._best is None or em >= self._best[0]:
-            state = self._policy.model.state_dict()
-            self._best = (em, {name: tensor.detach().clone() for name, tensor in state.items()})
+        if self._best is None or em >= self._best.em:
+            self._best, self._best_weights = Best(step, em), copied(self._policy.model)
         return {"validation_em": em, "validation_f1": statistics.fmean(answer.f1 for answer in answers)}
 
     async def choose(self) -> None:
-        """Give the model its best weights, and save it."""
-        if self._best is not None:
-            self._learner.adopt(self._best[1])
-        save_model(self._folder, self._policy.model, self._policy.tokenizer)
+        """Give the model its best weights, and save it. Raises CheckpointError, also where the last save failed."""
+        try:
+            await self._saver.settled()
+        finally:
+            if self._best is not None:
+                self._learner.adopt(self._best_weights)
+            save_model(self._folder, self._policy.model, self._policy.tokenizer)

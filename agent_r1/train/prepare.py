@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,6 +16,8 @@ from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.world import Context, Env, World
+from agent_r1.learn.choose import build_row, terms
+from agent_r1.learn.row import Row
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat import Chat
@@ -60,6 +63,42 @@ def open_policy(config: RunConfig, world: World) -> Policy:
     return Policy(model, tokenizer, chat, min(config.context, *_bounds(model)))
 
 
+RATIO_TERMS = ("surrogate", "ratio", "anchor")
+"""Terms of a row that act where the policy has moved from what a ratio compares with."""
+
+
+def check_reuse(config: TrainConfig, row: Row) -> None:
+    """Raise InvalidInput where samples are used in a way that the algorithm's loss is not right or not made for."""
+    reused = row.epochs * config.learner.minibatches > 1 or config.max_staleness > 0
+    if reused and not row.surrogate.uses_ratio and row.correction is None:
+        got = f"{row.surrogate.kind} with samples used more than once, or stale"
+        do = "name a surrogate with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
+        raise InvalidInput(f"algorithm {row.name}", got=got, do=do)
+    if reused:
+        return
+    usual = dict(terms(build_row(config.algorithm, {})))
+    for key, value in terms(row):
+        if key.partition(".")[0] in RATIO_TERMS and usual.get(key) != value:
+            do = "set learner.minibatches, row.epochs or max_staleness too: in one pass over fresh samples r is 1"
+            raise InvalidInput(f"row.{key}", got=value, do=do)
+
+
+def open_teacher(config: TrainConfig, row: Row, policy: Policy) -> PreTrainedModel | None:
+    """The model that an algorithm distils from, None where it does not. Raises InvalidInput where it cannot teach."""
+    if "teacher" not in row.needs:
+        if config.teacher:
+            raise InvalidInput("teacher", got=config.teacher, do=f"leave it out: {row.name} has none")
+        return None
+    if not config.teacher:
+        raise InvalidInput("teacher", got="none", do=f"name a model or a folder: {row.name} learns from one")
+    name = str(TINY_BASE_FOLDER) if config.teacher == TINY_BASE else config.teacher
+    if load_tokenizer(name).get_vocab() != policy.tokenizer.get_vocab():
+        raise InvalidInput(
+            "teacher", got=f"{config.teacher}, with another vocabulary", do="name one with the same tokens"
+        )
+    return load_model(name, DTYPES[config.dtype]).to(policy.model.device)  # type: ignore[arg-type]
+
+
 def _device(name: str) -> str:
     """The device to compute on; 'auto' takes a GPU where there is one."""
     there = torch.cuda.is_available()
@@ -89,11 +128,11 @@ def check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
     """Raise InvalidInput where a task's opening leaves no token to answer with; the longest texts are looked at."""
     longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
     for task in longest:
-        count = len(policy.chat.open(asyncio.run(_opening(env, task)), env.tools).ids)
-        if count >= policy.context:
+        tokens = len(policy.chat.open(asyncio.run(_opening(env, task)), env.tools).ids)
+        if tokens >= policy.context:
             raise InvalidInput(
                 f"task {task.id}",
-                got=f"a prompt of {count} tokens, where the model sees {policy.context}",
+                got=f"a prompt of {tokens} tokens, where the model sees {policy.context}",
                 do="shorten it, raise --context, or name a model that sees more",
             )
 
@@ -118,8 +157,8 @@ def limits_of(config: RunConfig) -> Limits:
 
 
 def orders(tasks: Sequence[Task], config: TrainConfig) -> Iterator[Order]:
-    """The groups of a run, in order: every epoch is a permutation that depends on the seed and the epoch."""
-    for serial in range(config.steps * config.groups_per_step):
+    """Groups without end, in order: every epoch is a permutation that depends on the seed and the epoch."""
+    for serial in count():
         epoch, place = divmod(serial, len(tasks))
         if place == 0:
             generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)

@@ -23,8 +23,9 @@ NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method on one split: mean exact match and F1 over ``n`` questions.
+    """One method on one split: mean exact match, F1 and sub-match over ``n`` questions.
 
+    ``sub`` is None where a world reports no sub-match: whether a right answer stands somewhere in the one given.
     ``low`` and ``high`` bound the exact match, a 95 % Wilson interval (a normal one where a world without
     exact match is measured by a reward that is neither 0 nor 1).
 
@@ -37,6 +38,7 @@ class Cell:
     n: int
     low: float
     high: float
+    sub: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,9 @@ class Answered(Protocol):
     @property
     def f1(self) -> float: ...
 
+    @property
+    def sub(self) -> float | None: ...
+
 
 def cell_of(answers: Sequence[Answered]) -> Cell:
     """The cell of a method's answers. Raises ValueError where there are none."""
@@ -87,7 +92,9 @@ def cell_of(answers: Sequence[Answered]) -> Cell:
     n = len(answers)
     em = sum(answer.em for answer in answers) / n
     low, high = wilson(em, n) if all(answer.em in (0, 1) for answer in answers) else normal([a.em for a in answers])
-    return Cell(em, sum(answer.f1 for answer in answers) / n, n, low, high)
+    subs = [answer.sub for answer in answers if answer.sub is not None]
+    # A failed attempt has no sub-match of its own; where others have one it counts as wrong, as in em and F1.
+    return Cell(em, sum(answer.f1 for answer in answers) / n, n, low, high, sum(subs) / n if subs else None)
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -116,9 +123,16 @@ def normal(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table_json(table: Table) -> dict[str, Any]:
-    """The JSON of ``eval``: ``{"table": {method: {split: {em, f1, n, low, high}}}, "retrieval": {split: {..}}}``."""
-    cells = {method: {split: asdict(cell) for split, cell in row.items()} for method, row in table.cells.items()}
+    """The JSON of ``eval``: ``{"table": {method: {split: {em, f1, n, low, high}}}, "retrieval": {split: {..}}}``.
+
+    A cell has ``sub`` too where the world reports a sub-match.
+    """
+    cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     return {"table": cells, "retrieval": {split: dict(measures) for split, measures in table.retrieval.items()}}
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in asdict(cell).items() if value is not None}
 
 
 def report_json(report: TrainReport) -> dict[str, Any]:
@@ -152,11 +166,14 @@ def render_report(report: TrainReport) -> Group:
 
 def _caption(table: Table) -> str:
     counts = sorted({cell.n for row in table.cells.values() for cell in row.values()})
-    return f"{table.measure} (95 % interval), F1; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
+    sub = any(cell.sub is not None for row in table.cells.values() for cell in row.values())
+    measures = f"{table.measure} (95 % interval), F1" + (", sub-match" if sub else "")
+    return f"{measures}; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
 
 
 def _shown(cell: Cell) -> str:
-    return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})\nF1 {cell.f1:.2f}"
+    sub = "" if cell.sub is None else f", sub {cell.sub:.2f}"
+    return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})\nF1 {cell.f1:.2f}{sub}"
 
 
 @dataclass(frozen=True, slots=True)

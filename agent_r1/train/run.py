@@ -6,36 +6,37 @@ import asyncio
 import copy
 import math
 import statistics
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
+from agent_r1.core.acting import Weights
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.record import Happened, Measured
+from agent_r1.core.record import Happened, LeftOver, Measured, Published, Spent
 from agent_r1.core.trajectory import Group
 from agent_r1.core.world import World
+from agent_r1.learn.choose import build_row, terms
 from agent_r1.learn.learner import Learner, Update
-from agent_r1.learn.rows import build_row
+from agent_r1.learn.row import Row
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.store.folder import create_run, default_run_name, run_folder
-from agent_r1.store.ledger import Ledger
+from agent_r1.store.ledger import Ledger, LedgerError
 from agent_r1.train.clock import Clock
 from agent_r1.train.config import TrainConfig
-from agent_r1.train.evaluate import BASE, Method, methods_of, pass_at, table_of
+from agent_r1.train.evaluate import BASE, Method, greedy, methods_of, pass_at, table_of
 from agent_r1.train.keeper import Keeper
-from agent_r1.train.prepare import Policy, check_world, limits_of, open_policy, orders
+from agent_r1.train.prepare import Policy, check_reuse, check_world, limits_of, open_policy, open_teacher, orders
 from agent_r1.train.report import PassAtK, Progress, StepReport, TrainReport
 from agent_r1.train.scores import answered
+from agent_r1.train.threads import in_thread
 
 PASS_QUESTIONS = 50
 """At most so many questions per split for the base model's pass@k."""
@@ -48,9 +49,6 @@ class RunStopped(AgentR1Error):
     """A run that would go on without learning anything was stopped; says why."""
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a run is made of."""
@@ -58,6 +56,7 @@ class Parts:
     config: TrainConfig
     world: World
     policy: Policy
+    row: Row
     learner: Learner
     engine: TorchEngine
     agent: Agent
@@ -76,6 +75,7 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
     row = build_row(config.algorithm, config.row)
     if "group" in row.needs and config.group_size < 2:
         raise InvalidInput("group_size", got=config.group_size, do=f"give at least 2: {row.name} compares attempts")
+    check_reuse(config, row)
     policy = open_policy(config, world)
     check_world(policy, world, ["train", *world.evaluation, *_validation(config, world)])
     name = config.run or default_run_name(config.task, config.algorithm, datetime.now())
@@ -87,11 +87,13 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
         temperature=config.temperature,
         reward_weights=config.reward_weights,
         seed=config.seed,
+        teacher=open_teacher(config, row, policy),
     )
     engine = TorchEngine(copy.deepcopy(policy.model), policy.context)
     agent = policy.agent(engine, config, config.temperature)
-    ledger = create_run(folder, config.model_dump(mode="json"))
-    parts = Parts(config, world, policy, learner, engine, agent, ledger, folder, progress)
+    resolved = config.model_copy(update={"row": dict(terms(row))})
+    ledger = create_run(folder, resolved.model_dump(mode="json"))
+    parts = Parts(config, world, policy, row, learner, engine, agent, ledger, folder, progress)
     try:
         return asyncio.run(_run(parts))
     finally:
@@ -121,7 +123,8 @@ async def _run(parts: Parts) -> TrainReport:
         await parts.ledger.record(Happened("completed", f"{parts.config.steps} steps in {seconds:.1f} s"))
         return report
     except BaseException as error:
-        await parts.ledger.record(Happened("stopped", f"{type(error).__name__}: {error}"))
+        with suppress(LedgerError):  # it may be what failed
+            await parts.ledger.record(Happened("stopped", f"{type(error).__name__}: {error}"))
         raise
     finally:
         await parts.engine.close()
@@ -134,27 +137,30 @@ async def _loop(parts: Parts) -> None:
     collector, whose next groups may start once the engine has the new weights.
     """
     config, learner = parts.config, parts.learner
-    clock = Clock(config.groups_per_step, config.max_staleness)
+    row = parts.row
+    clock = Clock(config.steps, config.groups_per_step, max_staleness=config.max_staleness, refill=row.refill)
     keeper = Keeper(parts.policy, parts.world, learner, parts.agent, config, parts.folder)
-    collector = Collector(
-        parts.agent, parts.world.env, parts.world.scorers, parts.ledger, parts.folder.name, limits_of(config)
-    )
     wanted = orders(parts.world.tasks("train"), config)
-    async with aclosing(collector.collect(wanted, clock.permit)) as groups:
+    await parts.ledger.record(published(learner.weights(), 0))
+    async with aclosing(_collector(parts).collect(wanted, clock.permit)) as groups:
         watch = Stopwatch()
         fruitless = 0
-        async for batch in _batches(groups, config.groups_per_step):
+        for _ in range(config.steps):
+            batch = await _gather(groups, clock, learner)
             watch.lap("rollout_seconds")
+            before = learner.weights()
             update = await in_thread(learner.update, batch)
-            await parts.ledger.record(*update.fates)
             watch.lap("update_seconds")
             await parts.engine.load(learner.weights())
             watch.lap("load_seconds")
             kept = await keeper.after(update.step)
             watch.lap("keep_seconds")
-            await _tell(parts, batch, update, {**kept, **watch.take()})
+            made = [published(learner.weights(), update.step)] if update.version > before.version else []
+            await _tell(parts, batch, update, made, kept, watch.take())
+            keeper.save()
             fruitless = _fruitless(fruitless, update)
             await clock.advance(update.version)
+    await parts.ledger.record(LeftOver(config.steps, "the run had taken its last step"))
     await keeper.choose()
     await parts.engine.load(learner.weights())
 
@@ -170,24 +176,52 @@ def _fruitless(before: int, update: Update) -> int:
     return before + 1
 
 
-async def _batches(groups: AsyncIterator[Group], size: int) -> AsyncIterator[list[Group]]:
+def _collector(parts: Parts) -> Collector:
+    """What lives the attempts of the run, greedy ones too where the algorithm compares with them."""
+    return Collector(
+        parts.agent,
+        parts.world.env,
+        parts.world.scorers,
+        parts.ledger,
+        parts.folder.name,
+        limits_of(parts.config),
+        greedy(parts.agent) if "greedy" in parts.row.needs else None,
+    )
+
+
+async def _gather(groups: AsyncIterator[Group], clock: Clock, learner: Learner) -> list[Group]:
+    """The groups of one step, also those that teach nothing: the learner says what becomes of each."""
     batch: list[Group] = []
-    async for group in groups:
-        batch.append(group)
-        if len(batch) == size:
-            yield batch
-            batch = []
+    while len(batch) < clock.wanted:
+        batch.append(await anext(groups))
+        if not learner.teaches(batch[-1]):
+            await clock.miss()
+    return batch
 
 
-async def _tell(parts: Parts, batch: Sequence[Group], update: Update, more: dict[str, float]) -> None:
-    """Write the step down, and show it."""
+def published(weights: Weights, step: int) -> Published:
+    """The record of weights that a step made."""
+    return Published(weights.version, step, weights.digest)
+
+
+async def _tell(
+    parts: Parts,
+    batch: Sequence[Group],
+    update: Update,
+    made: Sequence[Published],
+    kept: dict[str, float],
+    seconds: dict[str, float],
+) -> None:
+    """Write the step down, all of it or nothing, and show it."""
     lived = [trajectory for group in batch for trajectory in group.trajectories]
     answers = [answered(trajectory) for trajectory in lived]
     em = statistics.fmean([answer.em for answer in answers if answer.failure is None] or [math.nan])
     tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
-    speed = tokens / max(more["rollout_seconds"] + more["update_seconds"], 1e-9)
-    values = {**update.metrics, **more, "em": em, "tokens": float(tokens), "tokens_per_second": speed}
-    await parts.ledger.record(Measured(update.step, values))
+    speed = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
+    came = {"groups": float(len(batch)), "refilled_groups": float(len(batch) - parts.config.groups_per_step)}
+    measured = Measured(update.step, {**update.metrics, **kept, **came, "em": em, "tokens": float(tokens)})
+    spent = Spent(update.step, {**seconds, "tokens_per_second": speed})
+    await parts.ledger.record(*update.fates, *made, measured, spent)
     exact = all(answer.exact for answer in answers)
     parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
 
@@ -230,28 +264,3 @@ class Stopwatch:
     def take(self) -> dict[str, float]:
         laps, self._laps = self._laps, {}
         return laps
-
-
-async def in_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Run ``work`` in a thread that does not keep the process alive, so that an interrupt need not wait for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        try:
-            outcome: tuple[T | None, BaseException | None] = (work(*arguments), None)
-        except BaseException as error:
-            outcome = (None, error)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, daemon=True, name="update").start()
-    return await done

@@ -14,11 +14,13 @@ EXACT = ("em", "exact_match")
 class Answered:
     """How one attempt was scored. ``measure`` is what ``em`` is: exact match, or a world's first reward.
 
-    An attempt that failed, or whose measure could not be computed, counts as wrong; ``failure`` then says why.
+    ``sub`` is the sub-match, None in worlds that do not report one. An attempt that failed, or whose measure could
+    not be computed, counts as wrong; ``failure`` then says why.
     """
 
     em: float
     f1: float
+    sub: float | None = None
     measure: str = "exact match"
     failure: str | None = None
 
@@ -28,7 +30,7 @@ class Answered:
 
 
 def answered(trajectory: Trajectory) -> Answered:
-    """Exact match and F1. A world without them is measured by its first reward, and by it alone."""
+    """Exact match, F1 and sub-match. A world without them is measured by its first reward, and by it alone."""
     rewards = trajectory.rewards
     if not rewards:
         return Answered(0.0, 0.0, failure=trajectory.reason or "it was not scored")
@@ -36,9 +38,9 @@ def answered(trajectory: Trajectory) -> Answered:
     measure = "exact match" if name in EXACT else f"reward {name!r}"
     value = _number(rewards, name)
     if value is None:
-        return Answered(0.0, 0.0, measure, failure=f"{name} could not be scored")
+        return Answered(0.0, 0.0, measure=measure, failure=f"{name} could not be scored")
     f1 = _number(rewards, "f1")
-    return Answered(value, value if f1 is None else f1, measure)
+    return Answered(value, value if f1 is None else f1, _number(rewards, "sub_match"), measure)
 
 
 def _number(rewards: Rewards, name: str) -> float | None:

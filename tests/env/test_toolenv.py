@@ -207,6 +207,50 @@ def test_a_turn_reward_that_is_no_number_fails_the_episode_and_is_not_zero(value
         play(ToolEnv([add], turn_rewards=lambda action, results: {"r": value}), says("done"))
 
 
+def successful(call: Call, result: ToolResult) -> Mapping[str, float]:
+    return {"ok": result.ok, f"calls of {call.name}": 1}
+
+
+def test_every_call_that_got_a_result_is_rewarded_by_itself(play: Play, says: Any, call: Any) -> None:
+    calls = (call("add", a=1), call("sub"), Call("c", "", None, "{", "it is not valid JSON"), call("add", a="x"))
+    steps = play(ToolEnv([add], call_rewards=successful, max_turns=3), says("", *calls), says("", calls[0]), says("no"))
+    assert [step.call_rewards for step in steps] == [
+        (
+            {"ok": 1.0, "calls of add": 1.0},
+            {"ok": 0.0, "calls of sub": 1.0},
+            {"ok": 0.0, "calls of ": 1.0},
+            {"ok": 0.0, "calls of add": 1.0},
+        ),
+        ({"ok": 1.0, "calls of add": 1.0},),
+        (),
+    ]
+    assert all(step.rewards == {} for step in steps)
+
+
+def test_calls_that_are_not_run_are_not_rewarded(play: Play, says: Any, call: Any) -> None:
+    (last,) = play(ToolEnv([add], call_rewards=successful, max_turns=1), says("", call("add", a=1)))
+    assert (last.end, last.call_rewards) == ("truncated", ())
+
+
+def test_a_call_reward_sees_what_the_agent_sees(play: Play, says: Any, call: Any) -> None:
+    seen = []
+
+    def note(call: Call, result: ToolResult) -> Mapping[str, float]:
+        seen.append((call.id, result))
+        return {}
+
+    action = says("", call("add", "x", a=1), call("shout", "y", text="h" * 50))
+    (step,) = play(ToolEnv([add, shout], call_rewards=note, max_output=10), action)
+    assert seen == [("x", step.results[0]), ("y", step.results[1])]
+    assert step.call_rewards == ({}, {})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "much"])
+def test_a_call_reward_that_is_no_number_fails_the_episode(value: Any, play: Play, says: Any, call: Any) -> None:
+    with pytest.raises((AgentR1Error, TypeError, ValueError)):
+        play(ToolEnv([add], call_rewards=lambda call, result: {"r": value}), says("", call("add", a=1)))
+
+
 def test_tools_are_told_as_schemas_and_plain_functions_are_taken() -> None:
     assert [spec.name for spec in ToolEnv([add, shout]).tools] == ["add", "shout"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,9 @@ class Make:
         logprobs: Sequence[float] | None = None,
         rewards: Mapping[str, float] | None = None,
         version: int = 0,
+        **more: Any,
     ) -> Turn:
-        """A turn that saw ``new`` after its parent and sampled ``act``."""
+        """A turn that saw ``new`` after its parent and sampled ``act``; ``more`` are further fields of it."""
         return Turn(
             index=index,
             parent=parent,
@@ -37,9 +39,8 @@ class Make:
             action_ids=tuple(act),
             logprobs=tuple(logprobs) if logprobs is not None else (-1.0,) * len(act),
             spans=(Span(0, version),),
-            stop="stop",
-            action=Action(Message.assistant(""), ""),
             rewards=rewards or {},
+            **{"stop": "stop", "action": Action(Message.assistant(""), ""), **more},
         )
 
     def chain(self, *pieces: tuple[Sequence[int], Sequence[int]]) -> tuple[Turn, ...]:
@@ -58,26 +59,29 @@ class Make:
         status: Status = Status.COMPLETED,
         truncated: bool = False,
         reason: str | None = None,
+        start: Sequence[Message] = (),
     ) -> Trajectory:
         attempt = Attempt("run", f"task-{group}", group, member)
-        return Trajectory(
-            attempt, attempt.task, tuple(turns), status, truncated, rewards if rewards is not None else {}, reason
-        )
+        earned = rewards if rewards is not None else {}
+        return Trajectory(attempt, attempt.task, tuple(turns), status, truncated, earned, reason, tuple(start))
 
-    def groups(self, *trajectories: Trajectory) -> list[Group]:
-        """The trajectories, grouped as their attempts say."""
+    def groups(self, *trajectories: Trajectory, greedy: Mapping[int, Trajectory] | None = None) -> list[Group]:
+        """The trajectories, grouped as their attempts say, with the greedy attempts of some groups."""
         serials = sorted({trajectory.attempt.group for trajectory in trajectories})
         return [
             Group(
                 serial,
                 Task(f"task-{serial}", ()),
                 tuple(one for one in trajectories if one.attempt.group == serial),
+                (greedy or {}).get(serial),
             )
             for serial in serials
         ]
 
-    def random_groups(self, seed: int, *, groups: int = 3, members: int = 4, turns: int = 3) -> list[Group]:
-        """Episodes of random tokens below 16, of random lengths, with random rewards."""
+    def random_groups(
+        self, seed: int, *, groups: int = 3, members: int = 4, turns: int = 3, greedy: bool = False
+    ) -> list[Group]:
+        """Episodes of random tokens below 16, of random lengths, with random rewards; greedy attempts where asked."""
         random = torch.Generator().manual_seed(seed)
 
         def draw(low: int, high: int) -> int:
@@ -86,18 +90,14 @@ class Make:
         def tokens(low: int, high: int) -> list[int]:
             return torch.randint(0, 16, (draw(low, high),), generator=random).tolist()
 
-        return self.groups(
-            *(
-                self.trajectory(
-                    self.chain(*((tokens(1, 7), tokens(1, 5)) for _ in range(draw(1, turns + 1)))),
-                    {"score": float(torch.rand((), generator=random))},
-                    group=group,
-                    member=member,
-                )
-                for group in range(groups)
-                for member in range(members)
-            )
-        )
+        def attempt(group: int, member: int) -> Trajectory:
+            lived = self.chain(*((tokens(1, 7), tokens(1, 5)) for _ in range(draw(1, turns + 1))))
+            score = 3 * float(torch.rand((), generator=random))
+            return self.trajectory(lived, {"score": score}, group=group, member=member)
+
+        attempts = [attempt(group, member) for group in range(groups) for member in range(members)]
+        compared = {group: attempt(group, members) for group in range(groups)} if greedy else None
+        return self.groups(*attempts, greedy=compared)
 
     def model(self, seed: int = 0, *, spread: float = 0.2) -> PreTrainedModel:
         """A Qwen2 of two layers of width 32; with weights of a large spread it has opinions."""
@@ -113,9 +113,9 @@ class Make:
         )
         return Qwen2ForCausalLM(config).eval()
 
-    def exact_model(self) -> PreTrainedModel:
+    def exact_model(self, seed: int = 0) -> PreTrainedModel:
         """A GPT-2 in fp64, all of its arithmetic included: Qwen2 normalises in fp32, whatever its weights are."""
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         config = GPT2Config(vocab_size=16, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.2)
         return GPT2LMHeadModel(config).double().eval()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,14 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
+from agent_r1.learn.advantages.advantage import Advantage
+from agent_r1.learn.choose import build_row
 from agent_r1.learn.config import LearnerConfig
-from agent_r1.learn.learner import Learner, LearnerState
-from agent_r1.learn.row import Credit, Metrics, Row, TokenView
-from agent_r1.learn.rows import ROWS, build_row
+from agent_r1.learn.learner import GREEDY, NO_ADVANTAGE, REJECTED, Learner, LearnerState, Update
+from agent_r1.learn.row import Row
+from agent_r1.learn.rows import ROWS
+from agent_r1.learn.signals import Credit, Estimate, Metrics, TokenView
+from agent_r1.learn.surrogates import Clip
 from agent_r1.model.digest import digest
 
 RATE = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2}
@@ -31,11 +35,12 @@ def learner_of(
     seed: int = 0,
     temperature: float = 0.7,
     epochs: int = 1,
+    teacher: PreTrainedModel | None = None,
     **config: Any,
 ) -> Learner:
     algorithm = build_row(row, {"epochs": epochs}) if isinstance(row, str) else row
     settings = LearnerConfig(**{**RATE, **config})
-    return Learner(model, algorithm, settings, temperature=temperature, reward_weights={}, seed=seed)
+    return Learner(model, algorithm, settings, temperature=temperature, reward_weights={}, seed=seed, teacher=teacher)
 
 
 def sampled(model: PreTrainedModel, groups: list[Group], temperature: float) -> list[Group]:
@@ -62,13 +67,19 @@ def sampled(model: PreTrainedModel, groups: list[Group], temperature: float) -> 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_first_ratio_is_one_and_the_samplers_log_probabilities_are_the_learners(name: str, make: Any) -> None:
-    model = make.model()
-    groups = sampled(model, make.random_groups(0), 0.7)
-    metrics = learner_of(model, name, minibatches=3, micro_tokens=40).update(groups).metrics
+    model, teacher = make.model(), make.model(seed=1) if "teacher" in ROWS[name].needs else None
+    row = ROWS[name] if not ROWS[name].warmup else build_row(name, {"advantage.warmup": 0})
+    groups = sampled(model, make.random_groups(0, greedy=True), 0.7)
+    metrics = learner_of(model, row, minibatches=3, micro_tokens=40, teacher=teacher).update(groups).metrics
     assert metrics["first_ratio_deviation"] <= 1e-5 and metrics["logprob_gap"] <= 1e-5
-    assert metrics["clip_fraction"] > 0  # later minibatches did move away
-    other = learner_of(make.model(), name, temperature=0.8).update(groups).metrics
-    assert other["logprob_gap"] > 1e-2  # control: another temperature shows
+    assert metrics["kl_old"] > 0  # later minibatches did move away
+    if isinstance(row.surrogate, Clip):
+        assert metrics["clip_fraction"] > 0
+
+
+def test_another_temperature_is_seen(make: Any) -> None:
+    groups = sampled(make.model(), make.random_groups(0), 0.7)
+    assert learner_of(make.model(), temperature=0.8).update(groups).metrics["logprob_gap"] > 1e-2
 
 
 @pytest.mark.parametrize(("epochs", "passes"), [(1, 1), (2, 3)])
@@ -135,20 +146,24 @@ def test_an_update_with_nothing_to_learn_from_moves_nothing(groups_are: str, mak
     assert all(tensor.count_nonzero() == 0 for tensor in learner.state().tensors.values())
 
 
+class Poisoned(Row):
+    """A row with a gradient of ``value`` on the tokens whose old log-probability is below -5."""
+
+    value: float
+
+    def loss(self, view: TokenView, credit: Credit) -> tuple[Tensor, Metrics]:
+        total, metrics = super().loss(view, credit)
+        return total + (self.value * view.logprobs[view.old < -5]).sum(), metrics
+
+
 def poisoned(row: Row, value: float) -> Row:
-    """The row, with a gradient of ``value`` on the tokens whose old log-probability is below -5."""
-
-    def loss(view: TokenView, credit: Credit) -> tuple[Tensor, Metrics]:
-        total, metrics = row.loss(view, credit)
-        return total + (value * view.logprobs[view.old < -5]).sum(), metrics
-
-    return replace(row, loss=loss)
+    return Poisoned.model_construct(**dict(row), value=value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_skipped_and_its_attempts_are_dropped(value: float, make: Any) -> None:
     groups, model = make.random_groups(0), make.model()
-    learner = learner_of(model, poisoned(build_row("grpo", {}), value))
+    learner = learner_of(model, poisoned(ROWS["grpo"], value))
     before = (digest(model), learner.state())
     update = learner.update(groups)
     after = learner.state()
@@ -163,7 +178,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_attempts_are_dropped(value
 
 def test_of_several_minibatches_only_those_that_are_finite_are_trained(make: Any) -> None:
     groups, model = make.random_groups(0), make.model()
-    update = learner_of(model, poisoned(build_row("grpo", {}), math.nan), minibatches=12).update(groups)
+    update = learner_of(model, poisoned(ROWS["grpo"], math.nan), minibatches=12).update(groups)
     trained = sum(fate.fate == "trained" for fate in update.fates)
     assert 0 < trained < 12 and trained + update.metrics["skipped_steps"] == 12
     assert update.version == 1 and all(map(math.isfinite, update.metrics.values()))
@@ -174,7 +189,7 @@ def after(learner: Learner, groups: list[Group], updates: int = 2) -> tuple[str,
     return learner.weights().digest, learner.state().tensors, reports
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ["grpo", "ppo", "turn-ppo", "gspo", "reinforce++", "echo"])
 def test_the_same_updates_give_the_same_bits(name: str, make: Any) -> None:
     groups = make.random_groups(0)
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
@@ -189,7 +204,7 @@ def test_the_same_updates_give_the_same_bits(name: str, make: Any) -> None:
     assert after(other_seed, groups)[0] != results[0][0]  # control: the seed deals out the minibatches
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
 def test_a_restored_learner_goes_on_bit_by_bit(name: str, make: Any) -> None:
     groups, model = make.random_groups(0), make.model()
     learner = learner_of(model, name, minibatches=2)
@@ -199,9 +214,9 @@ def test_a_restored_learner_goes_on_bit_by_bit(name: str, make: Any) -> None:
     whole = after(learner, groups)
 
     def resumed(state: LearnerState) -> str:
-        copy = make.model(seed=9)
-        copy.load_state_dict(weights)
+        copy = make.model()  # what the run began with: the reference, where there is one
         fresh = learner_of(copy, name, minibatches=2)
+        copy.load_state_dict(weights)
         fresh.restore(state)
         return after(fresh, groups)[0]
 
@@ -228,6 +243,15 @@ def test_a_state_that_does_not_belong_here_is_refused_and_changes_nothing(make: 
         learner.restore(replace(state, tensors={**state.tensors, name: tensor[:1]}))
     kept = learner.state().tensors
     assert all(torch.equal(tensor, kept[name]) for name, tensor in state.tensors.items())
+
+
+def test_a_state_is_refused_where_the_reference_is_not_what_the_run_began_with(make: Any) -> None:
+    model = make.model()
+    learner = learner_of(model, "reinforce++")
+    learner.update(make.random_groups(0))
+    with pytest.raises(InvalidInput, match="another reference policy"):
+        learner_of(model, "reinforce++").restore(learner.state())  # its reference would be the trained model
+    learner.restore(learner.state())  # control
 
 
 def test_a_state_is_a_copy(make: Any) -> None:
@@ -287,3 +311,129 @@ def test_tokens_of_older_weights_are_compared_with_the_policy_that_sampled_them(
     assert fresh["first_ratio_deviation"] == 0
     assert stale["first_ratio_deviation"] > 1e-3
     assert stale["logprob_gap"] > 1e-3
+
+
+def test_a_group_teaches_where_something_of_it_passes_admission_and_filters(make: Any) -> None:
+    def group(*rewards: float, status: Status = Status.COMPLETED) -> Group:
+        lived = [
+            make.trajectory(make.chain(([1], [2])), {"score": reward}, member=member, status=status)
+            for member, reward in enumerate(rewards)
+        ]
+        return make.groups(*lived)[0]
+
+    compares, whitens = learner_of(make.model(), "grpo"), learner_of(make.model(), "reinforce++")
+    assert compares.teaches(group(0.0, 1.0)) and not compares.teaches(group(1.0, 1.0))
+    assert whitens.teaches(group(1.0, 1.0))
+    for learner in (compares, whitens):
+        assert not learner.teaches(group(0.0, 1.0, status=Status.CANCELLED))
+        assert not learner.teaches(group(0.0, math.nan) if learner is compares else group(math.nan))
+
+
+def test_a_greedy_attempt_is_compared_with_and_not_learned_from(make: Any) -> None:
+    turns = make.chain(([1], [2]))
+    lived = [make.trajectory(turns, {"score": 1.0}, group=group) for group in range(2)]
+    greedy = {
+        0: make.trajectory(turns, {"score": 0.5}, member=1),
+        1: make.trajectory(turns, {"score": None}, group=1, member=1),
+    }
+    update = learner_of(make.model(), "remax").update(make.groups(*lived, greedy=greedy))
+    assert {fate.attempt.order: (fate.fate, fate.reason) for fate in update.fates} == {
+        (0, 0, 0): ("trained", None),
+        (0, 1, 0): ("dropped", GREEDY),
+        (1, 0, 0): ("dropped", "the greedy attempt could not be scored"),
+        (1, 1, 0): ("dropped", GREEDY),
+    }
+    assert update.metrics["advantage_std"] == 0 and math.isfinite(update.metrics["policy_loss"])
+    assert update.metrics["reward"] == 1.0
+
+
+def test_where_no_token_has_an_advantage_nothing_moves_and_the_reason_is_said(make: Any) -> None:
+    model = make.model()
+    learner = learner_of(model, "reinforce")
+    learner.update(make.random_groups(0))  # now the optimizer has momentum
+    before = digest(model)
+    turns = make.chain(([1], [2]))
+    same = make.groups(*(make.trajectory(turns, {"score": 1.0}, member=member) for member in range(3)))
+    update = learner.update(same)
+    assert {(fate.fate, fate.reason) for fate in update.fates} == {("dropped", NO_ADVANTAGE)}
+    assert digest(model) == before and (update.step, update.version) == (2, 1)
+
+
+def test_a_row_that_needs_a_teacher_is_refused_without_one(make: Any) -> None:
+    with pytest.raises(InvalidInput, match="teacher: got none; name a model: distillation learns from one"):
+        learner_of(make.model(), "distillation")
+
+
+@pytest.mark.parametrize("anchor", ["policy", "sampler"])
+def test_the_anchor_is_what_ratios_compare_with(anchor: str, make: Any) -> None:
+    groups = make.random_groups(0)  # what was recorded is not what the policy says
+    row = build_row("grpo", {"anchor": anchor})
+    deviation = learner_of(make.model(), row).update(groups).metrics["first_ratio_deviation"]
+    assert (deviation > 0.1) == (anchor == "sampler") and (deviation == 0) == (anchor == "policy")
+
+
+def test_a_correction_compares_stale_tokens_with_the_policy_before_the_update(make: Any) -> None:
+    model = make.model()
+    groups = sampled(model, make.random_groups(0), 0.7)
+    learner = learner_of(model, build_row("grpo", {"correction.rule": "truncate"}))
+    learner.update(groups)
+    stale = learner.update(groups).metrics
+    assert stale["first_ratio_deviation"] < 1e-5 and stale["logprob_gap"] > 1e-3 and stale["trust"] != 1
+
+
+def moved(model: Any, update: Callable[[], Update]) -> tuple[bool, Update]:
+    before = digest(model)
+    done = update()
+    return digest(model) != before, done
+
+
+def test_what_is_rejected_whole_moves_nothing_and_says_why(make: Any) -> None:
+    model = make.model()
+    row = build_row("grpo", {"rejection.level": "trajectory"})
+    learner = learner_of(model, row)
+    assert moved(model, lambda: learner.update(sampled(model, make.random_groups(0), 0.7)))[0], "it has momentum now"
+    changed, update = moved(model, lambda: learner.update(make.random_groups(1)))  # recorded by nobody's policy
+    assert not changed and update.metrics.get("trust", 0.0) == 0
+    assert {fate.reason for fate in update.fates if fate.reason != "zero variance"} == {REJECTED}
+
+
+def test_imitation_without_anything_to_imitate_moves_nothing(make: Any) -> None:
+    model = make.model()
+    learner = learner_of(model, build_row("grpo", {"imitation": 0.1, "filters.zero_variance": "none"}))
+    learner.update(make.random_groups(0))
+    turns = make.chain(([1], [2]))
+    lost = make.groups(*(make.trajectory(turns, {"score": 0.0}, member=member) for member in range(3)))
+    changed, update = moved(model, lambda: learner.update(lost))
+    assert not changed and {fate.reason for fate in update.fates} == {NO_ADVANTAGE}
+
+
+def test_an_attempt_out_of_turns_is_compared_with_and_not_learned_from(make: Any) -> None:
+    turns = make.chain(([1], [2]))
+    cut = make.trajectory(turns, {"score": 0.0}, member=1, status=Status.OUT_OF_TURNS, truncated=True)
+    group = make.groups(make.trajectory(turns, {"score": 1.0}), cut)
+    model = make.model()
+    changed, update = moved(model, lambda: learner_of(model, "dapo").update(group))
+    assert changed, "one success and one cut failure teach something"
+    assert {fate.attempt.member: (fate.fate, fate.reason) for fate in update.fates} == {
+        0: ("trained", None),
+        1: ("dropped", "overlong"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda batch: batch.returns, "give one per token"),
+        (lambda batch: batch.token_rewards / 0, "a number that is not finite"),
+    ],
+)
+def test_an_advantage_of_a_user_that_is_none_is_told_in_a_line(given: Any, said: str, make: Any) -> None:
+    class Mine(Advantage):
+        formula = "mine"
+
+        def estimate(self, batch: Any, signals: Any) -> Estimate:
+            return Estimate(given(batch))
+
+    learner = learner_of(make.model(), Row(name="mine", advantage=Mine()))
+    with pytest.raises(InvalidInput, match=said):
+        learner.update(make.random_groups(0))

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.learn.config import LearnerConfig
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.rows import ROWS, build_row
+from agent_r1.learn.rows import ROWS
 
 QUESTIONS = 4
 MEMBERS = 16
@@ -50,7 +50,7 @@ def rewards_while_learning(name: str, make: Any, *, honest: bool) -> tuple[float
     """Mean reward of the first and of the last five updates."""
     model, random = make.model(spread=0.02), torch.Generator().manual_seed(0)
     config = LearnerConfig(learning_rate=3e-3, critic_learning_rate=1e-2)
-    learner = Learner(model, build_row(name, {}), config, temperature=1.0, reward_weights={}, seed=0)
+    learner = Learner(model, ROWS[name], config, temperature=1.0, reward_weights={}, seed=0)
     earned: list[float] = []
     for _ in range(UPDATES):
         groups = live(make, model, random)
@@ -75,7 +75,7 @@ def learn_from_noise(learner: Learner, groups: list[Group], random: torch.Genera
     return sum(trajectory.rewards["call"][0] + trajectory.rewards["answer"] for trajectory in everyone) / len(everyone)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ["grpo", "steppo", "reinforce++", "gigpo"])
 def test_reward_rises(name: str, make: Any) -> None:
     before, after = rewards_while_learning(name, make, honest=True)
     assert before < 0.6 and after > 1.6  # of 2

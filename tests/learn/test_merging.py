@@ -12,12 +12,12 @@ from torch import Tensor
 
 from agent_r1.core.trajectory import Group
 from agent_r1.learn import microbatches, passes
-from agent_r1.learn.batch import assemble
+from agent_r1.learn.assemble import assemble
 from agent_r1.learn.passes import Models, Prepared, learn
-from agent_r1.learn.row import Signals
-from agent_r1.learn.rows import ROWS, build_row
+from agent_r1.learn.rows import ROWS
 from agent_r1.learn.samples import admit
 from agent_r1.learn.sequences import Layout, path_sequences, tree_sequences
+from agent_r1.learn.signals import Signals
 from agent_r1.model.value import value_model
 
 Result = tuple[Tensor, Mapping[str, Tensor]]
@@ -33,18 +33,19 @@ def loss_and_gradient(
     exact: bool = True,
 ) -> Result:
     """The loss of the whole batch and the gradient by every parameter of the policy and the critic."""
-    policy, row = make.exact_model() if exact else make.model(), build_row(name, {})
+    row = ROWS[name]
+    policy, reference, teacher = (make.exact_model(seed) if exact else make.model(seed) for seed in range(3))
     critic = value_model(policy) if "critic" in row.needs else None
     if critic is not None:
         torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
-    models = Models(policy, critic, 0.7, budget)
-    batch = assemble(admit(groups, {}).samples, layout)
-    values = models.values(batch)
+    models = Models(policy, 0.7, budget, critic, reference, teacher)
+    batch = assemble(admit(groups, {}).samples, layout, row.scope)
+    signals = replace(models.signals(batch), kl_coefficient=0.5)
     # old log-probabilities that are not the policy's own, so that clipping has something to do
     old = models.logprobs(batch) + 0.3 * torch.randn(
         len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(2)
     )
-    seen = learn(models, row, Prepared(batch, row.credit(batch, Signals(values)), values, old), batch.sequences, 1.0)
+    seen = learn(models, row, Prepared(batch, row.credit(batch, signals), signals, old), batch.sequences, 1.0)
     modules = {"policy": policy, **({} if critic is None else {"critic": critic})}
     gradients = {f"{key}.{name}": p.grad for key, module in modules.items() for name, p in module.named_parameters()}
     return seen.loss, {name: gradient for name, gradient in gradients.items() if gradient is not None}
@@ -76,7 +77,8 @@ def trees(make: Any) -> list[Group]:
         *(
             make.trajectory(turns, {"score": score}, member=member)
             for member, (turns, score) in enumerate([(branching, 1.0), (rewriting, 0.0), (appending, 0.5)])
-        )
+        ),
+        greedy={0: make.trajectory(appending, {"score": 0.3}, member=3)},
     )
 
 
@@ -86,7 +88,8 @@ def test_merged_and_unmerged_batches_give_equal_loss_and_gradient(
     name: str, exact: bool, tolerance: float, trees: list[Group], make: Any
 ) -> None:
     merged = loss_and_gradient(make, trees, tree_sequences, name=name, exact=exact)
-    assert same(merged, loss_and_gradient(make, trees, path_sequences, name=name, exact=exact), tolerance)
+    unmerged = loss_and_gradient(make, trees, path_sequences, name=name, exact=exact, budget=20)
+    assert same(merged, unmerged, tolerance)
 
 
 @pytest.mark.parametrize("broken", ["exits", "depths"])
@@ -113,14 +116,9 @@ def test_an_appending_episode_of_ten_turns_is_read_once(make: Any) -> None:
         batch = assemble(admit(make.groups(episode), {}).samples, layout)
         model = make.model()
         model.base_model.embed_tokens.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
-        row = build_row("reinforce++", {})
-        learn(
-            Models(model, None, 1.0, 10_000),
-            row,
-            Prepared(batch, row.credit(batch, Signals(None)), None, None),
-            batch.sequences,
-            1.0,
-        )
+        row = ROWS["reinforce"]
+        prepared = Prepared(batch, row.credit(batch, Signals()), Signals(), None)
+        learn(Models(model, 1.0, 10_000), row, prepared, batch.sequences, 1.0)
         total, _ = sum(read), read.clear()
         return total
 
@@ -129,23 +127,26 @@ def test_an_appending_episode_of_ten_turns_is_read_once(make: Any) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 37, 100])
-def test_how_a_batch_is_cut_and_padded_changes_nothing(budget: int, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["ppo", "steppo", "vapo", "gspo", "gmpo", "dr-grpo", "echo"])
+def test_how_a_batch_is_cut_and_padded_changes_nothing(
+    name: str, budget: int, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups = make.random_groups(0)
-    whole = loss_and_gradient(make, groups, tree_sequences)
-    assert same(whole, loss_and_gradient(make, groups, tree_sequences, budget=budget), 1e-9)
+    whole = loss_and_gradient(make, groups, tree_sequences, name=name)
+    assert same(whole, loss_and_gradient(make, groups, tree_sequences, name=name, budget=budget), 1e-9)
     monkeypatch.setattr(microbatches, "PADDING", 0.9)
-    assert same(whole, loss_and_gradient(make, groups, tree_sequences, budget=budget), 1e-9)
+    assert same(whole, loss_and_gradient(make, groups, tree_sequences, name=name, budget=budget), 1e-9)
 
 
 def test_minibatches_have_the_batchs_gradient_on_average(make: Any) -> None:
-    model, row = make.exact_model(), build_row("reinforce++", {})
+    model, row = make.exact_model(), ROWS["reinforce"]
     batch = assemble(admit(make.random_groups(0), {}).samples, tree_sequences)
-    prepared = Prepared(batch, row.credit(batch, Signals(None)), None, None)
+    prepared = Prepared(batch, row.credit(batch, Signals()), Signals(), None)
 
     def gradient(chosen: set[int]) -> Tensor:
         model.zero_grad()
         sequences = [sequence for sequence in batch.sequences if sequence.trajectory in chosen]
-        learn(Models(model, None, 1.0, 100), row, prepared, sequences, len(batch.attempts) / len(chosen))
+        learn(Models(model, 1.0, 100), row, prepared, sequences, len(batch.attempts) / len(chosen))
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
     whole = gradient(set(range(12)))
@@ -168,7 +169,7 @@ def test_denominators_of_each_micro_batch_alone_would_have_been_seen(
     given = passes._credit_at
 
     def local(credit: Any, micro: Any, weight: float, like: Tensor) -> Any:
-        return replace(given(credit, micro, weight, like), weight=torch.full_like(like, 1 / len(like)))
+        return replace(given(credit, micro, weight, like), share=torch.full_like(like, 1 / len(like)))
 
     groups = make.random_groups(0)
     whole = loss_and_gradient(make, groups, tree_sequences)

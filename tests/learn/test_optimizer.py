@@ -37,7 +37,7 @@ def test_it_is_adamw_with_a_learning_rate_for_each_module() -> None:
         weight_decay=0.0,
     )
     for _ in range(3):
-        optimizer.step(backward(ours))
+        optimizer.step(backward(ours), ours)
         reference.zero_grad()
         backward(theirs)
         reference.step()
@@ -51,7 +51,7 @@ def test_each_module_is_clipped_by_its_own_norm_which_is_reported() -> None:
     optimizer = optimizer_of(parts, norm=0.5)
     backward(parts)
     true = {name: math.hypot(*(float(p.grad.norm()) for p in part.parameters())) for name, part in parts.items()}
-    norms = optimizer.step(torch.tensor(0.0))
+    norms = optimizer.step(torch.tensor(0.0), parts)
     assert norms == pytest.approx(true) and min(true.values()) > 0.5
     for name in parts:
         first = [moment for key, moment in optimizer.tensors().items() if key.startswith(name) and key.endswith("avg")]
@@ -63,7 +63,7 @@ def test_only_matrices_decay() -> None:
     optimizer = optimizer_of(parts, decay=0.5)
     before = {name: tensor.clone() for name, tensor in parts["policy"].named_parameters()}
     backward(parts, scale=0.0)
-    optimizer.step(torch.tensor(0.0))
+    optimizer.step(torch.tensor(0.0), parts)
     assert torch.allclose(parts["policy"].weight, before["weight"] * (1 - 0.1 * 0.5))
     assert torch.equal(parts["policy"].bias, before["bias"])
 
@@ -72,18 +72,18 @@ def test_only_matrices_decay() -> None:
 def test_what_is_not_finite_changes_nothing(where: str) -> None:
     parts = modules()
     optimizer = optimizer_of(parts)
-    optimizer.step(backward(parts))
+    optimizer.step(backward(parts), parts)
     before = [tensor.clone() for part in parts.values() for tensor in part.parameters()]
     moments = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     loss = backward(parts)
     if where == "gradient":
         parts["critic"].bias.grad[0] = math.inf
-    assert optimizer.step(torch.tensor(math.nan) if where == "loss" else loss) is None
+    assert optimizer.step(torch.tensor(math.nan) if where == "loss" else loss, parts) is None
     now = [tensor for part in parts.values() for tensor in part.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
     assert all(torch.equal(tensor, optimizer.tensors()[name]) for name, tensor in moments.items())
     assert all(tensor.grad is None for tensor in now)
-    assert optimizer.step(backward(parts)) is not None  # control
+    assert optimizer.step(backward(parts), parts) is not None  # control
 
 
 def test_a_frozen_parameter_stays() -> None:
@@ -91,6 +91,19 @@ def test_a_frozen_parameter_stays() -> None:
     parts["policy"].bias.requires_grad_(False)
     optimizer = optimizer_of(parts)
     before = parts["policy"].bias.clone()
-    optimizer.step(backward(parts))
+    optimizer.step(backward(parts), parts)
     assert torch.equal(parts["policy"].bias, before)
     assert "policy.bias.exp_avg" not in optimizer.tensors() and "policy.weight.exp_avg" in optimizer.tensors()
+
+
+def test_a_module_that_is_not_moving_keeps_its_weights_and_moments() -> None:
+    parts = modules()
+    optimizer = optimizer_of(parts, decay=0.5)
+    optimizer.step(backward(parts), parts)  # now it has momentum, which would carry it on
+    weights = [parameter.clone() for parameter in parts["policy"].parameters()]
+    moments = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
+    assert set(optimizer.step(backward(parts), {"critic"}) or ()) == {"critic"}
+    assert all(torch.equal(one, other) for one, other in zip(weights, parts["policy"].parameters(), strict=True))
+    changed = {name for name, tensor in optimizer.tensors().items() if not torch.equal(tensor, moments[name])}
+    assert changed == {name for name in moments if name.startswith("critic")}  # control: the critic did move
+    assert all(parameter.grad is None for parameter in parts["policy"].parameters())

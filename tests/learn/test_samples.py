@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.core.acting import Span
 from agent_r1.core.trajectory import TREATMENT, Status
-from agent_r1.learn.samples import Sample, admit, sift
+from agent_r1.learn.samples import admit
 
 
 @pytest.mark.parametrize("status", Status)
@@ -28,8 +28,30 @@ def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: A
     rewards = {"answer": 1.0, "format": -1.0, "steps": (0.25, 0.75), "noise": None}
     trajectory = make.trajectory(turns, rewards)
     (sample,) = admit(make.groups(trajectory), {"format": 0.5, "steps": 2.0, "noise": 0.0}).samples
-    assert sample == Sample(trajectory, 0, (1.0, 1.5), 0.5)
+    assert (sample.trajectory, sample.group) == (trajectory, 0)
+    assert (sample.turn_rewards, sample.outcome, sample.call_rewards) == ((1.0, 1.5), 0.5, ((), ()))
     assert sample.total == 3.0
+    assert sample.named == {"tool": 0.5, "answer": 1.0, "format": -0.5, "steps": 2.0}
+
+
+def test_call_rewards_are_weighed_by_name_and_summed_per_call(make: Any) -> None:
+    calls = ({"ok": 1.0, "fit": 2.0}, {}, {"ok": 4.0})
+    turn = make.turn(0, [1], [2, 3, 4, 5], call_rewards=calls, call_ends=(0, 1, 2), rewards={"fit": 1.0})
+    (sample,) = admit(make.groups(make.trajectory([turn])), {"ok": 0.5}).samples
+    assert (sample.call_rewards, sample.turn_rewards) == (((2.5, 0.0, 2.0),), (1.0,))
+    assert sample.named == {"ok": 2.5, "fit": 3.0} and sample.total == 5.5
+    (ignored,) = admit(make.groups(make.trajectory([turn])), {"ok": 0.0, "fit": 0.0}).samples
+    assert ignored.total == 0.0
+
+
+def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -> None:
+    turns = make.chain(([1], [2]))
+    one, other = make.trajectory(turns, {"score": 1.0}), make.trajectory(turns, {"score": 0.0}, group=1)
+    greedy = make.trajectory(turns, {"score": 0.5}, member=7)
+    failed = make.trajectory(turns, {"score": None}, group=1, member=7)
+    admission = admit(make.groups(one, other, greedy={0: greedy, 1: failed}), {"score": 3.0})
+    assert [sample.greedy for sample in admission.samples] == [1.5, None]
+    assert [sample.trajectory for sample in admission.samples] == [one, other] and not admission.left_out
 
 
 @pytest.mark.parametrize(
@@ -55,7 +77,13 @@ def test_turns_that_cannot_be_learned_from_leave_the_attempt_out(make: Any) -> N
         "turn 0 acts on an empty prompt": replace(turn, new_ids=()),
         "turn 0 does not say which weights sampled it": replace(turn, spans=(Span(1, 0),)),
         "reward tool of turn 0 is inf": replace(turn, rewards={"tool": math.inf}),
+        "reward found of call 1 in turn 0 is nan": replace(
+            turn, call_rewards=({"found": 1.0}, {"found": math.nan}), call_ends=(0, 1)
+        ),
+        "turn 0 has rewards for 1 calls and made 2": replace(turn, call_rewards=({"found": 1.0},), call_ends=(0, 1)),
         "no action tokens": replace(turn, action_ids=(), logprobs=()),
+        "turn 0 has a call that ends outside its 2 tokens": replace(turn, call_rewards=({},), call_ends=(2,)),
+        "reward ok of call 0 in turn 0 is nan": replace(turn, call_rewards=({"ok": math.nan},), call_ends=(1,)),
     }
     for reason, bad in broken.items():
         (out,) = admit(make.groups(make.trajectory([bad])), {}).left_out
@@ -68,18 +96,3 @@ def test_the_order_in_which_attempts_are_handed_in_does_not_matter(make: Any) ->
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
     assert shuffled != groups
     assert admit(shuffled, {}) == admit(groups, {})
-
-
-def test_filters_see_what_the_one_before_left_and_give_their_reasons(make: Any) -> None:
-    admission = admit(make.random_groups(0, groups=2, members=2), {})
-
-    def first_group(samples: tuple[Sample, ...]) -> list[str | None]:
-        return ["group 0" if sample.group == 0 else None for sample in samples]
-
-    def everything(samples: tuple[Sample, ...]) -> list[str | None]:
-        return ["all"] * len(samples)
-
-    sifted = sift(admission, (first_group, everything))
-    assert sifted.samples == ()
-    assert [out.reason for out in sifted.left_out] == ["group 0", "group 0", "all", "all"]
-    assert {out.attempt for out in sifted.left_out} == {one.trajectory.attempt for one in admission.samples}

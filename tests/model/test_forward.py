@@ -69,12 +69,17 @@ def test_log_probabilities_are_those_of_the_whole_model(temperature: float) -> N
     assert not torch.allclose(token_logprobs(model, hidden, ids[:, 1:].flatten(), temperature + 0.1), expected)
 
 
-def test_entropy_is_that_of_the_same_distribution_and_has_no_gradient(case: tuple) -> None:
+def test_entropy_is_that_of_the_same_distribution_and_so_is_its_gradient(case: tuple) -> None:
     model, hidden, targets = case
     table = (model.lm_head(hidden) / 0.7).log_softmax(-1)
-    logprobs, entropy = token_scores(model, hidden, targets, 0.7)
+    logprobs, entropy = token_scores(model, hidden, targets, 0.7, entropy_gradient=True)
     assert torch.allclose(entropy, -(table.exp() * table).sum(-1), atol=1e-12)
-    assert logprobs.requires_grad and not entropy.requires_grad
+    assert not token_scores(model, hidden, targets, 0.7)[1].requires_grad
+    head = model.lm_head.weight
+    (ours,) = torch.autograd.grad(entropy.sum(), head, retain_graph=True)
+    (expected,) = torch.autograd.grad(-(table.exp() * table).sum(), head)
+    assert torch.allclose(ours, expected, atol=1e-12) and ours.abs().max() > 1e-3
+    assert not torch.allclose(ours, torch.autograd.grad(logprobs.sum(), head)[0])
 
 
 def test_a_token_that_is_ruled_out_leaves_the_entropy_finite(case: tuple) -> None:

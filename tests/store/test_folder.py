@@ -80,7 +80,7 @@ def test_a_newer_schema_is_refused(folder: Path) -> None:
     create_run(folder, {}).close()
     with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
         connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (SCHEMA_VERSION + 1,))
-    with pytest.raises(InvalidInput, match=f"of schema {SCHEMA_VERSION + 1}; read it with the agent-r1 that wrote it"):
+    with pytest.raises(InvalidInput, match=f"of schema {SCHEMA_VERSION + 1}, which is newer; read it with"):
         RunReader(folder)
 
 

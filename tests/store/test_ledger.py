@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import Dispatched, Event, Fate, Finished, Happened, Measured
+from agent_r1.core.record import Dispatched, Event, Fate, Finished, Happened, Measured, Published, Spent
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.store import Ledger, LedgerError, RunReader, create_run
 
@@ -33,11 +33,17 @@ def record(folder: Path, *events: Event) -> None:
 
 def test_every_event_comes_back_as_it_was(folder: Path, live: Live) -> None:
     first, second = live(0), live(1, turns=0)
-    fates = [Fate(first.attempt, "trained", 1), Fate(second.attempt, "dropped", 1, "every reward is equal")]
+    fates = [
+        Fate(first.attempt, "trained", 1, credit=0.1 + 0.2),
+        Fate(second.attempt, "dropped", 1, "every reward is equal"),
+    ]
     measured = [Measured(1, {"loss": 0.25, "reward": -1.5}), Measured(2, {"loss": math.inf})]
     happened = [Happened("warning", "slow \ud800 tool"), Happened("done", "")]
     starts = [dispatched(first), dispatched(second, "validation")]
-    record(folder, *starts, Finished(first), Finished(second), *fates, *measured, *happened)
+    made = [Published(0, 0, "ab"), Published(1, 2, "cd")]
+    record(
+        folder, *starts, Finished(first), Finished(second), *fates, *made, *measured, Spent(2, {"s": 1.5}), *happened
+    )
     with closing(RunReader(folder)) as reader:
         assert list(reader.dispatched()) == starts
         assert list(reader.trajectories()) == [first, second]
@@ -45,7 +51,9 @@ def test_every_event_comes_back_as_it_was(folder: Path, live: Live) -> None:
         assert reader.trajectory(first.attempt) == first
         assert reader.trajectory(replace(first.attempt, retry=1)) is None
         assert list(reader.fates()) == fates
-        assert list(reader.metrics()) == measured
+        assert list(reader.versions()) == made
+        assert list(reader.exact_metrics()) == measured
+        assert list(reader.metrics()) == [measured[0], Measured(2, {"loss": math.inf, "s": 1.5})]
         assert list(reader.events()) == [Happened("warning", "slow \\ud800 tool"), Happened("done", "")]
 
 
@@ -53,19 +61,30 @@ reward_values = st.none() | st.floats(allow_nan=False) | st.lists(st.floats(allo
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     rewards=st.dictionaries(names, reward_values),
     process=st.dictionaries(names, st.floats(allow_nan=False)),
+    calls=st.lists(st.dictionaries(names, st.floats(allow_nan=False)), max_size=3).map(tuple),
+    ends=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
     logprobs=st.tuples(st.floats(max_value=0, allow_nan=False), st.floats(max_value=0, allow_nan=False)),
     status=st.sampled_from(Status),
     reason=st.none() | names,
 )
 def test_any_trajectory_comes_back_exactly(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, rewards, process, logprobs, status, reason
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+    rewards,
+    process,
+    calls,
+    ends,
+    logprobs,
+    status,
+    reason,
 ) -> None:
     lived = request.getfixturevalue("live")()
-    turns = (replace(lived.turns[0], logprobs=logprobs, rewards=process), *lived.turns[1:])
+    first = replace(lived.turns[0], logprobs=logprobs, rewards=process, call_rewards=calls, call_ends=ends)
+    turns = (first, *lived.turns[1:])
     lived = replace(lived, turns=turns, rewards=rewards, status=status, reason=reason)
     folder = tmp_path_factory.mktemp("any") / "demo"
     record(folder, dispatched(lived), Finished(lived))
@@ -95,6 +114,7 @@ CONTRADICTIONS: dict[str, Callable[[Trajectory], list[Event]]] = {
     "finished twice": lambda t: [dispatched(t), Finished(t), Finished(t)],
     "two fates": lambda t: [dispatched(t), Fate(t.attempt, "trained", 1), Fate(t.attempt, "dropped", 1, "late")],
     "a metric measured twice": lambda t: [Measured(1, {"loss": 0.0}), Measured(1, {"loss": 1.0})],
+    "a version published twice": lambda t: [Published(1, 1, "ab"), Published(1, 2, "cd")],
     "a token id beyond int32": lambda t: [
         dispatched(t),
         Finished(replace(t, turns=(replace(t.turns[0], new_ids=(2**31,)),))),

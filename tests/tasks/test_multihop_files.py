@@ -11,7 +11,7 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.tasks.multihop.corpus import Passage, read_corpus
+from agent_r1.retrieval.passages import Passage, read_corpus
 from agent_r1.tasks.multihop.questions import Question, read_questions
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -91,7 +91,7 @@ def test_what_a_file_holds_decides_and_not_its_name(tmp_path: Path) -> None:
 
 def test_a_question_becomes_a_task_whose_answers_are_never_shown() -> None:
     question = Question("7", "Who?", ("Ann", "Ann Lee"), ("X",), (Passage("X", "x"),))
-    data = {"answers": ("Ann", "Ann Lee"), "supporting": ("X",)}
+    data = {"answers": ("Ann", "Ann Lee"), "supporting": ("X",), "hops": ()}
     assert question.task("test") == Task("test/7", (Message.user("Who?"),), data, "test")
 
 

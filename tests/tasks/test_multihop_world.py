@@ -21,6 +21,7 @@ from agent_r1.core.messages import Action, Call, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
 from agent_r1.core.world import Context, Env, World
+from agent_r1.retrieval.retriever import RetrieverFailed
 from agent_r1.tasks import WORLDS, build
 from agent_r1.tasks.multihop import MAX_OUTPUT
 
@@ -148,6 +149,19 @@ def test_without_supporting_titles_there_is_no_recall(data: Path, tmp_path: Path
     rows = [{"question": f"q{i}?", "answer": "x"} for i in range(5)]
     data.write_text(json.dumps(rows))
     assert build("2wiki", data, corpus_of(tmp_path, "X"), 0).retrieval is None
+
+
+def test_a_retriever_that_fails_costs_the_measure_and_not_the_run(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Down:
+        def search(self, queries: list[str], k: int = 5) -> Any:
+            raise RetrieverFailed("nobody answers")
+
+    monkeypatch.setattr(agent_r1.tasks.multihop, "open_retriever", lambda corpus: Down())
+    world = build("hotpotqa", data, "http://127.0.0.1:1", 0)
+    assert world.retrieval is not None and world.retrieval("test") == {}
+    assert "recall@5 of test was not measured: nobody answers" in caplog.text
 
 
 def test_a_corpus_that_is_given_takes_the_place_of_the_questions_own(data: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Call, Message
 from agent_r1.core.task import Task
-from agent_r1.core.world import Context, World
+from agent_r1.core.world import Context, Transition, World
 from agent_r1.tasks import tinywiki
 from agent_r1.tasks.tinywiki.questions import SPLITS
 from agent_r1.tasks.tinywiki.retriever import NOTHING, retrieve
@@ -114,6 +114,20 @@ def test_an_episode_searches_the_tasks_own_wiki(world: World) -> None:
 
     for task in (world.tasks("style-a")[0], world.tasks("style-a")[4]):
         assert asyncio.run(play(task)) == open_wiki(task.data["wiki"]).page(chain_of(task).start)
+
+
+def test_a_search_is_rewarded_where_it_gives_a_page(world: World) -> None:
+    task = world.tasks("style-a")[0]
+    unknown = Call("call_0", "find", {"query": chain_of(task).start}, "")
+    broken = Call("call_0", "search", None, "{", "the call is not valid JSON")
+    tries = (*call(chain_of(task).start).message.calls, *call("nobody").message.calls, unknown, broken)
+
+    async def play() -> Transition:
+        episode = await world.env.open(task, CONTEXT)
+        return await episode.step(Action(Message.assistant("", tries), ""))
+
+    assert [given["found"] for given in asyncio.run(play()).call_rewards] == [1.0, 0.0, 0.0, 0.0]
+    assert world.recipe["reward_weights.found"] == 0.0
 
 
 def test_naive_rag_is_given_the_page_that_the_tool_finds_for_the_question(world: World) -> None:

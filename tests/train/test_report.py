@@ -38,6 +38,7 @@ REPORT = TrainReport(Path("runs/demo"), 12, 3.5, TABLE, PassAtK(16, {"style-a": 
 class Scores:
     em: float
     f1: float
+    sub: float | None = None
 
 
 def test_a_cell_is_the_mean_of_its_answers_with_an_interval() -> None:
@@ -46,6 +47,18 @@ def test_a_cell_is_the_mean_of_its_answers_with_an_interval() -> None:
     # The interval is where a score test at the 97.5 % quantile neither accepts nor rejects.
     for bound in (cell.low, cell.high):
         assert abs(cell.em - bound) / math.sqrt(bound * (1 - bound) / 200) == pytest.approx(1.95996, abs=1e-4)
+
+
+def test_sub_match_is_told_apart_from_exact_match_where_there_is_one() -> None:
+    cell = cell_of([Scores(1.0, 1.0, 1.0), Scores(0.0, 0.5, 1.0), Scores(0.0, 0.0), Scores(0.0, 0.0, 0.0)])
+    assert (cell.em, cell.f1, cell.sub) == (0.25, 0.375, 0.5)
+    table = Table({"trained": {"hotpotqa": cell}}, {})
+    assert table_json(table)["table"]["trained"]["hotpotqa"]["sub"] == 0.5
+    out = io.StringIO()
+    Console(file=out, width=80).print(render_report(TrainReport(Path("r"), 1, 1.0, table)))
+    assert "F1 0.38, sub 0.50" in out.getvalue() and "F1, sub-match;" in out.getvalue()
+    without = Table({"trained": {"hotpotqa": cell_of([Scores(1.0, 1.0)])}}, {})
+    assert "sub" not in table_json(without)["table"]["trained"]["hotpotqa"]
 
 
 def test_a_cell_without_answers_is_refused() -> None:

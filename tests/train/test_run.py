@@ -15,8 +15,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.record import Fate
 from agent_r1.core.trajectory import Status
+from agent_r1.learn.choose import build_row
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.rows import build_row
 from agent_r1.rollout.collector import Limits
 from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.store import RunReader
@@ -123,11 +123,12 @@ def equal(one, other):
     return one[:2] == other[:2] and all(torch.equal(one[2][name], other[2][name]) for name in one[2])
 
 
-def test_the_same_run_twice_gives_equal_bits_whatever_the_tools_timing(world, tmp_path):
+@pytest.mark.parametrize("refill", [0, 1])
+def test_the_same_run_twice_gives_equal_bits_whatever_the_tools_timing(world, tmp_path, refill):
     runs = {"a": world, "b": replace(world, env=Dawdling(world.env, 1)), "other seed": world}
     for name, version in runs.items():
         changes = {"seed": 6} if name == "other seed" else {}
-        train(config_of(world, run=str(tmp_path / name), **changes), version, Silence())
+        train(config_of(world, run=str(tmp_path / name), row={"refill": refill}, **changes), version, Silence())
     a, b, other = (bits(tmp_path / name) for name in runs)
     assert equal(a, b)
     assert not equal(a, other)
@@ -191,7 +192,9 @@ def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(worl
     [
         ({"model": "no/such/folder"}, "model"),
         ({"algorithm": "gpro"}, "grpo"),
-        ({"row": {"clip_hi": 0.3}}, "clip_high"),
+        ({"row": {"surrogate": {"hihg": 0.3}}}, "did you mean high"),
+        ({"row": {"masks": {"advantage": False}}}, "masks.advantage does nothing here"),
+        ({"algorithm": "distillation"}, "teacher: got none"),
         ({"context": 20}, "a prompt of"),
     ],
 )

@@ -1,47 +1,47 @@
-"""The algorithms there are, by name."""
+"""The algorithms there are, by name, and how their numbers and parts are changed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
-from pydantic import ValidationError
+from agent_r1.learn.row import Row
+from agent_r1.learn.rows import critics, groups, returns, turns
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.learn.row import Row, Terms
-from agent_r1.learn.rows.actor_critic import PpoTerms
-from agent_r1.learn.rows.group_relative import GrpoTerms, RlooTerms
-from agent_r1.learn.rows.reinforce import ReinforcePlusPlusTerms
-
-ROWS: Mapping[str, type[Terms]] = {
-    "grpo": GrpoTerms,
-    "ppo": PpoTerms,
-    "reinforce++": ReinforcePlusPlusTerms,
-    "rloo": RlooTerms,
+ROWS: Mapping[str, Row] = {
+    row.name: row
+    for row in (
+        groups.GRPO,
+        critics.PPO,
+        critics.PPO_TURN,
+        critics.STEPPO,
+        critics.TURN_PPO,
+        critics.VAPO,
+        critics.BI_LEVEL,
+        returns.REINFORCE,
+        returns.REINFORCE_PLUS_PLUS,
+        groups.REINFORCE_PLUS_PLUS_BASELINE,
+        groups.RLOO,
+        groups.REMAX,
+        groups.DR_GRPO,
+        groups.DAPO,
+        groups.GSPO,
+        groups.CISPO,
+        groups.SAPO,
+        groups.TOPR,
+        groups.DPPO,
+        groups.AIPO,
+        groups.GMPO,
+        groups.MAXRL,
+        groups.OPO,
+        groups.LITE_PPO,
+        groups.GDPO,
+        turns.GIGPO,
+        turns.HGPO,
+        turns.PROCESS_GRPO,
+        turns.MT_GRPO,
+        turns.GTPO,
+        returns.REJECTION_FINE_TUNING,
+        returns.DISTILLATION,
+        returns.ECHO,
+    )
 }
-
-
-def build_row(name: str, overrides: Mapping[str, object]) -> Row:
-    """The algorithm ``name`` with its terms changed by ``overrides``; InvalidInput where either is not known.
-
-    Example:
-        build_row("grpo", {"clip_high": 0.28}).terms.clip_high == 0.28
-    """
-    if name not in ROWS:
-        raise InvalidInput("algorithm", got=name, do=_choose(name, ROWS))
-    family = ROWS[name]
-    for term in overrides:
-        if term not in family.model_fields:
-            raise InvalidInput(f"term of {name}", got=term, do=_choose(term, family.model_fields))
-    try:
-        return family.model_validate(dict(overrides)).row()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(
-            f"{name}.{first['loc'][0]}", got=first["input"], do=f"give another: {first['msg']}"
-        ) from error
-
-
-def _choose(name: str, known: Mapping[str, object]) -> str:
-    nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-    return f"did you mean {nearest}? there are: {', '.join(sorted(known))}"

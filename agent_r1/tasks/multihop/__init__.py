@@ -1,8 +1,10 @@
-"""Multi-hop questions over a corpus of passages: HotpotQA, 2WikiMultihopQA, MuSiQue, with BM25 search."""
+"""Multi-hop questions over a corpus of passages: HotpotQA, 2WikiMultihopQA, MuSiQue, and mixtures of them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -13,9 +15,16 @@ from agent_r1.env.naive_rag import NaiveRag
 from agent_r1.env.rewards import exact_match, f1, gated_exact_match, sub_match
 from agent_r1.env.scoring import FunctionScorer
 from agent_r1.env.toolenv import ToolEnv
-from agent_r1.tasks.multihop.corpus import Passage, read_corpus, unique
-from agent_r1.tasks.multihop.search import TOP_K, PassageIndex, search_tool
+from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.opening import open_retriever
+from agent_r1.retrieval.passages import unique
+from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrieverFailed
+from agent_r1.retrieval.tool import search_tool
+from agent_r1.tasks.multihop.mixture import read_mixture
+from agent_r1.tasks.multihop.questions import Question
 from agent_r1.tasks.multihop.splits import Splits, read_splits
+
+_log = logging.getLogger(__name__)
 
 MAX_TURNS = 5
 WHOLE = "all"
@@ -32,24 +41,34 @@ RAG_SYSTEM = (
 )
 
 
-def build(name: str, data: Path | None, corpus: Path | None, seed: int) -> World:
-    """The world of one benchmark.
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The questions of a world by split; ``evaluation`` are the splits of the table, ``whole`` the one of all."""
+
+    splits: Splits
+    evaluation: tuple[str, ...]
+    whole: str | None = None
+
+
+def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) -> World:
+    """The world of one benchmark, or of several.
 
     Args:
         name: what the world is called, such as ``hotpotqa``.
-        data: a file of questions, or a folder with one per split (see ``splits``).
-        corpus: a file of passages; without it, those that came with the questions are searched.
-        seed: orders the training questions.
+        data: a file of questions, a folder with one per split (see ``splits``), a data set on the hub (see
+            ``hub``), or a TOML file that mixes some of these (see ``mixture``).
+        corpus: what to search (see ``retrieval.opening``); without it, the passages that came with the questions.
+        seed: draws and orders the training questions.
 
     Raises:
         InvalidInput: a file is missing or broken, or there are no passages to search.
     """
     if data is None:
         raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
-    splits = read_splits(data, seed)
-    splits = {**splits, WHOLE: tuple(chain(*splits.values()))}
-    index = PassageIndex(_passages(name, splits, corpus))
-    search = search_tool(index)
+    questions = _questions(data, seed)
+    splits = questions.splits
+    retriever = _own_passages(name, splits) if corpus is None else open_retriever(corpus)
+    search = search_tool(retriever)
     return World(
         name=name,
         env=ToolEnv([search], max_turns=MAX_TURNS, system=AGENT_SYSTEM, max_output=MAX_OUTPUT),
@@ -57,22 +76,28 @@ def build(name: str, data: Path | None, corpus: Path | None, seed: int) -> World
         scorers=(FunctionScorer({"em": exact_match, "f1": f1, "sub_match": sub_match, "gated": gated_exact_match}),),
         baselines={"naive-rag": NaiveRag(search, system=RAG_SYSTEM, max_output=MAX_OUTPUT)},
         recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
-        evaluation=("test",),
+        evaluation=questions.evaluation,
         validation="validation" if splits["validation"] else None,
-        whole=WHOLE,
-        retrieval=_retrieval(splits, index),
+        whole=questions.whole,
+        retrieval=_retrieval(splits, retriever),
     )
 
 
-def _passages(name: str, splits: Splits, corpus: Path | None) -> Sequence[Passage]:
-    if corpus is not None:
-        return read_corpus(corpus)
+def _questions(data: Path, seed: int) -> Questions:
+    if data.suffix == ".toml":
+        mixture = read_mixture(data, seed)
+        return Questions(mixture.splits, mixture.tests)
+    splits = read_splits(data, seed)
+    return Questions({**splits, WHOLE: tuple(chain(*splits.values()))}, ("test",), WHOLE)
+
+
+def _own_passages(name: str, splits: Splits) -> BM25Index:
     passages = unique(passage for question in chain(*splits.values()) for passage in question.context)
     if not passages:
         raise InvalidInput(
             f"--corpus for {name}", got="nothing", do="give the file of passages, as the questions have none"
         )
-    return passages
+    return BM25Index(passages)
 
 
 def _tasks(splits: Splits, data: Path) -> Callable[[str], Sequence[Task]]:
@@ -87,20 +112,27 @@ def _tasks(splits: Splits, data: Path) -> Callable[[str], Sequence[Task]]:
     return of
 
 
-def _retrieval(splits: Splits, index: PassageIndex) -> Callable[[str], Mapping[str, float]] | None:
+def _retrieval(splits: Splits, retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
     """Recall of the supporting titles by one search for the question; None where no question names any."""
     if not any(question.supporting for question in chain(*splits.values())):
         return None
 
     def of(split: str) -> Mapping[str, float]:
         questions = [question for question in splits[split] if question.supporting]
-        if not questions:
+        try:
+            return {f"recall@{TOP_K}": recall(questions, retriever)} if questions else {}
+        except RetrieverFailed as error:
+            _log.warning("recall@%d of %s was not measured: %s", TOP_K, split, error)
             return {}
-        found = index.search([question.text for question in questions])
-        recalls = [
-            len(set(question.supporting) & {passage.title for passage in passages}) / len(question.supporting)
-            for question, passages in zip(questions, found, strict=True)
-        ]
-        return {f"recall@{TOP_K}": sum(recalls) / len(recalls)}
 
     return of
+
+
+def recall(questions: Sequence[Question], retriever: Retriever) -> float:
+    """The mean share of a question's supporting titles among the ``TOP_K`` passages that a search for it finds."""
+    found = retriever.search([question.text for question in questions])
+    shares = [
+        len(set(question.supporting) & {passage.title for passage in passages}) / len(question.supporting)
+        for question, passages in zip(questions, found, strict=True)
+    ]
+    return sum(shares) / len(shares)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.tasks.multihop.corpus import Passage
-from agent_r1.tasks.multihop.reading import Row, read_rows
+from agent_r1.env.reading import Row, read_rows
+from agent_r1.retrieval.passages import Passage
+from agent_r1.tasks.multihop.aliases import ALIASES_FILE, read_aliases
+from agent_r1.tasks.multihop.fields import answers_of, context_of, hops_of, paragraphs_of, supporting_of
+from agent_r1.tasks.multihop.hub import hub_rows, is_hub
 
-_CONTEXT = TypeAdapter(list[tuple[str, list[str]]])
-_SUPPORTING_FACTS = TypeAdapter(list[tuple[str, int]])
-_Second = TypeVar("_Second")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,12 @@ class Question:
     """One row of a question file.
 
     ``answers`` are all that count as right. ``supporting`` are the titles of the passages that prove
-    the answer and ``context`` the passages that came with the question; () where the file has none.
+    the answer, ``context`` the passages that came with the question, and ``hops`` what each step on the way
+    comes to, the last one included; () where the file has none.
 
     Example:
-        Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...))
+        Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...),
+                 hops=("Y party", "Ann Lee"))
     """
 
     id: str
@@ -34,58 +37,71 @@ class Question:
     answers: tuple[str, ...]
     supporting: tuple[str, ...] = ()
     context: tuple[Passage, ...] = ()
+    hops: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
         """The question as a task. Its data are for scorers and are never shown."""
-        data = {"answers": self.answers, "supporting": self.supporting}
+        data = {"answers": self.answers, "supporting": self.supporting, "hops": self.hops}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
-def read_questions(path: Path) -> tuple[Question, ...]:
-    """Read a file of questions; its format is recognised by what its rows hold.
+def read_questions(source: Path) -> tuple[Question, ...]:
+    """Read a file of questions, or a split on the hub (see ``hub``); the format is recognised by what rows hold.
 
-    - HotpotQA's own (also 2WikiMultihopQA's): ``question``, ``answer``, ``context`` as [title, [sentence, ..]]
+    - HotpotQA's own, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]]
       pairs, ``supporting_facts`` as [title, sentence number] pairs, ``_id``
-    - rows of ``question`` and ``answer``
-    - rows of ``Question`` and ``answer`` as a list of all right answers
+    - 2WikiMultihopQA's own: the same, with ``evidences`` as [subject, relation, object] triples and ``answer_id``,
+      by which ``id_aliases.json`` beside the file tells the answer's other names
+    - MuSiQue's own: ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``; rows that are
+      not answerable are left out, as in its answer metric
+    - the hub's versions of these, where lists of pairs are columns: ``{"title": [..], "sentences": [..]}``
+    - rows of a question (``question``, ``Question`` or ``query``) and of an answer, a text or a list of all right ones
+      (``answer``, ``answers`` or ``golden_answers``)
 
     Raises InvalidInput, naming the file and the row.
     """
     questions: dict[str, Question] = {}
-    for row in read_rows(path):
+    entities: dict[str, str] = {}
+    for row in hub_rows(source) if is_hub(source) else read_rows(source):
+        if row.values.get("answerable") is False:
+            continue
         question = _question(row)
         if question.id in questions:
             raise row.fault(f"the id {question.id!r} for a second time", "give every row an id of its own")
         questions[question.id] = question
-    return tuple(questions.values())
+        if isinstance(entity := row.values.get("answer_id"), str) and entity:
+            entities[question.id] = entity
+    if not questions:
+        raise InvalidInput(str(source), got="no answerable question", do="give a file with at least one")
+    return tuple(_with_aliases(questions, entities, source.parent / ALIASES_FILE).values())
 
 
 def _question(row: Row) -> Question:
-    named = row.values.get("_id", row.values.get("id"))
+    named = next((row.values[name] for name in ("_id", "id", "query_id") if row.values.get(name) is not None), None)
+    paragraphs = paragraphs_of(row)
     return Question(
         id=f"row-{row.number}" if named is None else str(named),
-        text=row.text("question", "Question"),
-        answers=_answers(row),
-        supporting=tuple(dict.fromkeys(title for title, _ in _pairs(row, "supporting_facts", _SUPPORTING_FACTS))),
-        context=tuple(
-            Passage(title, "".join(sentences).strip()) for title, sentences in _pairs(row, "context", _CONTEXT)
-        ),
+        text=row.text("question", "Question", "query"),
+        answers=answers_of(row),
+        supporting=_once([each.title for each in paragraphs if each.is_supporting] or supporting_of(row)),
+        context=tuple(Passage(each.title, each.paragraph_text) for each in paragraphs) or context_of(row),
+        hops=hops_of(row),
     )
 
 
-def _answers(row: Row) -> tuple[str, ...]:
-    answer = row.values.get("answer")
-    answers = [answer] if isinstance(answer, str) else answer
-    if isinstance(answers, list) and answers and all(isinstance(text, str) and text.strip() for text in answers):
-        return tuple(text.strip() for text in answers)
-    raise row.fault("no answer", "give every row a text, or a list of texts, under 'answer'")
+def _once(titles: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(titles))
 
 
-def _pairs(row: Row, name: str, pairs: TypeAdapter[list[tuple[str, _Second]]]) -> list[tuple[str, _Second]]:
-    """The pairs under ``name``; [] where the row has none."""
-    try:
-        return pairs.validate_python(row.values.get(name) or [])
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, (name, *fault["loc"])))
-        raise row.fault(f"{where}: {fault['msg']}", f"give {name} as HotpotQA's files do") from error
+def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
+    """The questions, their answers with the other names of the entity that answers."""
+    if not entities:
+        return questions
+    if not file.is_file():
+        _log.warning("there is no %s: of answers with other names only the one in the questions counts", file)
+        return questions
+    names = read_aliases(file, set(entities.values()))
+    return {
+        id: replace(question, answers=_once([*question.answers, *names.get(entities.get(id, ""), ())]))
+        for id, question in questions.items()
+    }

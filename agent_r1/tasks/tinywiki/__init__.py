@@ -12,22 +12,28 @@ from agent_r1.core.world import World
 from agent_r1.env import FunctionScorer, NaiveRag, ToolEnv, exact_match, f1
 from agent_r1.tasks.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasks.tinywiki.questions import tasks
-from agent_r1.tasks.tinywiki.search import search
+from agent_r1.tasks.tinywiki.search import found, search
 
 MAX_TURNS = 5
 
-RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "reward_weights.f1": 0.0, "evaluate_every": 2, "pass_k": 16}
-"""The reward is the exact match; F1 is measured only."""
+RECIPE: Mapping[str, Any] = {
+    **TINY_BASE_RECIPE,
+    "reward_weights.f1": 0.0,
+    "reward_weights.found": 0.0,
+    "evaluate_every": 2,
+    "pass_k": 16,
+}
+"""The reward is the exact match; F1, and which searches found a page, are measured only."""
 
 
-def build(data: Path | None, corpus: Path | None, seed: int) -> World:
+def build(data: Path | None, corpus: str | Path | None, seed: int) -> World:
     """The world; ``seed`` draws the training wikis. Raises InvalidInput where files are given: it reads none."""
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
             raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
     return World(
         name="tinywiki",
-        env=ToolEnv(tools=[search], max_turns=MAX_TURNS),
+        env=ToolEnv(tools=[search], max_turns=MAX_TURNS, call_rewards=found),
         tasks=lru_cache(lambda split: tasks(split, seed)),
         scorers=(FunctionScorer({"em": exact_match, "f1": f1}),),
         baselines={"naive-rag": NaiveRag(search)},

@@ -1,10 +1,13 @@
-"""The search tool of TinyWiki."""
+"""The search tool of TinyWiki, and the process reward of its calls."""
 
 from __future__ import annotations
 
-from agent_r1.core.task import Task
+from collections.abc import Mapping
+
+from agent_r1.core.messages import Call, Text
+from agent_r1.core.task import Task, ToolResult
 from agent_r1.env import tool
-from agent_r1.tasks.tinywiki.retriever import retrieve
+from agent_r1.tasks.tinywiki.retriever import NOTHING, retrieve
 from agent_r1.tasks.tinywiki.wiki import open_wiki
 
 
@@ -16,3 +19,8 @@ async def search(query: str, task: Task) -> str:
         query: what to find
     """
     return retrieve(open_wiki(task.data["wiki"]), query)
+
+
+def found(call: Call, result: ToolResult) -> Mapping[str, float]:
+    """1.0 for a search that gave a page; 0.0 for one that found none, and for a call that could not be run."""
+    return {"found": float(result.ok and result.parts != (Text(NOTHING),))}

@@ -1,0 +1,43 @@
+"""BM25: passages that share words with the query, rare words first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import bm25s
+import numpy as np
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import TOP_K, Found
+
+
+class BM25Index:
+    """BM25 (Lucene's variant, k1 1.5, b 0.75, English stop words, no stemming) over titles and texts.
+
+    Built once; searching changes nothing. Raises InvalidInput where the passages hold no word to search for.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.passages = tuple(passages)
+        words = bm25s.tokenize([passage.searched for passage in self.passages], show_progress=False)
+        if not words.vocab:
+            raise InvalidInput("corpus", got="passages without a word", do="give passages of text")
+        self._index = bm25s.BM25()
+        self._index.index(words, show_progress=False)
+
+    def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
+        """The best passages for each query, best first; at most ``k``, and none that shares no word with the query.
+
+        Passages of equal score come in the order of the corpus.
+        """
+        words = bm25s.tokenize(list(queries), return_ids=False, show_progress=False)
+        return [tuple(self.passages[index] for index in self._best(query, k)) for query in words]
+
+    def _best(self, words: list[str], k: int) -> list[int]:
+        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
+        k = min(k, len(scores))
+        # All that tie with the k-th are sorted too: a partition alone would choose among equals arbitrarily.
+        threshold = np.partition(scores, -k)[-k]
+        found = np.flatnonzero((scores >= threshold) & (scores > 0))
+        return found[np.argsort(-scores[found], kind="stable")][:k].tolist()

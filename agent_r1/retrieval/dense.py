@@ -1,0 +1,74 @@
+"""Dense search: passages and queries as vectors of a sentence encoder, the largest inner product first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from agent_r1.model.encoder import SentenceEncoder, load_encoder
+from agent_r1.retrieval.cache import Origin, made_once
+from agent_r1.retrieval.config import SearchConfig
+from agent_r1.retrieval.passages import Passage, digest
+from agent_r1.retrieval.retriever import TOP_K, Found
+from agent_r1.retrieval.vectors import TorchVectors, Vectors, build_faiss, import_faiss, read_faiss
+
+VECTORS, INDEX = "vectors.npy", "index.faiss"
+
+ENCODED_AT_ONCE = 8192
+"""Passages whose vectors are held in memory while an index is made."""
+
+
+class DenseIndex:
+    """Passages and their vectors; ``vectors`` are numbered as the passages are.
+
+    A dense search always finds ``k`` passages, however little they have to do with the query.
+    """
+
+    def __init__(
+        self, passages: Sequence[Passage], encoder: SentenceEncoder, vectors: Vectors, query_prefix: str = ""
+    ) -> None:
+        self.passages = tuple(passages)
+        self._encoder, self._vectors, self._query_prefix = encoder, vectors, query_prefix
+
+    def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
+        if not queries:
+            return []
+        asked = self._encoder.encode([self._query_prefix + query for query in queries])
+        nearest = self._vectors.nearest(asked, min(k, len(self.passages)))
+        return [tuple(self.passages[number] for number in row) for row in nearest]
+
+
+def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
+    """Dense search over ``passages``; their vectors are made once and kept in ``config.cache``. Raises InvalidInput."""
+    if config.faiss:
+        import_faiss()  # said before an hour of encoding, not after
+    encoder = load_encoder(config.encoder, config.pooling, config.max_tokens, config.batch, config.device)
+    origin = Origin(digest(passages), encoder.digest(), config.passage_prefix, factory="")
+    folder = made_once(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
+    if config.faiss:
+        indexed = Origin(origin.passages, origin.encoder, origin.passage_prefix, config.faiss)
+        made = made_once(config.cache, indexed, partial(_write_index, folder / VECTORS, config.faiss))
+        return DenseIndex(passages, encoder, read_faiss(made / INDEX, config.probes), config.query_prefix)
+    vectors = TorchVectors(_mapped(folder / VECTORS), str(encoder.model.device))
+    return DenseIndex(passages, encoder, vectors, config.query_prefix)
+
+
+def _write_vectors(passages: Sequence[Passage], encoder: SentenceEncoder, prefix: str, folder: Path) -> None:
+    shape = (len(passages), encoder.width)
+    vectors = np.lib.format.open_memmap(folder / VECTORS, mode="w+", dtype=np.float32, shape=shape)
+    for start in range(0, len(passages), ENCODED_AT_ONCE):
+        some = passages[start : start + ENCODED_AT_ONCE]
+        vectors[start : start + len(some)] = encoder.encode([prefix + passage.searched for passage in some])
+    vectors.flush()
+
+
+def _write_index(vectors: Path, factory: str, folder: Path) -> None:
+    import_faiss().write_index(build_faiss(_mapped(vectors), factory), str(folder / INDEX))
+
+
+def _mapped(vectors: Path) -> np.ndarray:
+    """The vectors, read from the file as they are needed. Copy on write, as torch takes no read-only array."""
+    return np.load(vectors, mmap_mode="c", allow_pickle=False)

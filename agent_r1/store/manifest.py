@@ -1,0 +1,123 @@
+"""Manifests: what a saved folder holds, file by file, so that every change to it is seen.
+
+{"format": 2, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
+ "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.store.disk import DISK, Disk
+
+MANIFEST = "manifest.json"
+MANIFEST_FORMAT = 2
+
+MODEL, CHECKPOINTS, STEP = "model", "checkpoints", "step-"
+
+
+class Damaged(AgentR1Error):
+    """A saved folder is not what it was when it was saved; says in one line what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a manifest says of a file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What was saved, by digests: the shape of the model, its tokenizer, its chat template, its weights."""
+
+    model: str
+    tokenizer: str
+    template: str
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a saved folder is, and its files by name."""
+
+    identity: Identity
+    files: Mapping[str, Entry]
+
+
+def write_manifest(folder: Path, identity: Identity, disk: Disk = DISK) -> None:
+    """Describe the files that are in a folder now, in a file of their own."""
+    files = {path.relative_to(folder).as_posix(): asdict(_entry(path)) for path in sorted(_files(folder))}
+    text = json.dumps({"format": MANIFEST_FORMAT, **asdict(identity), "files": files}, indent=2)
+    disk.write(folder / MANIFEST, lambda path: _put(path, text))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a folder says of itself. Raises Damaged where that cannot be read, InvalidInput where a newer agent-r1
+    wrote it."""
+    try:
+        data: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = data.pop("format")
+        if found > MANIFEST_FORMAT:
+            do = f"use the agent-r1 that wrote it, or a newer one; this one reads format {MANIFEST_FORMAT}"
+            raise InvalidInput("saved folder", got=f"{folder} of format {found}, which is newer", do=do)
+        if found < MANIFEST_FORMAT:
+            raise Damaged(f"{folder} has a manifest of format {found}; this version reads {MANIFEST_FORMAT}")
+        files = {name: Entry(**entry) for name, entry in data.pop("files").items()}
+        return Manifest(Identity(**data), files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{folder} has no manifest that can be read: {type(error).__name__}: {error}") from error
+
+
+def check_whole(folder: Path) -> Manifest:
+    """The manifest of a folder whose every file is as it was saved, and that holds no other. Raises as reading does."""
+    manifest = read_manifest(folder)
+    found = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
+    for name in sorted(manifest.files.keys() - found.keys()):
+        raise Damaged(f"{folder} lacks {name}")
+    for name in sorted(found.keys() - manifest.files.keys()):
+        raise Damaged(f"{folder} holds {name}, which is not in its manifest")
+    for name, entry in manifest.files.items():
+        if _entry(found[name]) != entry:
+            raise Damaged(f"{folder} holds a {name} that has changed")
+    return manifest
+
+
+def looks_whole(folder: Path) -> bool:
+    """A quick look, without hashing gigabytes."""
+    try:
+        entries = read_manifest(folder).files.items()
+        return all((folder / name).stat().st_size == entry.size for name, entry in entries)
+    except (Damaged, OSError):
+        return False
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, newest first, whole or not."""
+    folders = [path for path in (run / CHECKPOINTS).glob(f"{STEP}*") if path.name.removeprefix(STEP).isdecimal()]
+    return sorted(folders, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was taken."""
+    return int(checkpoint.name.removeprefix(STEP))
+
+
+def _put(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+
+
+def _entry(path: Path) -> Entry:
+    with path.open("rb") as file:
+        return Entry(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())

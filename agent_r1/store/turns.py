@@ -1,0 +1,71 @@
+"""Whether the turns of every trajectory can be read, and agree with themselves."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_r1.core.acting import Span
+from agent_r1.store.codec import to_spans
+from agent_r1.store.packed import Tokens, unpack_document
+from agent_r1.store.rows import to_reward
+
+UNREADABLE = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError)
+
+
+def broken_turns(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+    """Every attempt whose turns or rewards contradict themselves, and how."""
+    for key, attempt, newest in connection.execute(
+        "SELECT id, attempt, newest_version FROM attempts JOIN outcomes ON attempt_id = id ORDER BY id"
+    ):
+        try:
+            wrong = next(_contradictions(connection, key, newest), None)
+        except UNREADABLE as error:
+            wrong = f"cannot be read: {type(error).__name__}: {error}"
+        if wrong is not None:
+            yield f"{attempt} {wrong}"
+
+
+def _contradictions(connection: sqlite3.Connection, key: int, newest: int) -> Iterator[str]:
+    seen = -1
+    count = 0
+    rows = connection.execute("SELECT turn, parent, tokens, said FROM turns WHERE attempt_id = ? ORDER BY turn", (key,))
+    for turn, parent, tokens, said in rows:
+        if turn != count:
+            yield f"lacks turn {count}"
+        if parent is not None and not 0 <= parent < turn:
+            yield f"continues turn {parent} in turn {turn}"
+        spans = to_spans(unpack_document(said)[3])
+        yield from (f"turn {turn} {wrong}" for wrong in _token_contradictions(Tokens.unpack(tokens), spans))
+        seen = max([seen, *(span.version for span in spans)])
+        count += 1
+    if seen != newest:
+        yield f"was sampled up to version {seen}, its outcome says {newest}"
+    yield from _reward_contradictions(connection, key, count)
+
+
+def _token_contradictions(tokens: Tokens, spans: tuple[Span, ...]) -> Iterator[str]:
+    acted = len(tokens.action_ids)
+    if acted != len(tokens.logprobs):
+        yield f"has {acted} action tokens and {len(tokens.logprobs)} log-probabilities"
+    if any(math.isnan(value) for value in tokens.logprobs):
+        yield "has a log-probability that is no number"
+    starts = [span.start for span in spans]
+    if acted and (starts[:1] != [0] or starts != sorted(set(starts)) or starts[-1] >= acted):
+        yield f"has spans of weights that begin at {starts} in {acted} action tokens"
+
+
+def _reward_contradictions(connection: sqlite3.Connection, key: int, turns: int) -> Iterator[str]:
+    names = set()
+    sql = "SELECT turn, call, name, value FROM rewards WHERE attempt_id = ?"
+    for turn, call, name, value in connection.execute(sql, (key,)):
+        reward = to_reward(value)
+        if isinstance(reward, tuple) and (turn is not None or len(reward) != turns):
+            yield f"has {len(reward)} numbers of reward {name} for {turns} turns"
+        if (turn, call, name) in names:
+            yield f"has reward {name} twice"
+        names.add((turn, call, name))

@@ -1,0 +1,115 @@
+"""The rows of the paper's tables: how each is made here, and what the paper says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Door = Literal["train", "eval"]
+
+Setting = str | int | bool | tuple[str, ...]
+
+SOURCE = "arXiv 2511.14460v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Exact match as the paper reports it (arXiv 2511.14460v1, tables 3 and 4), of one run, without a spread.
+
+    Example:
+        Figures(hotpotqa=0.4405, two_wiki=0.5741, musique=0.1485, average=0.3877)
+    """
+
+    hotpotqa: float
+    two_wiki: float
+    musique: float
+    average: float
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A row: the command that makes it (``door``) with the settings that set it apart.
+
+    ``figures`` is None where the paper has no such row. ``ablates`` names the row that this one takes something from.
+
+    Example:
+        Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
+    """
+
+    name: str
+    title: str
+    door: Door
+    settings: Mapping[str, Setting]
+    figures: Figures | None = None
+    ablates: str | None = None
+
+    @property
+    def row(self) -> str:
+        """Which row of its command's table is the method's."""
+        return "trained" if self.door == "train" else self.name
+
+
+NAIVE_RAG = Method(
+    "naive-rag", "Naive RAG", "eval", {"methods": ("naive-rag",)}, Figures(0.1916, 0.1792, 0.0277, 0.1328)
+)
+
+COMPARED = (
+    NAIVE_RAG,
+    Method(
+        "base-tool-call",
+        "Base Tool Call",
+        "eval",
+        {"methods": ("base-tool-call",)},
+        Figures(0.1372, 0.0891, 0.0277, 0.0847),
+    ),
+    Method("ppo", "PPO", "train", {"algorithm": "ppo"}, Figures(0.4136, 0.5468, 0.1552, 0.3719)),
+    Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877)),
+    Method(
+        "reinforce++", "REINFORCE++", "train", {"algorithm": "reinforce++"}, Figures(0.3768, 0.4796, 0.1336, 0.3300)
+    ),
+    Method(
+        "reinforce++-baseline",
+        "REINFORCE++-baseline",
+        "train",
+        {"algorithm": "reinforce++-baseline"},
+        Figures(0.3966, 0.5406, 0.1485, 0.3619),
+    ),
+    Method("rloo", "RLOO", "train", {"algorithm": "rloo"}, Figures(0.4089, 0.5641, 0.1419, 0.3716)),
+    Method("steppo", "StepPO", "train", {"algorithm": "steppo"}),
+)
+"""Table 3. StepPO came after it: it has no figures there."""
+
+ABLATIONS = (
+    Method(
+        "ppo-no-advantage-mask",
+        "PPO, no advantage mask",
+        "train",
+        {"algorithm": "ppo", "row.masks.advantage": False},
+        Figures(0.3630, 0.4641, 0.1138, 0.3136),
+        ablates="ppo",
+    ),
+    Method(
+        "ppo-no-masks",
+        "PPO, no advantage mask, no loss mask",
+        "train",
+        {"algorithm": "ppo", "row.masks.advantage": False, "row.masks.loss": False},
+        Figures(0.3429, 0.4631, 0.1005, 0.3022),
+        ablates="ppo",
+    ),
+    Method(
+        "grpo-no-loss-mask",
+        "GRPO, no loss mask",
+        "train",
+        {"algorithm": "grpo", "row.masks.loss": False},
+        Figures(0.4260, 0.5485, 0.1422, 0.3722),
+        ablates="grpo",
+    ),
+)
+"""Table 4: masks are switched off one after the other."""
+
+METHODS = COMPARED + ABLATIONS
+
+
+def by_name(methods: Iterable[Method]) -> Mapping[str, Method]:
+    return {method.name: method for method in methods}

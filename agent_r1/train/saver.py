@@ -1,0 +1,39 @@
+"""Saving while training goes on: one save at a time, in a thread, whose failure is told at the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from agent_r1.train.checkpoint import CheckpointError, Snapshot
+from agent_r1.train.threads import in_thread
+
+
+class Saver:
+    """Gives snapshots to ``write`` in a thread.
+
+    A save that failed is not tried again; the run learns of it from ``settled``, before its next snapshot and at
+    its end.
+    """
+
+    def __init__(self, write: Callable[[Snapshot], object]) -> None:
+        self._write = write
+        self._under_way: asyncio.Task[CheckpointError | None] | None = None
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begin to save; the save before must have settled."""
+        self._under_way = asyncio.create_task(in_thread(self._attempt, snapshot))
+
+    async def settled(self) -> None:
+        """Wait until nothing is being saved. Raises CheckpointError, once, where the last save failed."""
+        under_way, self._under_way = self._under_way, None
+        error = None if under_way is None else await under_way
+        if error is not None:
+            raise error
+
+    def _attempt(self, snapshot: Snapshot) -> CheckpointError | None:
+        try:
+            self._write(snapshot)
+        except CheckpointError as error:
+            return error
+        return None

@@ -1,0 +1,164 @@
+"""What retrieval finds and what it costs: recall@5 on HotpotQA, and milliseconds per query over a larger corpus.
+
+    python benchmarks/retrieval.py --questions hotpot.json --passages corpus.jsonl --corpus big.jsonl --queries q.json
+
+BM25 and a dense encoder, in this process and over HTTP against a server in another one. The encoder is made here, as
+none can be downloaded everywhere: a BERT of one layer that adds nothing, under word vectors that are random directions
+as long as the word is rare. It is a bag of words with weights, squeezed into 256 numbers: what it shows is that the
+dense path is right and what it costs, not how well trained encoders search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from agent_r1.model.load import quiet
+from agent_r1.retrieval.client import RemoteRetriever
+from agent_r1.retrieval.config import SearchConfig
+from agent_r1.retrieval.opening import search_of
+from agent_r1.retrieval.passages import Passage, read_corpus
+from agent_r1.retrieval.retriever import Retriever
+from agent_r1.tasks.multihop import recall
+from agent_r1.tasks.multihop.questions import read_questions
+
+WIDTH = 256
+BATCH = 64
+"""Queries of one search: as many as the search tool hands on together."""
+
+ROUNDS = 5
+
+SINGLE = 50
+"""Queries that are searched one by one."""
+
+
+def bag_of_words(folder: Path, passages: Sequence[Passage]) -> Path:
+    """Write an encoder that knows the words of ``passages`` into ``folder``. Equal passages give equal encoders."""
+    texts = [set(re.findall(r"\w+|[^\w\s]+", passage.searched.lower())) for passage in passages]
+    having = Counter(word for text in texts for word in text)
+    words = ["[PAD]", "[UNK]", *sorted(having)]
+    model = BertModel(_config(len(words)), add_pooling_layer=False)
+    _make_linear(model)
+    rarity = torch.tensor([0.0, 0.0, *(math.log(len(texts) / having[word]) for word in words[2:])])
+    directions = torch.randn(len(words), WIDTH, generator=torch.Generator().manual_seed(0)) / math.sqrt(WIDTH)
+    model.embeddings.word_embeddings.weight.data = directions * rarity[:, None]
+    with quiet():
+        model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+    return folder
+
+
+def _config(words: int) -> BertConfig:
+    return BertConfig(
+        vocab_size=words,
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=WIDTH,
+        max_position_embeddings=512,
+        layer_norm_eps=1e6,  # with weights of 1e3 the normalisation leaves a vector as long as it was
+    )
+
+
+def _make_linear(model: BertModel) -> None:
+    """What attention and the feed-forward layer add is nothing; positions say nothing."""
+    for name, parameter in model.named_parameters():
+        parameter.data.fill_(1e3 if name.endswith("LayerNorm.weight") else 0.0)
+
+
+@contextmanager
+def served(options: Sequence[str]) -> Iterator[RemoteRetriever]:
+    """``agent-r1 retriever`` in a process of its own."""
+    command = [sys.executable, "-m", "agent_r1.cli", "retriever", *options, "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield RemoteRetriever(json.loads(process.stdout.readline())["url"], seconds=60)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def milliseconds(retriever: Retriever, queries: Sequence[str], size: int) -> float:
+    """Median over rounds of the time per query, where ``size`` queries are searched together."""
+    retriever.search(queries[:size])
+    rounds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for start in range(0, len(queries), size):
+            retriever.search(queries[start : start + size])
+        rounds.append(1000 * (time.perf_counter() - began) / len(queries))
+    return statistics.median(rounds)
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> Mapping[str, Mapping[str, float]]:
+    """Method to measure to number."""
+    questions = read_questions(arguments.questions)
+    queries = [question.text for question in read_questions(arguments.queries)]
+    rows: dict[str, Mapping[str, float]] = {}
+    for method in ("bm25", "dense"):
+        found = search_of(_search(method, arguments.passages, folder))
+        config = _search(method, arguments.corpus, folder)
+        here = search_of(config)
+        with served(_options(config)) as there:
+            rows[method] = {
+                "recall@5": recall(questions, found),
+                "in process": milliseconds(here, queries, BATCH),
+                "in process, one by one": milliseconds(here, queries[:SINGLE], 1),
+                "HTTP": milliseconds(there, queries, BATCH),
+                "HTTP, one by one": milliseconds(there, queries[:SINGLE], 1),
+            }
+    return rows
+
+
+def _search(method: str, corpus: Path, folder: Path) -> SearchConfig:
+    if method == "bm25":
+        return SearchConfig(corpus=corpus)
+    encoder = folder / corpus.stem
+    if not encoder.is_dir():
+        bag_of_words(encoder, read_corpus(corpus))
+    return SearchConfig(corpus=corpus, encoder=str(encoder), cache=folder / "cache")
+
+
+def _options(config: SearchConfig) -> list[str]:
+    given = config.model_dump(mode="json", exclude_unset=True)
+    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--questions", type=Path, required=True, help="questions that name their supporting titles")
+    parser.add_argument("--passages", type=Path, required=True, help="the passages to find those in")
+    parser.add_argument("--corpus", type=Path, required=True, help="the passages over which time is measured")
+    parser.add_argument("--queries", type=Path, required=True, help="the questions by which time is measured")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(arguments, Path(folder))
+    names = list(next(iter(rows.values())))
+    print(f"| ms per query, batches of {BATCH} | " + " | ".join(names) + " |")
+    print("|---" * (len(names) + 1) + "|")
+    for method, row in rows.items():
+        print(f"| {method} | " + " | ".join(f"{row[name]:.3f}" for name in names) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What tests of checkpoints share: models of a few hundred weights, snapshots of them, and disks that fail."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from agent_r1.learn.learner import LearnerState
+from agent_r1.store.disk import Disk
+from agent_r1.train.checkpoint import Best, Position, Snapshot, copied
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def make_model(**changes: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": 8}
+    return Qwen3ForCausalLM(Qwen3Config(num_attention_heads=2, num_key_value_heads=1, **{**sizes, **changes}))
+
+
+def snapshot_of(step: int, model: PreTrainedModel, best: Best | None = None) -> Snapshot:
+    """A snapshot that differs from step to step."""
+    tensors = {"optimizer.step": torch.tensor(float(step)), "critic.head": torch.full((4, 2), float(step))}
+    weights = {name: tensor + step for name, tensor in copied(model).items()}
+    return Snapshot(Position(step, best), weights, LearnerState(tensors, {"step": step, "policy": f"digest {step}"}))
+
+
+class Crash(BaseException):
+    """The process dies: nothing after it is done."""
+
+
+class FailingDisk(Disk):
+    """Does ``good`` operations; at the next, ``error`` happens: before it, or after half of it where it is ``torn``.
+
+    After a crash no operation does anything: the process is gone.
+    """
+
+    def __init__(self, good: int, error: BaseException, torn: bool) -> None:
+        self._good, self._error, self._torn = good, error, torn
+        self.done: list[str] = []
+        self.gone = False
+
+    def _fails(self, name: str) -> bool:
+        self.done.append(name)
+        return len(self.done) == self._good + 1
+
+    def _do(self, name: str, whole: Callable[[], None], half: Callable[[], None]) -> None:
+        if self.gone:
+            return
+        if not self._fails(name):
+            return whole()
+        if self._torn:
+            half()
+        self.gone = isinstance(self._error, Crash)
+        raise self._error
+
+    def make(self, folder: Path) -> None:
+        self._do("make", lambda: Disk.make(self, folder), lambda: Disk.make(self, folder))
+
+    def write(self, place: Path, put: Callable[[Path], None]) -> None:
+        def half() -> None:
+            put(place)
+            for file in [place] if place.is_file() else place.iterdir():
+                os.truncate(file, file.stat().st_size // 2)
+
+        self._do("write", lambda: put(place), half)
+
+    def sync(self, path: Path) -> None:
+        self._do("sync", lambda: Disk.sync(self, path), lambda: None)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._do("rename", lambda: Disk.rename(self, old, new), lambda: Disk.rename(self, old, new))
+
+    def remove(self, folder: Path) -> None:
+        def half() -> None:
+            for file in sorted(folder.iterdir())[::2]:
+                file.unlink()
+
+        self._do("remove", lambda: Disk.remove(self, folder), half)

@@ -1,0 +1,53 @@
+"""One small batch, and what an algorithm makes of it, computed by hand.
+
+Five attempts at two tasks; nine tokens t0 .. t8 in seven turns (| between turns), with what each turn earned:
+
+    task  attempt  tokens          earned                                    R     tools answered
+    0     a        t0 t1 | t2      0.5 (a call that ends with t0), 0.5       1.0   after t1
+    0     b        t3 | t4         0, 0                                      0.0   after t3
+    0     c        t5              0.2                                       0.2   -
+    1     d        t6              3                                         3.0   -
+    1     e        t7 t8           1                                         1.0   -
+
+All but the call's reward (named tool) are outcomes (named score). The greedy attempts earned 0.25 and 2.
+a's second turn sees again word for word what opened the task; b's second turn sees something else.
+
+    token                 t0    t1   t2   t3   t4   t5   t6   t7   t8
+    pi                    0.45  0.2  0.5  0.8  0.6  0.4  0.8  0.4  0.45
+    pi_old = sampler      0.3   0.4  0.5  0.2  0.5  0.8  0.4  0.8  0.3
+    r = pi / pi_old       1.5   0.5  1    4    1.2  0.5  2    0.5  1.5
+    reference / pi        1     2    1    0.5  1    0.5  1    1    0.5
+    teacher / pi_old      2     1    0.5  1    1    1    2    0.5  1
+    V before, when old    0.2   0.4  0.6  0.1  0.3  0.5  1    0.5  0.7
+    V before, now         0.3   0.5  0.7  0.2  0.4  0.6  1.8  0.6  0.8
+
+Between t1 and t2 one token was observed (pi 0.5), between t3 and t4 two (pi 0.25 each). The coefficient of
+the KL is 0.1.
+Standard deviations are Bessel's. log pi: -0.798508 -1.609438 -0.693147 -0.223144 -0.510826 -0.916291 -0.223144
+-0.916291 -0.798508.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PI = (0.45, 0.2, 0.5, 0.8, 0.6, 0.4, 0.8, 0.4, 0.45)
+OLD = (0.3, 0.4, 0.5, 0.2, 0.5, 0.8, 0.4, 0.8, 0.3)
+REFERENCE = (0.45, 0.4, 0.5, 0.4, 0.6, 0.2, 0.8, 0.4, 0.225)
+TEACHER = (0.6, 0.4, 0.25, 0.2, 0.5, 0.8, 0.8, 0.4, 0.3)
+OLD_VALUES = (0.2, 0.4, 0.6, 0.1, 0.3, 0.5, 1.0, 0.5, 0.7)
+VALUES = (0.3, 0.5, 0.7, 0.2, 0.4, 0.6, 1.8, 0.6, 0.8)
+OBSERVED_PI = (0.5, 0.25, 0.25)
+GREEDY = {0: 0.25, 1: 2.0}
+KL_COEFFICIENT = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """The advantage of each token and the loss of the batch, for a row with ``settings`` over it."""
+
+    row: str
+    advantage: tuple[float, ...]
+    loss: float
+    settings: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,76 @@
+"""Passages, an encoder that is a bag of words, and a server, for the tests of retrieval."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.protocol import Health
+from agent_r1.retrieval.server import RetrieverServer
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "retrieval.py"
+
+PASSAGES = (
+    Passage("Alba", "Alba is a river in the north. Bruno rules the land around Alba."),
+    Passage("Bruno", "Bruno was a king, born in Carla."),
+    Passage("Carla", "Carla is a town on a lake."),
+    Passage("Lake district", "Many towns lie on a lake."),
+    Passage("Zoë", "Zoë sails."),
+)
+
+
+@pytest.fixture(scope="session")
+def benchmark_script():
+    spec = spec_from_file_location("benchmark_retrieval", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def passages() -> tuple[Passage, ...]:
+    return PASSAGES
+
+
+@pytest.fixture(scope="session")
+def encoder_folder(benchmark_script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The benchmark's bag of words, which knows the words of ``passages``."""
+    return benchmark_script.bag_of_words(tmp_path_factory.mktemp("encoder"), PASSAGES)
+
+
+class Counting:
+    """BM25 that remembers how many queries each search had, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.index = BM25Index(PASSAGES)
+        self.sizes: list[int] = []
+        self.failures = 0
+
+    def search(self, queries, k=5):
+        self.sizes.append(len(queries))
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the disk is gone")
+        return self.index.search(queries, k)
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def server(counting: Counting) -> Iterator[RetrieverServer]:
+    with RetrieverServer(("127.0.0.1", 0), counting, Health(status="ok", passages=5, search="bm25")) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()

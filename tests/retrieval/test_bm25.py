@@ -1,0 +1,172 @@
+"""BM25 finds what it should, the same way each time, alone or in a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Text
+from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.world import Context
+from agent_r1.env.tools import Tool
+from agent_r1.retrieval import bm25
+from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.passages import Passage, read_corpus
+from agent_r1.retrieval.tool import NOTHING_FOUND, render, search_tool
+from agent_r1.tasks.multihop.questions import read_questions
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
+
+PASSAGES = (
+    Passage("Alba", "Alba is a river in the north. Bruno rules the land around Alba."),
+    Passage("Bruno", "Bruno was a king, born in Carla."),
+    Passage("Carla", "Carla is a town on a lake."),
+    Passage("Lake district", "Many towns lie on a lake."),
+)
+
+
+def ask(made: Tool, queries: list[str]) -> list[ToolResult]:
+    async def together() -> list[ToolResult]:
+        calls = (
+            made.run({"query": query}, Task("t", ()), Context(Attempt("r", "t", 0, index), 0))
+            for index, query in enumerate(queries)
+        )
+        return await asyncio.gather(*calls)
+
+    return asyncio.run(together())
+
+
+def text_of(result: ToolResult) -> str:
+    return "".join(part.text for part in result.parts if isinstance(part, Text))
+
+
+def titles(index: BM25Index, query: str, k: int = 5) -> list[str]:
+    return [passage.title for passage in index.search([query], k)[0]]
+
+
+def test_the_best_passage_comes_first_and_those_without_a_common_word_never() -> None:
+    index = BM25Index(PASSAGES)
+    assert titles(index, "Who rules Alba?") == ["Alba"]
+    assert titles(index, "the king Bruno") == ["Bruno", "Alba"]
+    assert titles(index, "lake") == ["Lake district", "Carla"]
+    assert titles(index, "lake", k=1) == ["Lake district"]
+    assert titles(index, "quantum") == []
+    assert titles(index, "") == []
+    assert titles(index, "the of and") == []
+
+
+def test_titles_are_searched_too() -> None:
+    assert titles(BM25Index(PASSAGES), "district") == ["Lake district"]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 10])
+def test_equal_passages_come_in_the_order_of_the_corpus(k: int) -> None:
+    same = [Passage(f"T{i:02}", "one and the same text") for i in range(10)]
+    mixed = [*PASSAGES, *same, Passage("best", "same same same text")]
+    assert titles(BM25Index(mixed), "same text", k) == ["best", *(passage.title for passage in same)][:k]
+
+
+def reference_order(passages: tuple[Passage, ...], query: str) -> list[int]:
+    """BM25 as the formula says, in double precision, by sorting everything."""
+    texts = [re.findall(r"\w\w+", f"{passage.title}\n{passage.text}".lower()) for passage in passages]
+    counts = [Counter(text) for text in texts]
+    mean = sum(map(len, texts)) / len(texts)
+    scores = [0.0] * len(texts)
+    for word in re.findall(r"\w\w+", query.lower()):
+        having = sum(word in count for count in counts)
+        weight = math.log(1 + (len(texts) - having + 0.5) / (having + 0.5))
+        for index, (text, count) in enumerate(zip(texts, counts, strict=True)):
+            if count[word]:
+                scores[index] += weight * count[word] / (count[word] + 1.5 * (1 - 0.75 + 0.75 * len(text) / mean))
+    order = sorted(range(len(texts)), key=lambda index: (-round(scores[index], 4), index))
+    return [index for index in order if scores[index] > 0]
+
+
+words = st.sampled_from(["alba", "bruno", "carla", "dora", "emil", "river", "king"])
+phrases = st.lists(words, min_size=1, max_size=6).map(" ".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(phrases, min_size=1, max_size=8), phrases)
+def test_the_ranking_is_bm25(texts: list[str], query: str) -> None:
+    passages = tuple(Passage(f"P{i}", text) for i, text in enumerate(texts))
+    expected = [f"P{index}" for index in reference_order(passages, query)]
+    assert titles(BM25Index(passages), query, k=20) == expected
+    assert titles(BM25Index(passages), query, k=2) == expected[:2]
+
+
+def test_a_corpus_of_a_single_word_can_be_searched() -> None:
+    passage = Passage("42", "the")
+    assert BM25Index([passage]).search(["who", "", "42"]) == [(), (), (passage,)]
+
+
+@pytest.mark.parametrize("text", ["a", "the", "?"])
+def test_a_corpus_without_words_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="without a word"):
+        BM25Index([Passage(text, text)])
+
+
+# ---- the tool
+
+
+def test_a_result_shows_passages_with_their_titles_and_keeps_the_titles_as_data() -> None:
+    (result,) = ask(search_tool(BM25Index(PASSAGES), k=2), ["king Bruno"])
+    assert result.ok
+    assert text_of(result) == f"[1] Bruno\n{PASSAGES[1].text}\n\n[2] Alba\n{PASSAGES[0].text}"
+    assert result.data == ("Bruno", "Alba")
+
+
+def test_nothing_found_is_said() -> None:
+    (result,) = ask(search_tool(BM25Index(PASSAGES)), ["quantum"])
+    assert (result.ok, text_of(result), result.data) == (True, NOTHING_FOUND, ())
+    assert render(()) == NOTHING_FOUND
+
+
+def test_the_policy_may_choose_the_query_and_nothing_else() -> None:
+    spec = search_tool(BM25Index(PASSAGES)).spec
+    assert spec.name == "search"
+    assert list(spec.parameters["properties"]) == ["query"]
+
+
+def test_queries_that_wait_together_are_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
+    tokenize = bm25.bm25s.tokenize
+    index = BM25Index(PASSAGES)
+
+    def counting(texts: list[str], **options: object) -> object:
+        batches.append(len(texts))
+        return tokenize(texts, **options)
+
+    monkeypatch.setattr(bm25.bm25s, "tokenize", counting)
+    queries = ["Alba", "king", "lake", "quantum"] * 5
+    together = ask(search_tool(index), queries)
+    assert batches == [20]
+    alone = [ask(search_tool(index), [query])[0] for query in queries]
+    assert [(text_of(result), result.data) for result in together] == [
+        (text_of(result), result.data) for result in alone
+    ]
+
+
+@real_data
+def test_on_hotpotqa_a_batch_equals_single_searches_and_finds_most_supporting_passages() -> None:
+    questions = read_questions(SHARED / "hotpotqa_train_60.json")
+    index = BM25Index(read_corpus(SHARED / "hotpotqa_corpus.jsonl"))
+    together = index.search([question.text for question in questions])
+    assert together == [index.search([question.text])[0] for question in questions]
+    found = [
+        len(set(q.supporting) & {p.title for p in passages}) / 2
+        for q, passages in zip(questions, together, strict=True)
+    ]
+    assert 0.7 < sum(found) / len(found) < 0.85
+    by_title = {passage.title: passage for passage in index.passages}
+    assert all(index.search([title], 20)[0].count(by_title[title]) for q in questions for title in q.supporting)

@@ -1,0 +1,290 @@
+"""The retrieval server answers what a search in process would, refuses what it should, and stops when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agent_r1.cli import main
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.messages import Action, Call, Message
+from agent_r1.core.task import Task
+from agent_r1.core.world import Context
+from agent_r1.env import Fault, NaiveRag, ToolEnv
+from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.client import RemoteRetriever, open_remote
+from agent_r1.retrieval.opening import open_retriever
+from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health
+from agent_r1.retrieval.retriever import RetrieverFailed
+from agent_r1.retrieval.server import RetrieverServer
+from agent_r1.retrieval.tool import search_tool
+
+QUERIES = ["Who rules Alba?", "lake", "quantum", "", "Zoë", 'a "quoted" \n line']
+
+
+def remote(server: RetrieverServer, **changes: float) -> RemoteRetriever:
+    return RemoteRetriever(server.url, **{"seconds": 5, "tries": 2, "backoff": 0.01, **changes})  # type: ignore[arg-type]
+
+
+def unused_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+# ---- what it answers
+
+
+def test_over_http_a_search_finds_what_it_finds_in_process(server, passages) -> None:
+    here, there = BM25Index(passages), remote(server)
+    assert there.search(QUERIES) == here.search(QUERIES)
+    assert there.search(["lake"], k=1) == here.search(["lake"], k=1) != here.search(["lake"], k=2)
+    assert there.search([]) == []
+
+
+def test_one_query_and_a_batch_have_an_endpoint_each(server, passages) -> None:
+    (found,) = BM25Index(passages).search(["Bruno"], 2)
+    shown = [{"title": passage.title, "text": passage.text} for passage in found]
+    assert httpx.post(f"{server.url}/search", json={"query": "Bruno", "k": 2}).json() == {"passages": shown}
+    batch = httpx.post(f"{server.url}/search/batch", json={"queries": ["Bruno", "quantum"], "k": 2})
+    assert batch.json() == {"results": [shown, []]}
+
+
+def test_it_says_how_it_is(server) -> None:
+    assert remote(server).health() == Health(status="ok", passages=5, search="bm25")
+
+
+def test_text_that_no_encoding_takes_is_searched_as_well_as_it_can_be(server) -> None:
+    assert remote(server).search(["lake \ud800"])[0][0].title == "Lake district"
+
+
+def test_more_queries_than_a_request_takes_are_several(server, counting) -> None:
+    assert len(remote(server).search(["lake"] * (MAX_QUERIES + 1))) == MAX_QUERIES + 1
+    assert counting.sizes == [MAX_QUERIES, 1]
+
+
+def test_many_clients_at_once_get_their_own_answers(server, passages) -> None:
+    answers: dict[int, list[tuple[Passage, ...]]] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = remote(server).search([QUERIES[number % 3]] * 3)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    here = BM25Index(passages)
+    assert all(answers[number] == here.search([QUERIES[number % 3]] * 3) for number in range(24))
+
+
+# ---- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "told"),
+    [
+        ("/search", b"{", 400, "not JSON"),
+        ("/search", b"[" * 100_000, 400, "not JSON"),
+        ("/search", b'{"query": 3}', 400, "query: Input should be a valid string"),
+        ("/search", b'{"query": "x", "k": 0}', 400, "k: "),
+        ("/search", b'{"query": "x", "k": 1000}', 400, "k: "),
+        ("/search", b'{"query": "x", "kk": 1}', 400, "kk: "),
+        ("/search/batch", json.dumps({"queries": ["x"] * (MAX_QUERIES + 1)}).encode(), 400, "queries: "),
+        ("/search", b" " * (MAX_BODY + 1), 413, "at most"),
+        ("/find", b"{}", 404, "/search"),
+    ],
+)
+def test_a_bad_request_is_told_why_and_the_server_goes_on(path, body, status, told, server) -> None:
+    response = httpx.post(f"{server.url}{path}", content=body)
+    assert response.status_code == status
+    assert told in response.json()["error"]
+    assert remote(server).search(["lake"])[0]
+
+
+def test_a_request_of_unknown_length_is_refused(server) -> None:
+    response = httpx.post(f"{server.url}/search", content=iter([b'{"query": "x"}']))
+    assert (response.status_code, response.json()) == (411, {"error": "give a Content-Length"})
+
+
+def test_a_body_that_was_refused_is_not_taken_for_the_next_request(server) -> None:
+    head = f"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n"
+    with socket.create_connection(server.server_address[:2], timeout=5) as raw:
+        raw.sendall(head.encode() + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 413") and b'"ok"' not in answer
+
+
+def test_a_refused_request_is_not_tried_again(server, counting) -> None:
+    with pytest.raises(AgentR1Error, match=r"refused the request \(status 400: .*k: ") as caught:
+        remote(server).search(["x"], k=1000)
+    assert not isinstance(caught.value, RetrieverFailed)
+    assert counting.sizes == []
+
+
+# ---- what goes wrong
+
+
+def test_an_error_of_the_server_is_tried_again(server, counting) -> None:
+    counting.failures = 1
+    assert remote(server).search(["lake"])[0]
+    assert counting.sizes == [1, 1]
+
+
+def test_a_server_that_keeps_failing_is_given_up(server, counting) -> None:
+    counting.failures = 99
+    with pytest.raises(RetrieverFailed, match=r"status 500: .*RuntimeError: the disk is gone"):
+        remote(server, tries=3).search(["lake"])
+    assert len(counting.sizes) == 3
+
+
+def test_a_server_that_hangs_is_given_up_in_time(server, counting) -> None:
+    counting.search = lambda queries, k=5: time.sleep(0.5) or []
+    began = time.monotonic()
+    with pytest.raises(RetrieverFailed, match="ReadTimeout"):
+        remote(server, seconds=0.1).search(["lake"])
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_server_of_another_kind_is_seen(server, counting) -> None:
+    counting.search = lambda queries, k=5: []
+    with pytest.raises(RetrieverFailed, match="answered 0 of 1"):
+        remote(server).search(["lake"])
+
+
+def test_more_connections_than_there_is_room_for_wait_outside(counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.retrieval.server.MAX_CONNECTIONS", 1)
+    with RetrieverServer(("127.0.0.1", 0), counting, Health(status="ok", passages=5, search="bm25")) as small:
+        threading.Thread(target=small.serve_forever, args=(0.01,)).start()
+        first = remote(small)
+        assert first.search(["lake"])  # and keeps its connection
+        with pytest.raises(RetrieverFailed):
+            remote(small).search(["lake"])
+        assert first.search(["lake"])
+        small.shutdown()
+
+
+def test_a_request_under_way_is_answered_before_the_server_ends(server, counting) -> None:
+    counting.search = lambda queries, k=5: time.sleep(0.3) or [(Passage("late", "but whole"),)]
+    answers: list[object] = []
+    client = threading.Thread(target=lambda: answers.append(remote(server, tries=1).search(["x"])))
+    client.start()
+    time.sleep(0.1)
+    server.shutdown()
+    assert answers == [] and server.drain()
+    client.join()
+    assert answers == [[(Passage("late", "but whole"),)]]
+
+
+def test_an_address_without_a_server_is_one_line(server) -> None:
+    with pytest.raises(InvalidInput, match="start one there with agent-r1 retriever") as caught:
+        open_remote(unused_address())
+    assert "\n" not in str(caught.value)
+    assert isinstance(open_retriever(server.url), RemoteRetriever)
+
+
+def test_an_address_in_use_is_one_line(server, counting) -> None:
+    with pytest.raises(InvalidInput, match="choose another --host or --port"):
+        RetrieverServer(server.server_address, counting, server.health)
+
+
+# ---- the tool over it
+
+
+def ask(env: ToolEnv, queries: list[str]) -> list[str]:
+    """Every query by an episode of its own, at the same time; what each agent is told."""
+
+    async def one(number: int, query: str) -> str:
+        episode = await env.open(Task("t", ()), Context(Attempt("r", "t", 0, number), 0))
+        said = Message.assistant("", (Call("c", "search", {"query": query}, ""),))
+        step = await episode.step(Action(said, ""))
+        assert step.end is None
+        return step.messages[0].text
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*(one(number, query) for number, query in enumerate(queries)))
+
+    return asyncio.run(all_of_them())
+
+
+def test_calls_of_many_episodes_are_one_request(server, counting) -> None:
+    told = ask(ToolEnv([search_tool(remote(server))]), ["lake"] * 30 + ["Bruno"] * 10)
+    assert counting.sizes == [40]
+    assert all("Lake district" in text for text in told[:30]) and all("a king" in text for text in told[30:])
+
+
+def test_a_server_that_is_down_costs_each_agent_its_turn_and_no_more(passages) -> None:
+    tool = search_tool(RemoteRetriever(unused_address(), tries=2, backoff=0.01))
+    began = time.monotonic()
+    told = ask(ToolEnv([tool]), ["lake"] * 40)
+    assert all(text.startswith("search failed: the retrieval server at http://127.0.0.1:") for text in told)
+    assert time.monotonic() - began < 2  # one try for all of them, and not one for each
+    result = asyncio.run(tool.run({"query": "x"}, Task("t", ()), Context(Attempt("r", "t", 0, 0), 0)))
+    assert (result.ok, result.error) == (False, Fault.RAISED)
+
+
+def test_naive_rag_does_not_read_an_error_as_a_passage() -> None:
+    rag = NaiveRag(search_tool(RemoteRetriever(unused_address(), tries=1)))
+    task = Task("t", (Message.user("Who?"),))
+    with pytest.raises(AgentR1Error, match="the retrieval for task t failed"):
+        asyncio.run(rag.open(task, Context(Attempt("r", "t", 0, 0), 0)))
+
+
+# ---- the command
+
+
+def start(corpus: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
+    command = [sys.executable, "-m", "agent_r1.cli", "retriever", "--corpus", str(corpus), "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline() or "{}")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, passages) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(json.dumps({"title": p.title, "text": p.text}) for p in passages))
+    return path
+
+
+def test_the_command_serves_until_it_is_terminated(corpus: Path, passages) -> None:
+    process, said = start(corpus)
+    try:
+        assert (said["passages"], said["search"], said["status"]) == (5, "bm25", "ok")
+        there = RemoteRetriever(str(said["url"]))
+        assert there.search(QUERIES) == BM25Index(passages).search(QUERIES)
+    finally:
+        os.kill(process.pid, signal.SIGTERM)
+    began = time.monotonic()
+    assert process.wait(10) == 0  # with a connection of the client still open
+    assert time.monotonic() - began < 3
+    assert process.communicate()[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--encoder", "/nothing/there"], "encoder: got /nothing/there"),
+        (["--pooling", "cls"], "pooling: got it without an encoder"),
+        (["--probes", "3"], "probes: got it without an encoder"),
+        (["--port", "70000"], "port (command line): got 70000"),
+        (["--corpus", "/nothing/there"], "/nothing/there: got No such file"),
+    ],
+)
+def test_the_command_refuses_in_one_line(options: list[str], told: str, corpus: Path, capsys) -> None:
+    assert main(["retriever", "--corpus", str(corpus), *options]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and told in error and error.count("\n") == 1

@@ -1,0 +1,127 @@
+"""The recipes are settings that exist and a run that starts; here in small, with a random model of the same kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests_tokenizer import hermes_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.config import Layer, read_toml, resolve
+from agent_r1.core.errors import InvalidInput
+from agent_r1.learn.choose import build_row
+from agent_r1.retrieval.config import RetrieverConfig, check
+from agent_r1.store import RunReader
+from agent_r1.tasks import build
+from agent_r1.tasks.multihop.mixture import MixtureFile
+from agent_r1.train.config import TrainConfig, settle
+from agent_r1.train.report import Silence
+from agent_r1.train.run import train
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+PAPER = RECIPES / "paper_multihop.toml"
+
+real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
+
+
+def test_the_papers_numbers_stand_in_the_recipe() -> None:
+    config = resolve(TrainConfig, [read_toml(PAPER)])
+    assert config.steps * config.groups_per_step == 51_200  # one epoch over the training questions
+    assert (config.group_size, config.max_tokens, config.temperature) == (5, 1024, 1.0)
+    assert (config.learner.learning_rate, config.learner.minibatches) == (1e-6, 2)
+    assert build_row(config.algorithm, config.row).name == "grpo"
+    mixture = MixtureFile.model_validate(read_toml(RECIPES / "paper_data.toml").values)
+    assert {name: portion.count for name, portion in mixture.train.items()} == {"hotpotqa": 25600, "2wiki": 25600}
+    assert list(mixture.test) == ["hotpotqa", "2wiki", "musique"]
+    assert not any(portion.count for portion in mixture.test.values())
+
+
+def test_the_papers_retriever_is_settings_that_exist() -> None:
+    config = resolve(RetrieverConfig, [read_toml(RECIPES / "paper_retriever.toml")])
+    check(config)
+    assert config.encoder.endswith("bge-large-en-v1.5")
+    assert resolve(TrainConfig, [read_toml(PAPER)]).corpus == f"http://{config.host}:{config.port}"
+
+
+def test_a_setting_that_does_not_exist_is_seen() -> None:
+    with pytest.raises(InvalidInput, match="nearest that exists is 'steps'"):
+        resolve(TrainConfig, [read_toml(PAPER), Layer("test", {"stepz": 1})])
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.name)
+def test_every_field_is_explained(recipe: Path) -> None:
+    assert unexplained(recipe.read_text().splitlines()) == []
+
+
+def test_a_field_without_a_word_is_seen() -> None:
+    assert unexplained(["# How long.", "steps = 3", "", "seed = 0"]) == ["seed = 0"]
+
+
+def unexplained(lines: list[str]) -> list[str]:
+    """Settings in paragraphs without a comment before them, above their table or beside them."""
+    found, told = [], False
+    for line in lines:
+        if not line.strip():
+            told = False
+        elif line.startswith("#") or " # " in line:
+            told = True
+        elif re.match(r"\w+ = ", line) and not told:
+            found.append(line)
+    return found
+
+
+def tiny_qwen(folder: Path) -> Path:
+    """A random Qwen2 of two small layers that speaks Qwen2.5's own chat template, byte by byte."""
+    tokenizer = hermes_tokenizer()
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer.chat_template = (SHARED / "chat_templates" / "qwen2_5.jinja").read_text("utf-8")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16384}
+    config = Qwen2Config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **small, **heads)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def small_data(folder: Path) -> Path:
+    """The paper's mixture, in small, of the benchmarks' own files."""
+    portions = {
+        "train.hotpotqa": ("hotpotqa_train_60.json", 8),
+        "train.2wiki": ("2wiki_250.json", 8),
+        "validation.hotpotqa": ("hotpotqa_train_60.json", 2),
+        "validation.2wiki": ("2wiki_250.json", 2),
+        "test.hotpotqa": ("hotpotqa_dev_500.jsonl", 2),
+        "test.2wiki": ("2wiki_250.json", 2),
+        "test.musique": ("musique_250.json", 2),
+    }
+    lines = [f'[{name}]\ndata = "{SHARED / file}"\ncount = {count}' for name, (file, count) in portions.items()]
+    path = folder / "data.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@real_data
+def test_the_papers_run_takes_a_step_in_small(tmp_path: Path) -> None:
+    world = build("multihop", small_data(tmp_path), SHARED / "hotpotqa_corpus.jsonl", 0)
+    assert world.evaluation == ("hotpotqa", "2wiki", "musique")
+    asked = {"model": str(tiny_qwen(tmp_path / "model")), "run": str(tmp_path / "run")}
+    small = {"steps": 1, "groups_per_step": 4, "group_size": 2, "max_tokens": 12, "checkpoint_every": 0}
+    layers = [Layer("test", {**asked, **small, "evaluate_every": 1, "evaluate_n": 2}), read_toml(PAPER)]
+    config = settle(TrainConfig, layers, world)
+    report = train(config, world, Silence())
+    assert set(report.table.cells) == {"naive-rag", "base-tool-call", "trained"}
+    for row in report.table.cells.values():
+        assert list(row) == ["hotpotqa", "2wiki", "musique"]
+        assert all(cell.n == 2 and cell.sub is not None for cell in row.values())
+    reader = RunReader(tmp_path / "run")
+    (step,) = reader.metrics()
+    lived = list(reader.trajectories())
+    reader.close()
+    assert step.values["reward"] == -0.5  # a random model gives no answer: form 1/2
+    assert {trajectory.task_id.split("/")[1] for trajectory in lived} == {"hotpotqa", "2wiki"}
