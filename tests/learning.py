@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from agent_r1.core.trajectory import Group
 from agent_r1.learn.advantages.critics import WithCritic
 from agent_r1.learn.assemble import Scope, assemble
 from agent_r1.learn.passes import Models, Prepared, learn
@@ -165,3 +167,25 @@ class Learning:
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> bool:
     """Equal in fp64 but for the order of sums."""
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def sampled(model: PreTrainedModel, groups: list[Group], temperature: float) -> list[Group]:
+    """The groups, with the log-probabilities that a sampler of these weights would have recorded."""
+
+    def recorded(trajectory: Any, turn: Any) -> Any:
+        prompt = trajectory.prompt_ids(turn)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + turn.action_ids])).logits[0, len(prompt) - 1 : -1]
+        table = (logits / temperature).log_softmax(-1)
+        return replace(turn, logprobs=tuple(table[range(len(turn.action_ids)), list(turn.action_ids)].tolist()))
+
+    return [
+        replace(
+            group,
+            trajectories=tuple(
+                replace(trajectory, turns=tuple(recorded(trajectory, turn) for turn in trajectory.turns))
+                for trajectory in group.trajectories
+            ),
+        )
+        for group in groups
+    ]

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from learning import sampled
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.learn.advantages.advantage import Advantage
 from agent_r1.learn.choose import build_row
 from agent_r1.learn.config import LearnerConfig
-from agent_r1.learn.learner import GREEDY, NO_ADVANTAGE, REJECTED, Learner, LearnerState, Update
+from agent_r1.learn.learner import GREEDY, NO_ADVANTAGE, Learner, LearnerState
 from agent_r1.learn.row import Row
 from agent_r1.learn.rows import ROWS
-from agent_r1.learn.signals import Credit, Estimate, Metrics, TokenView
+from agent_r1.learn.signals import Credit, Metrics, TokenView
 from agent_r1.learn.surrogates import Clip
 from agent_r1.model.digest import digest
 
@@ -41,28 +41,6 @@ def learner_of(
     algorithm = build_row(row, {"epochs": epochs}) if isinstance(row, str) else row
     settings = LearnerConfig(**{**RATE, **config})
     return Learner(model, algorithm, settings, temperature=temperature, reward_weights={}, seed=seed, teacher=teacher)
-
-
-def sampled(model: PreTrainedModel, groups: list[Group], temperature: float) -> list[Group]:
-    """The groups, with the log-probabilities that a sampler of these weights would have recorded."""
-
-    def recorded(trajectory: Any, turn: Any) -> Any:
-        prompt = trajectory.prompt_ids(turn)
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt + turn.action_ids])).logits[0, len(prompt) - 1 : -1]
-        table = (logits / temperature).log_softmax(-1)
-        return replace(turn, logprobs=tuple(table[range(len(turn.action_ids)), list(turn.action_ids)].tolist()))
-
-    return [
-        replace(
-            group,
-            trajectories=tuple(
-                replace(trajectory, turns=tuple(recorded(trajectory, turn) for turn in trajectory.turns))
-                for trajectory in group.trajectories
-            ),
-        )
-        for group in groups
-    ]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -379,61 +357,3 @@ def test_a_correction_compares_stale_tokens_with_the_policy_before_the_update(ma
     learner.update(groups)
     stale = learner.update(groups).metrics
     assert stale["first_ratio_deviation"] < 1e-5 and stale["logprob_gap"] > 1e-3 and stale["trust"] != 1
-
-
-def moved(model: Any, update: Callable[[], Update]) -> tuple[bool, Update]:
-    before = digest(model)
-    done = update()
-    return digest(model) != before, done
-
-
-def test_what_is_rejected_whole_moves_nothing_and_says_why(make: Any) -> None:
-    model = make.model()
-    row = build_row("grpo", {"rejection.level": "trajectory"})
-    learner = learner_of(model, row)
-    assert moved(model, lambda: learner.update(sampled(model, make.random_groups(0), 0.7)))[0], "it has momentum now"
-    changed, update = moved(model, lambda: learner.update(make.random_groups(1)))  # recorded by nobody's policy
-    assert not changed and update.metrics.get("trust", 0.0) == 0
-    assert {fate.reason for fate in update.fates if fate.reason != "zero variance"} == {REJECTED}
-
-
-def test_imitation_without_anything_to_imitate_moves_nothing(make: Any) -> None:
-    model = make.model()
-    learner = learner_of(model, build_row("grpo", {"imitation": 0.1, "filters.zero_variance": "none"}))
-    learner.update(make.random_groups(0))
-    turns = make.chain(([1], [2]))
-    lost = make.groups(*(make.trajectory(turns, {"score": 0.0}, member=member) for member in range(3)))
-    changed, update = moved(model, lambda: learner.update(lost))
-    assert not changed and {fate.reason for fate in update.fates} == {NO_ADVANTAGE}
-
-
-def test_an_attempt_out_of_turns_is_compared_with_and_not_learned_from(make: Any) -> None:
-    turns = make.chain(([1], [2]))
-    cut = make.trajectory(turns, {"score": 0.0}, member=1, status=Status.OUT_OF_TURNS, truncated=True)
-    group = make.groups(make.trajectory(turns, {"score": 1.0}), cut)
-    model = make.model()
-    changed, update = moved(model, lambda: learner_of(model, "dapo").update(group))
-    assert changed, "one success and one cut failure teach something"
-    assert {fate.attempt.member: (fate.fate, fate.reason) for fate in update.fates} == {
-        0: ("trained", None),
-        1: ("dropped", "overlong"),
-    }
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (lambda batch: batch.returns, "give one per token"),
-        (lambda batch: batch.token_rewards / 0, "a number that is not finite"),
-    ],
-)
-def test_an_advantage_of_a_user_that_is_none_is_told_in_a_line(given: Any, said: str, make: Any) -> None:
-    class Mine(Advantage):
-        formula = "mine"
-
-        def estimate(self, batch: Any, signals: Any) -> Estimate:
-            return Estimate(given(batch))
-
-    learner = learner_of(make.model(), Row(name="mine", advantage=Mine()))
-    with pytest.raises(InvalidInput, match=said):
-        learner.update(make.random_groups(0))
