@@ -21,8 +21,8 @@ $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	touch $@
 
-test: $(INSTALLED_DEV)  ## every test
-	$(BIN)/python -m pytest
+test: $(INSTALLED_DEV)  ## every test; says which are skipped for want of bubblewrap (apt-get install bubblewrap libseccomp2)
+	$(BIN)/python -m pytest -rs
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .

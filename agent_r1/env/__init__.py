@@ -2,6 +2,8 @@
 
 from agent_r1.env.feedback import INVALID_CALLS, Fault
 from agent_r1.env.naive_rag import NaiveRag
+from agent_r1.env.python_tool import python_tool
+from agent_r1.env.resources import Opener, Resources
 from agent_r1.env.rewards import exact_match, f1, final_answer, gated_exact_match, sub_match
 from agent_r1.env.scoring import FunctionScorer
 from agent_r1.env.toolenv import ToolEnv
@@ -12,12 +14,15 @@ __all__ = [
     "Fault",
     "FunctionScorer",
     "NaiveRag",
+    "Opener",
+    "Resources",
     "Tool",
     "ToolEnv",
     "exact_match",
     "f1",
     "final_answer",
     "gated_exact_match",
+    "python_tool",
     "sub_match",
     "tool",
 ]

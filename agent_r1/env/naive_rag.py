@@ -9,6 +9,7 @@ from agent_r1.core.messages import Action, Message, Text, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.world import Context, Transition
 from agent_r1.env.feedback import shown
+from agent_r1.env.signature import in_words
 from agent_r1.env.toolenv import MAX_OUTPUT, opening
 from agent_r1.env.tools import Tool
 
@@ -31,11 +32,9 @@ class NaiveRag:
     tools: tuple[ToolSpec, ...] = ()
 
     def __init__(self, retrieve: Tool, *, system: str | None = None, max_output: int = MAX_OUTPUT) -> None:
-        expected = retrieve.signature.expected()
         if list(retrieve.spec.parameters.get("required", ())) != ["query"]:
-            raise InvalidInput(
-                f"tool {retrieve.spec.name!r}", got=f"the arguments {expected}", do="let it need query only"
-            )
+            got = f"the arguments {in_words(retrieve.spec.parameters)}"
+            raise InvalidInput(f"tool {retrieve.spec.name!r}", got=got, do="let it need query only")
         self._retrieve, self._system, self._max_output = retrieve, system, max_output
 
     async def open(self, task: Task, context: Context) -> OneTurn:

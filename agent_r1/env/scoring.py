@@ -14,13 +14,13 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Rewards, Trajectory
+from agent_r1.core.trajectory import Rewards, RewardValue, Trajectory
 from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
 
 _log = logging.getLogger(__name__)
 
 RewardFunction = Callable[[Trajectory, Task], Any]
-"""Gives (or, async, promises) a number, or a mapping of names to numbers."""
+"""Gives (or, async, promises) a number, a tuple with one for each turn, or a mapping of names to these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class FunctionScorer:
 
     async def _rewards(self, trajectory: Trajectory, task: Task) -> Rewards:
         runs = (run(partial(function, trajectory, task), self.timeout) for function in self.functions.values())
-        rewards: dict[str, float | None] = {}
+        rewards: dict[str, RewardValue] = {}
         for name, outcome in zip(self.functions, await asyncio.gather(*runs), strict=True):
             for key, value in _values(name, outcome).items():
                 score = _Unscored("two functions give it") if key in rewards else _score(value)
@@ -86,7 +86,15 @@ def _values(name: str, outcome: Outcome) -> Mapping[str, object]:
             return {name: _Unscored(f"it took longer than {seconds:g} seconds")}
 
 
-def _score(value: object) -> float | _Unscored:
+def _score(value: object) -> float | tuple[float, ...] | _Unscored:
+    if isinstance(value, tuple):
+        scores = [_number(item) for item in value]
+        unscored = next((score for score in scores if isinstance(score, _Unscored)), None)
+        return unscored or tuple(score for score in scores if not isinstance(score, _Unscored))
+    return _number(value)
+
+
+def _number(value: object) -> float | _Unscored:
     if isinstance(value, _Unscored):
         return value
     if not isinstance(value, Real):

@@ -1,6 +1,7 @@
 """The parameters of a tool's function: as a JSON schema for the policy, and as a check of what it sends.
 
-Parameters annotated with ``Task`` or ``Context`` are filled in from the running episode and are not in the schema.
+Parameters annotated with ``Task``, ``Context`` or ``Resources`` are filled in from the running episode and are not in
+the schema.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -18,6 +19,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.world import Context
 from agent_r1.env.docstring import Docstring
+from agent_r1.env.resources import Resources
 
 _FAULTS_TOLD = 5  # of many wrong arguments, so many are explained
 
@@ -29,9 +31,19 @@ class Invalid:
     reason: str
 
 
+class Signature(Protocol):
+    """What a tool takes: a check of the arguments that a policy sends."""
+
+    def bind(
+        self, arguments: Mapping[str, Any], task: Task, context: Context, resources: Resources
+    ) -> dict[str, Any] | Invalid:
+        """The keywords to call the tool's function with."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """What a tool's function takes.
+class FunctionSignature:
+    """What a typed function takes.
 
     ``model`` has one field per parameter of the schema, in order: its alias is the parameter's name,
     so that a parameter may have any name. ``names`` are those names, ``injected`` the other parameters.
@@ -42,30 +54,37 @@ class Signature:
     injected: Mapping[str, type]
     schema: Mapping[str, Any]
 
-    def bind(self, arguments: Mapping[str, Any], task: Task, context: Context) -> dict[str, Any] | Invalid:
+    def bind(
+        self, arguments: Mapping[str, Any], task: Task, context: Context, resources: Resources
+    ) -> dict[str, Any] | Invalid:
         """The keywords to call the function with: checked, converted where that is safe ("3" to 3), with defaults."""
         try:
             fields = self.model.model_validate(dict(arguments))
         except ValidationError as error:
-            return Invalid(f"{_faults(error)}. Expected: {self.expected()}")
+            return Invalid(f"{_faults(error)}. Expected: {in_words(self.schema)}")
         except Exception as error:  # a validator of the user's own types may raise anything
-            return Invalid(f"{type(error).__name__}. Expected: {self.expected()}")
+            return Invalid(f"{type(error).__name__}. Expected: {in_words(self.schema)}")
         keywords = {name: value for name, (_, value) in zip(self.names, fields, strict=True)}
-        return keywords | {name: task if kind is Task else context for name, kind in self.injected.items()}
-
-    def expected(self) -> str:
-        """The parameters in words, e.g. ``query (string), k (integer, optional)``."""
-        required = self.schema.get("required", ())
-        return (
-            ", ".join(
-                f"{name} ({_kind(schema)}{'' if name in required else ', optional'})"
-                for name, schema in self.schema["properties"].items()
-            )
-            or "no arguments"
-        )
+        given: dict[type, Any] = {Task: task, Context: context, Resources: resources}
+        return keywords | {name: given[kind] for name, kind in self.injected.items()}
 
 
-def read_signature(function: Callable[..., Any], docs: Docstring) -> Signature:
+def in_words(schema: Mapping[str, Any]) -> str:
+    """The parameters of an object's JSON schema in words.
+
+    Example:
+        >>> in_words({"properties": {"query": {"type": "string"}, "k": {"type": "integer"}}, "required": ["query"]})
+        'query (string), k (integer, optional)'
+    """
+    required = schema.get("required", ())
+    described = (
+        f"{name} ({_kind(kind)}{'' if name in required else ', optional'})"
+        for name, kind in schema.get("properties", {}).items()
+    )
+    return ", ".join(described) or "no arguments"
+
+
+def read_signature(function: Callable[..., Any], docs: Docstring) -> FunctionSignature:
     """Derive the signature from annotations, defaults and the docstring. Raises InvalidInput where that cannot be."""
     hints = _hints(function)
     parameters = {
@@ -74,7 +93,7 @@ def read_signature(function: Callable[..., Any], docs: Docstring) -> Signature:
     unknown = sorted(docs.arguments.keys() - parameters.keys())
     if unknown:
         raise _bad(function, f"a docstring that explains {', '.join(unknown)}", "explain only arguments that exist")
-    injected = {name: hints[name] for name in parameters if hints[name] in (Task, Context)}
+    injected = {name: hints[name] for name in parameters if hints[name] in (Task, Context, Resources)}
     names = tuple(name for name in parameters if name not in injected)
     fields: dict[str, Any] = {
         f"p{index}": _field(name, hints[name], parameters[name].default, docs.arguments.get(name))
@@ -83,7 +102,7 @@ def read_signature(function: Callable[..., Any], docs: Docstring) -> Signature:
     try:
         config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
         model = create_model("Arguments", __config__=config, **fields)
-        return Signature(model, names, injected, _schema(model))
+        return FunctionSignature(model, names, injected, _schema(model))
     except PydanticUserError as error:
         reason = str(error).splitlines()[0]
         raise _bad(

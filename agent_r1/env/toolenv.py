@@ -14,6 +14,7 @@ from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.trajectory import Scorer
 from agent_r1.core.world import Context, Transition
 from agent_r1.env.feedback import malformed_call, shown, unknown_tool
+from agent_r1.env.resources import Resources
 from agent_r1.env.running import DEFAULT_TIMEOUT
 from agent_r1.env.scoring import FunctionScorer, RewardFunction, named
 from agent_r1.env.tools import Tool, tool
@@ -76,17 +77,18 @@ class ToolEnv:
         self.turn_rewards, self.call_rewards = turn_rewards, call_rewards
 
     async def open(self, task: Task, context: Context) -> ToolEpisode:
-        return ToolEpisode(self, task, context, opening(task, self.system))
+        return ToolEpisode(self, task, context, opening(task, self.system), Resources(task, context))
 
 
 @dataclass(slots=True)
 class ToolEpisode:
-    """One attempt in a ToolEnv. ``taken`` counts the actions so far."""
+    """One attempt in a ToolEnv. ``resources`` are what its tools hold, ``taken`` counts the actions so far."""
 
     env: ToolEnv
     task: Task
     context: Context
     start: tuple[Message, ...]
+    resources: Resources
     taken: int = field(default=0, init=False)
 
     async def step(self, action: Action) -> Transition:
@@ -104,7 +106,8 @@ class ToolEpisode:
         return Transition(messages, rewards, results=results, call_rewards=call_rewards)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Close what the tools opened for this episode."""
+        await self.resources.close()
 
     async def _run(self, call: Call) -> ToolResult:
         return shown(await self._result(call), self.env.max_output)
@@ -115,7 +118,7 @@ class ToolEpisode:
         tool = self.env.by_name.get(call.name)
         if tool is None:
             return unknown_tool(call.name, tuple(self.env.by_name))
-        return await tool.run(call.arguments, self.task, self.context, self.env.timeout)
+        return await tool.run(call.arguments, self.task, self.context, self.env.timeout, self.resources)
 
     def _turn_rewards(self, action: Action, results: tuple[ToolResult, ...]) -> Mapping[str, float]:
         if self.env.turn_rewards is None:

@@ -18,6 +18,7 @@ from agent_r1.core.world import Context
 from agent_r1.env.coalesce import BatchFunction, Coalescer
 from agent_r1.env.docstring import read_docstring
 from agent_r1.env.feedback import Fault, failed
+from agent_r1.env.resources import Resources
 from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
 from agent_r1.env.signature import Invalid, Signature, read_signature
 
@@ -39,22 +40,37 @@ class Tool:
     coalescer: Coalescer | None = None
 
     async def run(
-        self, arguments: Mapping[str, Any], task: Task, context: Context, default_timeout: float = DEFAULT_TIMEOUT
+        self,
+        arguments: Mapping[str, Any],
+        task: Task,
+        context: Context,
+        default_timeout: float = DEFAULT_TIMEOUT,
+        resources: Resources | None = None,
     ) -> ToolResult:
-        """Run one call. What goes wrong is a result whose text tells the agent; only cancellation passes through."""
+        """Run one call. What goes wrong is a result whose text tells the agent; only cancellation passes through.
+
+        ``resources`` are those of the episode; without any, the call has its own and closes them.
+        """
         started = time.monotonic()
-        result = await self._result(arguments, task, context, self.timeout or default_timeout)
+        held = Resources(task, context) if resources is None else resources
+        try:
+            result = await self._result(arguments, task, context, self.timeout or default_timeout, held)
+        finally:
+            if resources is None:
+                await held.close()
         return replace(result, seconds=time.monotonic() - started)
 
-    async def _result(self, arguments: Mapping[str, Any], task: Task, context: Context, timeout: float) -> ToolResult:
-        keywords = self.signature.bind(arguments, task, context)
+    async def _result(
+        self, arguments: Mapping[str, Any], task: Task, context: Context, timeout: float, resources: Resources
+    ) -> ToolResult:
+        keywords = self.signature.bind(arguments, task, context, resources)
         if isinstance(keywords, Invalid):
             return failed(Fault.INVALID_ARGUMENTS, f"{self.spec.name} was not run. Wrong arguments: {keywords.reason}.")
         if self.coalescer is not None:
             outcome = await self.coalescer.run(keywords, context.attempt.order, timeout)
         else:
             outcome = await run(partial(self.function, **keywords), timeout)
-        return _reported(self.spec.name, outcome)
+        return reported(self.spec.name, outcome)
 
 
 @overload
@@ -74,8 +90,8 @@ def tool(
     """Turn a typed function with a docstring into a tool. Use it as ``@tool`` or ``@tool(name=..., ...)``.
 
     The docstring's text up to ``Args:`` describes the tool, its entries the arguments (Google style).
-    Parameters annotated with ``Task`` or ``Context`` get those of the running episode; the policy does not
-    see them. The function may be sync (it runs in a thread) or async, and returns text, a value that JSON
+    Parameters annotated with ``Task``, ``Context`` or ``Resources`` get those of the running episode; the policy
+    does not see them. The function may be sync (it runs in a thread) or async, and returns text, a value that JSON
     can hold, or a ToolResult. What it raises is told to the agent.
 
     Args:
@@ -124,7 +140,8 @@ def _build(function: Callable[..., Any], name: str | None, timeout: float | None
     return Tool(spec, function, signature, timeout, None if batch is None else Coalescer(batch))
 
 
-def _reported(name: str, outcome: Outcome) -> ToolResult:
+def reported(name: str, outcome: Outcome) -> ToolResult:
+    """What running the tool ``name`` came to, as its result."""
     match outcome:
         case Returned(value=ToolResult() as result) if _well_formed(result):
             return result

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from agent_r1.core.attempt import Attempt
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Call, Message
 from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.world import Context
+from agent_r1.env.sandbox import Limits, Sandbox, SandboxConfig
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +50,14 @@ def attempt_of() -> Callable[..., Trajectory]:
 def call() -> Callable[..., Call]:
     """A well-formed call with an id."""
     return lambda name, id="c0", /, **arguments: Call(id, name, arguments, "")
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Sandbox:
+    """The default level, small limits. Where this machine cannot have it the test is skipped; a hole is no excuse."""
+    try:
+        return Sandbox(SandboxConfig(limits=Limits(seconds=5, memory=2**28, disk=2**20, output=1000)))
+    except InvalidInput as refusal:
+        if "does not hold" in str(refusal):
+            raise
+        pytest.skip(str(refusal))

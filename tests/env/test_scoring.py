@@ -137,3 +137,15 @@ def expected(value: Any) -> float | None:
         return float(value) if isinstance(value, int | float) and math.isfinite(float(value)) else None
     except OverflowError:
         return None
+
+
+def test_a_reward_for_each_turn_is_a_tuple_and_one_bad_number_unscores_it(attempt_of, says, task):
+    def by_turn(trajectory, task):
+        return (0.5, 1)
+
+    def broken(trajectory, task):
+        return (0.5, float("nan"))
+
+    scorer = FunctionScorer({"by_turn": by_turn, "broken": broken})
+    (rewards,) = asyncio.run(scorer.score([attempt_of((says("a"), ()), (says("b"), ()))], task))
+    assert rewards == {"by_turn": (0.5, 1.0), "broken": None}

@@ -1,0 +1,141 @@
+"""reasoning-gym's procedural datasets (https://github.com/open-thought/reasoning-gym): tasks, and their own scorers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.env.adapters.packages import package
+from agent_r1.env.adapters.processes import Process, start, value_of
+from agent_r1.env.rewards import final_answer
+
+SCORE_SECONDS = 10.0
+"""What scoring one answer may take."""
+
+_INSTRUCTION = "Give the answer alone between <answer> and </answer>."
+_RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr)\(")
+_REPEATS = 20  # a dataset that gives the same question so often has no more
+
+
+def reasoning_gym_tasks(
+    dataset: str,
+    train: int,
+    test: int = 0,
+    seed: int = 0,
+    *,
+    options: Mapping[str, Any] | None = None,
+    instruction: str = _INSTRUCTION,
+    run_answers: bool = False,
+) -> list[Task]:
+    """Tasks of a dataset: ``train`` of them in the split train and ``test`` in the split test, all different questions.
+
+    One draw serves both splits, because the datasets of two seeds that lie near each other share most questions.
+
+    Args:
+        dataset: its name, e.g. ``chain_sum``.
+        train: tasks to train on.
+        test: tasks to evaluate on.
+        seed: of the draw.
+        options: of the dataset, e.g. ``{"max_terms": 2}``.
+        instruction: the system message; it must ask for the tags that :func:`reasoning_gym_score` reads.
+        run_answers: some scorers run an answer as Python (``countdown``, ``n_queens``); such a dataset is refused
+            unless this says that what the policy writes may be run here, outside a sandbox.
+
+    Raises:
+        InvalidInput: reasoning-gym is not installed, has no such dataset, or it has too few different questions.
+    """
+    options = dict(options or {})
+    made = _dataset(dataset, options | {"seed": seed, "size": _REPEATS * (train + test)})
+    if not run_answers and _RUNS_CODE.search(inspect.getsource(made.score_answer)):
+        do = "choose another, or set run_answers=True where what the policy writes may be run on this machine"
+        raise InvalidInput(f"dataset {dataset!r}", got="a scorer that runs answers as Python", do=do)
+    messages = (Message.system(instruction),) if instruction else ()
+    tasks = [
+        Task(
+            f"{dataset}/{place}",
+            (*messages, Message.user(entry["question"])),
+            {"dataset": dataset, "options": options, "entry": entry},
+            "train" if number < train else "test",
+        )
+        for number, (place, entry) in zip(range(train + test), _different(made), strict=False)
+    ]
+    if len(tasks) < train + test:
+        raise InvalidInput(f"dataset {dataset!r}", got=f"only {len(tasks)} different questions", do="ask for fewer")
+    return tasks
+
+
+def _different(made: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Place and entry of each question that was not there before."""
+    seen: set[str] = set()
+    for place in range(len(made)):
+        entry = made[place]
+        if entry["question"] not in seen:
+            seen.add(entry["question"])
+            yield place, entry
+
+
+def _dataset(name: str, options: dict[str, Any]) -> Any:
+    reasoning_gym = package("reasoning_gym", extra="reasoning-gym")
+    try:
+        return reasoning_gym.create_dataset(name, **options)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise InvalidInput(f"dataset {name!r}", got=str(error), do="see the datasets of reasoning-gym") from error
+
+
+async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
+    """What the dataset's own scorer gives the final answer, in 0..1; 0.0 where there is no answer.
+
+    It is computed in another process, which is killed where that takes too long. Raises AgentR1Error then, so that
+    the attempt counts as not scored.
+    """
+    answer = final_answer(trajectory)
+    if answer is None:
+        return 0.0
+    data = task.data
+    return await _judges().score(data["dataset"], data["options"], answer, data["entry"])
+
+
+class Judge:
+    """The scorers of all datasets, in a process of their own."""
+
+    def score(self, dataset: str, options: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
+        return float(_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))
+
+
+class _Judges:
+    """Judges of one event loop: as many as there are cores, kept as long as they answer."""
+
+    def __init__(self) -> None:
+        self._free: list[Process] = []
+        self._places = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def score(self, *case: Any) -> float:
+        async with self._places:
+            judge = self._free.pop() if self._free else await self._new()
+            try:
+                outcome = await judge.call("score", *case, timeout=SCORE_SECONDS)
+            except BaseException:
+                await judge.end()
+                raise
+            if judge.alive:
+                self._free.append(judge)
+            return float(value_of(outcome, "scoring"))
+
+    async def _new(self) -> Process:
+        return await start("reasoning_gym", f"{__name__}:Judge", {}, SCORE_SECONDS)
+
+
+_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Judges] = WeakKeyDictionary()
+
+
+def _judges() -> _Judges:
+    return _of_loop.setdefault(asyncio.get_running_loop(), _Judges())

@@ -1,0 +1,130 @@
+"""The process that runs a program: gives up its rights, then runs what it is sent and reports how that ended.
+
+    python worker.py CONTROL UID LIMITS        e.g. worker.py 5 2000000001 RLIMIT_AS=536870912,RLIMIT_CORE=0
+
+A request on the socket CONTROL is a kind (c: a cell, whose last expression is shown; p: a whole program), the
+length of a source text in 8 bytes, and the text. A report is a letter (r: ready, o: ok, e: raised, m: out of
+memory), a length in 4 bytes, and what to say of it. UID "-" keeps the user. Few imports: each call may pay for them.
+"""
+
+import _ast
+import os
+import resource
+import sys
+
+LONGEST = 8000  # characters of an error
+
+
+def confine(uid: str, limits: str) -> None:
+    """Before any byte that somebody else wrote is looked at."""
+    for limit in filter(None, limits.split(",")):
+        name, _, value = limit.partition("=")
+        soft, hard = int(value), resource.getrlimit(resource.__dict__[name])[1]
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        resource.setrlimit(resource.__dict__[name], (soft, soft + (name == "RLIMIT_CPU" and soft != hard)))
+    if uid != "-":
+        os.setgroups([])
+        os.setresgid(int(uid), int(uid), int(uid))
+        os.setresuid(int(uid), int(uid), int(uid))
+
+
+def receive(control: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = os.read(control, min(size - len(data), 1 << 20))
+        if not more:
+            os._exit(0)  # nobody wants anything any more
+        data += more
+    return data
+
+
+def report(control: int, letter: bytes, text: str = "") -> None:
+    data = text[-LONGEST:].encode("utf-8", "replace")
+    data = letter + len(data).to_bytes(4, "little") + data
+    while data:
+        data = data[os.write(control, data) :]
+
+
+def run_cell(source: str, name: str, names: dict) -> None:
+    tree: _ast.Module = compile(source, name, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
+    shown = _ast.Interactive([tree.body.pop()]) if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+    exec(compile(tree, name, "exec", dont_inherit=True), names)
+    if shown is not None:
+        exec(compile(shown, name, "single", dont_inherit=True), names)
+
+
+def run_program(source: str, name: str, names: dict) -> None:
+    exec(compile(source, name, "exec", dont_inherit=True), names)
+
+
+def end_program() -> None:
+    """What Python itself does at the end of a program: wait for its threads, call its exit functions."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._run_exitfuncs()
+
+
+def told(error: BaseException, source: str, name: str) -> str:
+    """The traceback as Python prints it, without the frames of this file."""
+    import linecache
+    import traceback
+
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def attempt(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
+    """The letter and the text to report."""
+    try:
+        try:
+            run_program(source, name, names) if kind == b"p" else run_cell(source, name, names)
+        finally:
+            if kind == b"p":
+                end_program()
+    except SystemExit as error:
+        if error.code is None or error.code == 0:
+            return b"o", ""
+        return b"e", f"SystemExit: {error.code}"
+    except MemoryError:
+        return b"m", "MemoryError"
+    except BaseException as error:
+        try:
+            return b"e", told(error, source, name)
+        except BaseException:
+            return b"e", type(error).__name__
+    return b"o", ""
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            stream.flush()  # type: ignore[union-attr]
+        except BaseException:  # closed, replaced or broken by the program: its own loss
+            continue
+
+
+def main() -> None:
+    control, uid, limits = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    os.set_inheritable(control, False)
+    confine(uid, limits)
+    module = type(sys)("__main__")
+    sys.modules["__main__"], sys.argv = module, ["main.py"]
+    report(control, b"r")
+    me, count = os.getpid(), 0
+    while True:
+        kind = receive(control, 1)
+        source = receive(control, int.from_bytes(receive(control, 8), "little")).decode("utf-8", "replace")
+        count += 1
+        name = "main.py" if kind == b"p" else f"<cell {count}>"
+        letter, text = attempt(kind, source, name, module.__dict__)
+        flush()
+        if os.getpid() != me:
+            os._exit(0)  # a child that the program forked and that ran past its end
+        report(control, letter, text)
+
+
+main()

@@ -1,0 +1,81 @@
+"""Where code that a model wrote runs: :class:`Sandbox`, whose existence means that its level holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from agent_r1.env.sandbox.config import Limits, SandboxConfig
+from agent_r1.env.sandbox.interpreter import Interpreter
+from agent_r1.env.sandbox.judge import judge
+from agent_r1.env.sandbox.layers import Jail
+from agent_r1.env.sandbox.outcome import Outcome, Verdict
+from agent_r1.env.sandbox.process import start
+from agent_r1.env.sandbox.selftest import layers_in_force
+from agent_r1.env.sandbox.turns import turn
+
+_log = logging.getLogger(__name__)
+
+
+class Sandbox:
+    """Runs Python programs that nobody trusts. Nothing they do raises here: what happened is a value.
+
+    Making one tries, once per process and level, what the level forbids (about a second on a busy machine).
+
+    Args:
+        config: level, limits and packages; ``SandboxConfig(level="none")`` runs programs with your own rights.
+
+    Raises:
+        InvalidInput: the level does not hold on this machine: what is missing, and what to do.
+
+    Example:
+        sandbox = Sandbox()
+        outcome = await sandbox.run("print(int(input()) * 2)", stdin="21")
+        outcome.ok, outcome.stdout.text            # (True, "42\\n")
+        await sandbox.judge("def f(x): return x + 1", "assert f(1) == 2", calls=("f",))    # Verdict(True)
+    """
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        self.config = config or SandboxConfig()
+        self._layers = layers_in_force(self.config)
+        if self.config.level == "none":
+            _log.warning("sandbox 'none': programs written by a model run with your rights, files and network")
+
+    @property
+    def in_force(self) -> str:
+        """The level and its layers, for the record of a run."""
+        return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
+
+    async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> Outcome:
+        """Run a whole program in a fresh process: ``stdin`` is all that it can read, then comes end of file."""
+        given = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
+        async with turn():
+            process = await start(self._jail(limits), given)
+            if isinstance(process, Outcome):
+                return process
+            try:
+                return await process.call("program", source)
+            finally:
+                await process.close()
+
+    async def judge(
+        self, candidate: str, tests: str, *, calls: Sequence[str], setup: str = "", limits: Limits | None = None
+    ) -> Verdict:
+        """Whether a candidate's functions pass tests, found out where the candidate cannot reach.
+
+        Args:
+            candidate: source that defines functions, written by whoever is judged.
+            tests: source with assertions, written by whoever is trusted; it may call what ``calls`` names.
+            calls: names that the candidate has to define. In the tests they stand for functions that run in the
+                candidate's process; arguments and results travel as plain data.
+            setup: trusted source to run before the tests, in their process.
+        """
+        async with turn():
+            return await judge(self._jail(limits), candidate, tests, calls, setup)
+
+    def interpreter(self, limits: Limits | None = None) -> Interpreter:
+        """A Python that keeps its variables between calls. It has to be closed."""
+        return Interpreter(self._jail(limits))
+
+    def _jail(self, limits: Limits | None) -> Jail:
+        return Jail(self._layers, limits or self.config.limits, self.config.packages)

@@ -1,0 +1,68 @@
+"""A server of the Model Context Protocol for tests: over stdio, or over HTTP on the port given."""
+
+import os
+import sys
+import time
+
+from mcp.server.mcpserver import Image, MCPServer
+
+server = MCPServer("tests")
+counted = {"calls": 0}
+
+
+@server.tool()
+def count() -> int:
+    """Count the calls that this server got."""
+    counted["calls"] += 1
+    return counted["calls"]
+
+
+@server.tool()
+def add(a: int, b: int = 1) -> dict[str, int]:
+    """Add two numbers."""
+    return {"sum": a + b}
+
+
+@server.tool()
+def raises() -> str:
+    """Raise."""
+    raise ValueError("no such page")
+
+
+@server.tool()
+def dies() -> str:
+    """End the server."""
+    print("out of memory", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+@server.tool()
+def hangs() -> str:
+    """Never answer."""
+    time.sleep(1000)
+    return ""
+
+
+@server.tool()
+def floods() -> str:
+    """Answer with a megabyte."""
+    return "x" * 1_000_000
+
+
+@server.tool(name="the.environment")
+def environment() -> dict[str, str]:
+    """Tell the process and the seed."""
+    return {"pid": str(os.getpid()), "seed": os.environ.get("AGENT_R1_SEED", "none")}
+
+
+@server.tool()
+def picture() -> Image:
+    """Show a picture."""
+    return Image(data=b"abc", format="png")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    else:
+        server.run()
