@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 
-.PHONY: demo install test check format bench rows controls paper tiny-base clean
+.PHONY: demo install test check format bench rows faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -38,6 +38,9 @@ bench: $(INSTALLED)  ## speed of acting and learning, in one run
 
 rows: $(INSTALLED)  ## every algorithm on a micro-world
 	$(BIN)/python benchmarks/rows.py
+
+faults: $(INSTALLED)  ## kills and failures on purpose, and what had to hold
+	$(BIN)/python benchmarks/faults --jobs 2
 
 paper: $(INSTALLED_DEV)  ## the paper's tables in miniature, over three seeds
 	$(BIN)/agent-r1 paper --seeds 3 --jobs 2

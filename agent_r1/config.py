@@ -214,8 +214,9 @@ def _literal(text: str) -> Any:
 def _explained(error: ValidationError, places: Mapping[str, str]) -> InvalidInput:
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
-    # An item of a list stands under the list's key.
-    where = next((places[known] for known in (key, key.rpartition(".")[0]) if known in places), None)
+    # An item of a list stands under the list's key; what is wrong with several settings together, above them.
+    below = (known for known in places if known.startswith(f"{key}."))
+    where = next((places[known] for known in (key, key.rpartition(".")[0], *below) if known in places), None)
     if first["type"] == "missing" and where is None:
         return InvalidInput(key, got="nothing", do=f"give it, as --{key} or in a configuration file")
     if first["type"] == "missing":

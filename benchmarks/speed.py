@@ -7,7 +7,8 @@ conversation again at every turn, through the same agent loop and prompts. On Ti
 of about nine tokens); and on episodes of exactly three turns with actions of up to 32 tokens, by the same architecture
 with random weights (which hardly ever stops by itself), shown a short or a long page after each.
 Learning: tokens per second of the learner on the trajectories just collected, against the same update on one
-padded batch. Then the seconds of a training step by phase, and the peak memory of the process.
+padded batch. Then the seconds of a training step by phase, what the doctor of a run costs in it, and the peak memory of
+the process.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -37,15 +42,18 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
 from agent_r1.core.world import Context, Env, Transition, World
 from agent_r1.learn.choose import build_row
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Update
+from agent_r1.model.digest import digest
 from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.store.reader import RunReader
 from agent_r1.tasks import build
+from agent_r1.train import loop, run
 from agent_r1.train.config import TrainConfig
+from agent_r1.train.doctor.doctor import Doctor
+from agent_r1.train.doctor.state import DoctorState
 from agent_r1.train.evaluate import Method, attempts
 from agent_r1.train.prepare import Policy, limits_of, open_policy
-from agent_r1.train.report import Silence
-from agent_r1.train.run import train
+from agent_r1.train.report import Progress, Silence, StepReport
 
 GATHER_SECONDS = 0.02
 
@@ -74,6 +82,9 @@ class GenerateEngine:
 
     async def load(self, weights: Weights) -> None:
         raise EngineError("generate is measured with the weights it was made with")
+
+    async def digest(self) -> str:
+        return digest(self._model)
 
     async def release(self, session: str) -> None:
         return None
@@ -236,24 +247,113 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+class NoDoctor:
+    """Looks at nothing, in place of a run's doctor."""
+
+    def __init__(self, *_: Any) -> None:
+        return None
+
+    def restore(self, state: DoctorState) -> None:
+        return None
+
+    def state(self) -> DoctorState:
+        return DoctorState()
+
+    def receive(self, group: Group) -> None:
+        return None
+
+    async def examine(self, update: Update) -> tuple[()]:
+        return ()
+
+    async def tell(self, findings: tuple[()]) -> None:
+        return None
+
+
+class Marks(Silence):
+    """Notes the CPU time of the process, all threads, after each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def stepped(self, report: StepReport) -> None:
+        self.seconds.append(time.process_time())
+
+
+def short_run(config: TrainConfig, world: World, steps: int, folder: Path, progress: Progress) -> None:
+    """A run of a few steps, and as little beside them as there can be."""
+    changes = {"run": str(folder), "steps": steps, "evaluate_n": 1, "evaluate_every": 0, "pass_k": 0}
+    run.train(config.model_copy(update=changes), world, progress)
+
+
 def phases(config: TrainConfig, world: World, steps: int) -> Table:
-    """Seconds per training step by phase, over a short run."""
+    """Seconds per training step by phase, over a short run whose first step warms up."""
     with tempfile.TemporaryDirectory() as folder:
-        changes = {
-            "run": str(Path(folder) / "bench"),
-            "steps": steps,
-            "evaluate_n": 1,
-            "evaluate_every": 0,
-            "pass_k": 0,
-        }
-        train(config.model_copy(update=changes), world, Silence())
-        reader = RunReader(Path(folder) / "bench")
-        measured = [step.values for step in reader.metrics()][1:]
-        reader.close()
+        short_run(config, world, steps, Path(folder) / "bench", Silence())
+        with closing(RunReader(Path(folder) / "bench")) as reader:
+            measured = [step.values for step in reader.metrics()][1:]
     table = Table("phase of a step", "seconds")
-    for phase in ("rollout", "update", "load", "keep"):
-        table.add_row(phase, f"{statistics.median(values[f'{phase}_seconds'] for values in measured):.3f}")
+    for phase in ("rollout", "update", "load", "doctor", "keep"):
+        table.add_row(phase, f"{statistics.median(values[f'{phase}_seconds'] for values in measured):.4f}")
     return table
+
+
+def cpu_seconds(config: TrainConfig, world: World, steps: int, doctor: bool) -> list[float]:
+    """CPU seconds of each step of a short run but the first, which warms up."""
+    marks = Marks()
+    with tempfile.TemporaryDirectory() as folder, nullcontext() if doctor else patch.object(loop, "Doctor", NoDoctor):
+        short_run(config, world, steps, Path(folder) / "bench", marks)
+    return [after - before for before, after in pairwise(marks.seconds)]
+
+
+def doctoring(config: TrainConfig, world: World, steps: int, repeat: int) -> Table:
+    """What the doctor of a run costs: CPU seconds of equal steps with and without it, in turns, and its own.
+
+    Runs of one seed take the same steps, so that each step has its pair. Others on the machine change the clock's
+    seconds, and these hardly.
+    """
+    own: list[float] = []
+    pairs: list[tuple[float, float]] = []
+    with (
+        patch.object(Doctor, "receive", timed(own, Doctor.receive)),
+        patch.object(Doctor, "examine", timed_async(own, Doctor.examine)),
+        patch.object(Doctor, "tell", timed_async(own, Doctor.tell)),
+    ):
+        for turn in range(repeat):
+            order = (True, False) if turn % 2 else (False, True)
+            seconds = {doctor: cpu_seconds(config, world, steps, doctor) for doctor in order}
+            pairs += zip(seconds[True], seconds[False], strict=True)
+    with_it = statistics.median(pair[0] for pair in pairs)
+    ratios = sorted(seconds / without for seconds, without in pairs)
+    share = sum(own) / (repeat * steps) / with_it
+    low, middle, high = (ratios[round(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
+    table = Table("doctor", "CPU seconds a step", "ratio", title=f"{len(pairs)} pairs of equal steps")
+    table.add_row("without", f"{statistics.median(pair[1] for pair in pairs):.4f}", "1.000")
+    table.add_row("with", f"{with_it:.4f}", f"{middle:.3f} (half of the pairs: {low:.3f} to {high:.3f})")
+    table.add_row("its own, of a step with it", f"{share * with_it:.4f}", f"{share:.4f}")
+    return table
+
+
+def timed(seconds: list[float], work: Callable[..., None]) -> Callable[..., None]:
+    """``work``, whose CPU seconds are noted down: those of its thread, as the engine's goes on meanwhile."""
+
+    def measured(*arguments: Any) -> None:
+        began = time.thread_time()
+        work(*arguments)
+        seconds.append(time.thread_time() - began)
+
+    return measured
+
+
+def timed_async(seconds: list[float], work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """``work``, whose CPU seconds are noted down, those of the threads it waits for too: nothing else runs then."""
+
+    async def measured(*arguments: Any) -> Any:
+        began = time.process_time()
+        result = await work(*arguments)
+        seconds.append(time.process_time() - began)
+        return result
+
+    return measured
 
 
 def main() -> None:
@@ -273,6 +373,7 @@ def main() -> None:
         console.print(acting(name, untrained, ThreeTurns(pages * PAGE), world, config, options.repeat)[0])
     console.print(learning(policy, config, groups, options.repeat))
     console.print(phases(config, world, options.steps))
+    console.print(doctoring(config, world, options.steps, options.repeat))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     console.print(
         f"threads {config.threads}, parameters {policy.model.num_parameters():,}, peak memory {peak:,.0f} MiB"

@@ -24,7 +24,7 @@ from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.tasks import build
 from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.train.clock import Clock
-from agent_r1.train.evaluate import Unrecorded
+from agent_r1.train.unrecorded import Unrecorded
 
 GROUPS, SIZE = 16, 16
 

@@ -1,5 +1,6 @@
 """What tests of checkpoints share: models of a few hundred weights, snapshots of them, and disks that fail."""
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.trajectory import Status
 from agent_r1.learn.learner import LearnerState
 from agent_r1.store.disk import Disk
 from agent_r1.train.checkpoint import Best, Position, Snapshot, copied
+from agent_r1.train.doctor.failures import BreakerState, Failed
+from agent_r1.train.doctor.state import DoctorState
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -24,7 +29,14 @@ def snapshot_of(step: int, model: PreTrainedModel, best: Best | None = None) -> 
     """A snapshot that differs from step to step."""
     tensors = {"optimizer.step": torch.tensor(float(step)), "critic.head": torch.full((4, 2), float(step))}
     weights = {name: tensor + step for name, tensor in copied(model).items()}
-    return Snapshot(Position(step, best), weights, LearnerState(tensors, {"step": step, "policy": f"digest {step}"}))
+    learner = LearnerState(tensors, {"step": step, "policy": f"digest {step}"})
+    return Snapshot(Position(step, best=best), weights, learner, doctor_of(step))
+
+
+def doctor_of(step: int) -> DoctorState:
+    """Of each kind of thing that a doctor remembers, something."""
+    failed = Failed(Attempt("run", "task", step, 1, 2), Status.REWARD_FAILED, "OSError: gone")
+    return DoctorState(step, BreakerState((None, failed)), (0.1 + 0.2, math.inf), {"logprob_gap": step})
 
 
 class Crash(BaseException):

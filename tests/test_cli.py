@@ -110,8 +110,17 @@ BAD_INPUT: dict[str, str] = {
     "paper --seed 3": "--seed: got 3 without --cell",
     "paper --cell grpo --seed 1 --seeds 2": "--seeds: got it and --cell; leave one out",
     "paper --seeds 0": "seeds (command line): got 0",
+    "train --resume": "resume: got no run; name the run to go on with, as --run NAME",
+    "train --resume --run nothing": "resume: got runs/nothing, which holds no run; leave resume out to begin one",
     "verify": "the following arguments are required: RUN",
     "verify nothing": "run: got runs/nothing, which holds no run.db; give the folder of a run",
+    "check tinywki": "task: got 'tinywki'; did you mean 'tinywiki'?",
+    "check agent.py": "solutions of agent: got none; give it some",
+    "check agent.py --corpus x.jsonl": "--corpus: got it and agent.py; leave one out",
+    "check tinywiki --n -1": "n (command line): got -1",
+    "play": "the following arguments are required: TASK",
+    "play tinywiki --number 400": "--number: got 400; give one below 400",
+    "play tinywiki --split style-z": "tinywiki split: got style-z",
     "verify . --digset": "unknown option: got --digset; the nearest that exists is --digest",
 }
 
@@ -179,6 +188,25 @@ def test_help_is_there_for_every_command(command: str, capsys: pytest.CaptureFix
 def test_tasks_are_listed(run) -> None:
     assert run("tasks").out.startswith("tinywiki ")
     assert "hotpotqa" in run("tasks", "--json").data["tasks"]
+
+
+SOLUTIONS = """
+from agent_r1.core.solution import Solution, Solutions, script
+def solutions(task):
+    right, wrong = (Solution("said", script(Message.assistant(f"<answer>{said}</answer>"))) for said in SAID)
+    return Solutions((right,), (wrong,), {"exact_match": 1.0})
+"""
+
+
+@pytest.mark.parametrize(("said", "code", "held"), [('task.data["answers"][0], "x"', 0, 5), ('"x", "y"', 1, 0)])
+def test_a_world_of_a_file_is_checked(said: str, code: int, held: int, run, here: Path) -> None:
+    (here / "agent.py").write_text(AGENT + SOLUTIONS.replace("SAID", f"({said})"))
+    ended = run("check", "agent.py", "--json", "--quiet")
+    assert (ended.code, ended.data["holds"], ended.data["gold"]) == (code, code == 0, {"played": 5, "held": held})
+    assert ended.data["wrong"] == {"played": 5, "held": 5} and len(ended.data["faults"]) == 5 - held
+    shown = run("check", "agent.py", "--quiet")
+    assert ("0, said: gold, but earned exact_match 0 of 1" in shown.out) == (code == 1)
+    assert len(shown.err.splitlines()) == code
 
 
 def test_algorithms_show_their_objective_and_numbers(run) -> None:
@@ -275,6 +303,28 @@ def test_a_run_is_evaluated_on_the_task_it_was_trained_on(run, here: Path, model
     assert "'nobody'" in run("eval", "--model", "demo", "--methods", "nobody").err
 
 
+def test_a_run_goes_on_where_it_stopped_by_the_settings_it_has(run, here: Path, model: str) -> None:
+    begun = run("train", "agent.py", "--model", model, "--steps", "2", "--run", "demo", *TINY)
+    assert begun.code == 0, begun.err
+    resuming = ["train", "agent.py", "--run", "demo", "--resume", "--quiet"]
+    for more, said in (
+        ([], "resume: got runs/demo, which is complete: it took its 2 steps; give more --steps to go on"),
+        (["--seed", "4"], "seed: got 4; leave it out: runs/demo goes on with 0"),
+        (["--row.epochs", "2"], "row.epochs: got 2; leave it out: runs/demo goes on with 1"),
+        (["--steps", "1"], "steps: got 1; give more than the 2 that runs/demo has"),
+    ):
+        refused = run(*resuming, *more)
+        assert (refused.code, refused.err.count("\n")) == (2, 1) and said in refused.err
+    again = run("train", "agent.py", "--model", model, "--run", "demo", "--quiet")
+    assert again.code == 2 and "which exists; give another --run, or --resume to go on with this one" in again.err
+    fileless = run(*[word for word in resuming if word != "agent.py"], "--steps", "3")
+    assert fileless.code == 2 and "FILE.py: got none; give the file that the run was started with" in fileless.err
+    ended = run(*resuming, "--steps", "3", "--json")
+    assert ended.code == 0 and (ended.data["run"], ended.data["steps"]) == ("runs/demo", 3), ended.err
+    proved = run("verify", "demo", "--json").data
+    assert proved["holds"] and (proved["lineages"], proved["steps"]) == (2, 3)
+
+
 def test_ctrl_c_ends_soon_and_leaves_a_readable_run(here: Path, model: str) -> None:
     arguments = ["train", "agent.py", "--model", model, "--steps", "1000000", "--run", "demo", *TINY[:-1]]
     command = [sys.executable, "-m", "agent_r1.cli", *arguments]
@@ -288,10 +338,13 @@ def test_ctrl_c_ends_soon_and_leaves_a_readable_run(here: Path, model: str) -> N
         training.send_signal(signal.SIGINT)
         said = training.stderr.read()
     assert time.monotonic() - began < 5 and training.returncode == 130
-    assert said.splitlines()[-1] == "agent-r1: interrupted; a run that had begun stays readable in its folder"
+    assert (
+        said.splitlines()[-1]
+        == "agent-r1: interrupted; a run that had begun stays in its folder: --resume goes on with it"
+    )
     with closing(RunReader(here / "runs" / "demo")) as reader:
         assert len(list(reader.metrics())) >= 3 and len(list(reader.trajectories())) >= 3 * 4
-        assert [event.kind for event in reader.events()] == ["stopped"]
+        assert [event.kind for event in reader.events() if event.kind != "warning"] == ["stopped"]
 
 
 @tool
@@ -312,6 +365,10 @@ def test_python_is_a_door_too(model: str) -> None:
     env = ToolEnv([double], [exact_match], max_turns=2)
     report = agent_r1.train(env, TASKS, model=model, run="demo", progress=Silence(), **settings)
     assert (report.run, report.steps) == (Path("runs/demo"), 1) and report.table.cells["trained"]["train"].n == 5
+    more = agent_r1.train(env, TASKS, run="demo", progress=Silence(), resume=True, steps=2)
+    assert (more.run, more.steps) == (Path("runs/demo"), 2)
+    with pytest.raises(InvalidInput, match="algorithm: got ppo; leave it out: runs/demo goes on with grpo"):
+        agent_r1.train(env, TASKS, algorithm="ppo", run="demo", resume=True)
     with pytest.raises(
         InvalidInput, match=re.escape("(agent_r1.train): got 'stepz'; the nearest that exists is 'steps'")
     ):

@@ -14,6 +14,11 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Call, Message
 from agent_r1.core.world import Context
 from agent_r1.learn.rows import ROWS
+from agent_r1.tasks import WORLDS
+from agent_r1.train.check import check
+from agent_r1.train.config import CheckConfig
+from agent_r1.train.custom import world_of
+from agent_r1.train.report import Silence
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -96,3 +101,16 @@ def test_adding_an_algorithm_takes_one_file_of_forty_lines_which_the_documents_s
     example = (ROOT / "examples" / "own_algorithm.py").read_text()
     assert f"```python\n{example}```" in ALGORITHMS
     assert len(example.splitlines()) <= 40
+
+
+def test_the_solutions_that_the_documents_show_prove_the_example():
+    shown, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "worlds.md").read_text(), re.DOTALL)
+    names = runpy.run_path(str(ROOT / "examples" / "ten_lines.py"))
+    exec(shown, names)
+    world = world_of(names["env"], names["tasks"], "example", "", (), names["solutions"])
+    checked = check(CheckConfig(), world, Silence())
+    assert checked.holds and (checked.gold.played, checked.wrong.played) == (5, 10)
+
+
+def test_the_documents_name_every_world():
+    assert set(WORLDS) <= set(re.findall(r"`(\S+?)`", (ROOT / "docs" / "worlds.md").read_text().partition("\n## ")[0]))

@@ -52,6 +52,13 @@ def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):
     reader.close()
 
 
+def test_a_game_of_two_is_trained_from_both_sides():
+    command = [sys.executable, str(ROOT / "examples" / "self_play.py"), "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["step 1", "step 2"]
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
 def test_benchmarks_start(file):
     done = subprocess.run([sys.executable, str(file), "--help"], capture_output=True, text=True, timeout=120)

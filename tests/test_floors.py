@@ -21,7 +21,8 @@ SEES = {
     "tasks": {"core", "env", "retrieval", "config"},
     "train": {"core", "env", "store", "model", "rollout", "learn", "tasks", "retrieval", "config"},
     "config": {"core"},
-    "cli": {"core", "env", "store", "learn", "tasks", "retrieval", "train", "config"},
+    "commands": {"core", "env", "store", "learn", "tasks", "retrieval", "train", "config"},
+    "cli": {"core", "commands", "config"},
     "__init__": {"core", "env", "train", "tasks", "config"},
 }
 

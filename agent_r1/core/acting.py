@@ -75,6 +75,10 @@ class Engine(Protocol):
         """Use these weights from now on; caches of older weights are dropped."""
         ...
 
+    async def digest(self) -> str:
+        """The digest of the weights that it samples from, as they are where it computes: that of ``Weights.digest``."""
+        ...
+
     async def release(self, session: str) -> None:
         """Forget what is held for the session."""
         ...

@@ -3,6 +3,7 @@
     AgentR1Error
       InvalidInput      what a user gave cannot be used; the doors print one line and exit with 2
       EngineError       an engine could not generate; the collector turns it into Status.ENGINE_FAILED
+      RunStopped        a run that could only go wrong was stopped; the doors print its diagnosis and exit with 1
       UnsupportedChat   a chat template cannot do what the conversation needs
 
 A failure inside an episode never crosses the rollout boundary as an exception: it becomes a
@@ -29,6 +30,10 @@ class InvalidInput(AgentR1Error):
 
 class EngineError(AgentR1Error):
     """An engine could not complete a generation."""
+
+
+class RunStopped(AgentR1Error):
+    """A run was stopped that would learn nothing, or something wrong. Its text is a diagnosis of several lines."""
 
 
 class UnsupportedChat(AgentR1Error):

@@ -25,18 +25,31 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-Treatment = Literal["train", "drop"]
+Treatment = Literal["train", "retry", "drop"]
 
 TREATMENT: Mapping[Status, Treatment] = {
     Status.COMPLETED: "train",
     Status.OUT_OF_TURNS: "train",
     Status.OUT_OF_TOKENS: "train",
-    Status.ENVIRONMENT_FAILED: "drop",
-    Status.ENGINE_FAILED: "drop",
+    Status.ENVIRONMENT_FAILED: "retry",
+    Status.ENGINE_FAILED: "retry",
     Status.REWARD_FAILED: "drop",
     Status.CANCELLED: "drop",
 }
-"""The one policy table: what becomes of an attempt that ended so."""
+"""The one policy table: what becomes of an attempt that ended so.
+
+Train: it is learned from. Retry: another attempt takes its place in the group, so many times as the run's ``retries``
+say; what failed is dropped with its reason, the last failure too. Drop: at once, because a reward that raises will
+mostly raise again, and what ran past its deadline has cost enough.
+
+A group of which nothing is learned, for whatever reason, is refilled where the algorithm asks for that. A step counts
+every attempt it was given under the name of its status, those that were tried again too. What is not trained counts
+as failed where it is asked whether a run can go on.
+"""
+
+
+TurnKind = Literal["act", "summary"]
+"""act: an action in the world. summary: the policy sums up for itself what it no longer sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
     role: str = "agent"
-    kind: str = "act"
+    kind: TurnKind = "act"
     call_rewards: tuple[Mapping[str, float], ...] = ()
     call_ends: tuple[int, ...] = ()
 
@@ -81,11 +94,26 @@ Rewards = Mapping[str, RewardValue]
 
 
 @dataclass(frozen=True, slots=True)
+class Unscored:
+    """What a scorer gives in place of a reward that could not be scored: why, in one line.
+
+    Example:
+        Unscored("KeyError: 'gold'")
+    """
+
+    reason: str
+
+
+Scores = Mapping[str, RewardValue | Unscored]
+"""What a scorer gives a trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """The turns of one attempt, how it ended, and its rewards by name.
 
     ``truncated`` says that the episode did not end by itself (turns or tokens ran out), so a critic
-    may bootstrap. ``reason`` explains a failure. ``start`` holds the messages that opened it.
+    may bootstrap. ``reason`` explains a failure, or a reward that is None. ``start`` holds the messages that opened it.
     """
 
     attempt: Attempt
@@ -106,15 +134,20 @@ class Trajectory:
         return self.prompt_ids(before) + before.action_ids + turn.new_ids
 
     @property
+    def acts(self) -> tuple[Turn, ...]:
+        """The turns that met the world; in the others the policy spoke to itself (``kind`` "summary")."""
+        return tuple(turn for turn in self.turns if turn.kind == "act")
+
+    @property
     def last_text(self) -> str:
-        """The raw text of the last action, '' where there is none."""
-        return self.turns[-1].action.text if self.turns else ""
+        """The raw text of the last action in the world, '' where there is none."""
+        return self.acts[-1].action.text if self.acts else ""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation as it happened."""
+        """The conversation with the world as it happened, whatever of it the policy saw at a time."""
         said = list(self.start)
-        for turn in self.turns:
+        for turn in self.acts:
             said += (turn.action.message, *turn.observation)
         return tuple(said)
 
@@ -124,16 +157,18 @@ class Group:
     """The attempts at one task that are compared with each other; ``serial`` is the group's number in the run.
 
     ``greedy`` is one more attempt, by the most probable tokens, where an algorithm compares the others with it
-    (ReMax, 2310.10505). It is none of ``trajectories``, and may have failed like any of them.
+    (ReMax, 2310.10505). It is none of ``trajectories``, and may have failed like any of them. ``retried`` are attempts
+    that failed and whose place another took: of the same group and member, of a lower ``retry``.
     """
 
     serial: int
     task: Task
     trajectories: tuple[Trajectory, ...]
     greedy: Trajectory | None = None
+    retried: tuple[Trajectory, ...] = ()
 
 
 class Scorer(Protocol):
-    """Gives each trajectory of a group its rewards by name."""
+    """Gives each trajectory of a group its rewards by name. One that could not be scored is Unscored, or None."""
 
-    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]: ...
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...

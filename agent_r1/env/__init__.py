@@ -8,16 +8,21 @@ from agent_r1.env.rewards import exact_match, f1, final_answer, gated_exact_matc
 from agent_r1.env.scoring import FunctionScorer
 from agent_r1.env.toolenv import ToolEnv
 from agent_r1.env.tools import Tool, tool
+from agent_r1.env.users import ModelUser, Reply, User, UserEnv
 
 __all__ = [
     "INVALID_CALLS",
     "Fault",
     "FunctionScorer",
+    "ModelUser",
     "NaiveRag",
     "Opener",
+    "Reply",
     "Resources",
     "Tool",
     "ToolEnv",
+    "User",
+    "UserEnv",
     "exact_match",
     "f1",
     "final_answer",

@@ -51,11 +51,24 @@ def read_rows(path: Path) -> Iterator[Row]:
                 count += 1
                 yield Row(path, number, values)
     except OSError as error:
-        raise InvalidInput(
-            str(path), got=error.strerror or str(error), do="give the path of a readable file"
-        ) from error
+        raise _unreadable(path, error) from error
     if not count:
         raise InvalidInput(str(path), got="an empty file", do="give a file with at least one row")
+
+
+def read_object(path: Path) -> Row:
+    """The one row of a file that holds a single JSON object. Raises InvalidInput as :func:`read_rows` does."""
+    try:
+        values = _parsed(path, path.read_bytes(), 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(values, dict):
+        raise InvalidInput(str(path), got=type(values).__name__, do="make it a JSON object")
+    return Row(path, 1, values)
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(str(path), got=error.strerror or str(error), do="give the path of a readable file")
 
 
 def _opens_list(file: BinaryIO) -> bool:

@@ -43,13 +43,20 @@ def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
 
 
 def final_answer(trajectory: Trajectory) -> str | None:
-    """The answer in the text of the last action; None where that gives none or still calls a tool.
+    """The answer in the text of the last action; None where that gives none or still calls a tool."""
+    text = final_text(trajectory)
+    return None if text is None else extract_answer(text)
+
+
+def final_text(trajectory: Trajectory) -> str | None:
+    """The text of the last action; None where there is none or it still calls a tool.
 
     Reasoning that the chat keeps apart is not part of the text.
     """
-    if not trajectory.turns or trajectory.turns[-1].action.message.calls:
+    acts = trajectory.acts
+    if not acts or acts[-1].action.message.calls:
         return None
-    return extract_answer(trajectory.turns[-1].action.message.text)
+    return acts[-1].action.message.text
 
 
 def calls_are_valid(trajectory: Trajectory) -> bool:
@@ -58,7 +65,7 @@ def calls_are_valid(trajectory: Trajectory) -> bool:
     A valid call whose tool failed stays valid. A call that was never run, because it came with the
     last turn, is judged by its syntax only.
     """
-    return not any(_has_invalid_call(turn) for turn in trajectory.turns)
+    return not any(_has_invalid_call(turn) for turn in trajectory.acts)
 
 
 def _has_invalid_call(turn: Turn) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,8 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Rewards, RewardValue, Trajectory
+from agent_r1.core.trajectory import RewardValue, Scores, Trajectory, Unscored
 from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
-
-_log = logging.getLogger(__name__)
 
 RewardFunction = Callable[[Trajectory, Task], Any]
 """Gives (or, async, promises) a number, a tuple with one for each turn, or a mapping of names to these."""
@@ -29,7 +26,7 @@ class FunctionScorer:
 
     ``functions`` are by the name of their reward; a function that returns a mapping brings names of
     its own. Where a function raises, takes longer than ``timeout`` seconds or gives anything but a finite
-    number, that name's reward is None and the reason is logged as a warning.
+    number, that name's reward is Unscored.
 
     Example:
         FunctionScorer({"em": exact_match, "f1": f1})
@@ -38,19 +35,16 @@ class FunctionScorer:
     functions: Mapping[str, RewardFunction]
     timeout: float = DEFAULT_TIMEOUT
 
-    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
         return tuple(await asyncio.gather(*(self._rewards(trajectory, task) for trajectory in group)))
 
-    async def _rewards(self, trajectory: Trajectory, task: Task) -> Rewards:
+    async def _rewards(self, trajectory: Trajectory, task: Task) -> Scores:
         runs = (run(partial(function, trajectory, task), self.timeout) for function in self.functions.values())
-        rewards: dict[str, RewardValue] = {}
+        scores: dict[str, RewardValue | Unscored] = {}
         for name, outcome in zip(self.functions, await asyncio.gather(*runs), strict=True):
             for key, value in _values(name, outcome).items():
-                score = _Unscored("two functions give it") if key in rewards else _score(value)
-                if isinstance(score, _Unscored):
-                    _log.warning("reward %s of %s could not be scored: %s", key, trajectory.attempt, score.reason)
-                rewards[key] = None if isinstance(score, _Unscored) else score
-        return rewards
+                scores[key] = Unscored("two functions give it") if key in scores else _score(value)
+        return scores
 
 
 def named(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
@@ -67,13 +61,6 @@ def named(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
     return by_name
 
 
-@dataclass(frozen=True, slots=True)
-class _Unscored:
-    """Why there is no score, in one line."""
-
-    reason: str
-
-
 def _values(name: str, outcome: Outcome) -> Mapping[str, object]:
     match outcome:
         case Returned(value=Mapping() as values):
@@ -81,26 +68,26 @@ def _values(name: str, outcome: Outcome) -> Mapping[str, object]:
         case Returned(value=value):
             return {name: value}
         case Raised(reason=reason):
-            return {name: _Unscored(reason)}
+            return {name: Unscored(reason)}
         case TimedOut(seconds=seconds):
-            return {name: _Unscored(f"it took longer than {seconds:g} seconds")}
+            return {name: Unscored(f"it took longer than {seconds:g} seconds")}
 
 
-def _score(value: object) -> float | tuple[float, ...] | _Unscored:
+def _score(value: object) -> float | tuple[float, ...] | Unscored:
     if isinstance(value, tuple):
         scores = [_number(item) for item in value]
-        unscored = next((score for score in scores if isinstance(score, _Unscored)), None)
-        return unscored or tuple(score for score in scores if not isinstance(score, _Unscored))
+        unscored = next((score for score in scores if isinstance(score, Unscored)), None)
+        return unscored or tuple(score for score in scores if not isinstance(score, Unscored))
     return _number(value)
 
 
-def _number(value: object) -> float | _Unscored:
-    if isinstance(value, _Unscored):
+def _number(value: object) -> float | Unscored:
+    if isinstance(value, Unscored):
         return value
     if not isinstance(value, Real):
-        return _Unscored(f"it is {type(value).__name__} and not a number")
+        return Unscored(f"it is {type(value).__name__} and not a number")
     try:
         score = float(value)
     except (OverflowError, ValueError) as error:
-        return _Unscored(str(error))
-    return score if math.isfinite(score) else _Unscored(f"it is {score}")
+        return Unscored(str(error))
+    return score if math.isfinite(score) else Unscored(f"it is {score}")

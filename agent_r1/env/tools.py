@@ -167,7 +167,8 @@ def _rendered(name: str, value: object) -> ToolResult:
 
 
 def _well_formed(result: ToolResult) -> bool:
-    """Whether a user's own ToolResult has parts that can be shown."""
-    return isinstance(result.parts, tuple) and all(
+    """Whether a user's own ToolResult has parts that can be shown, and an error that can be written down."""
+    said = isinstance(result.parts, tuple) and all(
         isinstance(part, Media) or (isinstance(part, Text) and isinstance(part.text, str)) for part in result.parts
     )
+    return said and isinstance(result.ok, bool) and (result.error is None or isinstance(result.error, str))

@@ -141,14 +141,19 @@ def _versions(turn: Turn) -> list[int]:
     return [span.version for span, end in zip(turn.spans, ends, strict=True) for _ in range(span.start, end)]
 
 
-def _states(trajectory: Trajectory) -> list[tuple[tuple[str, str], ...]]:
-    """For each acting turn what the world had just said: the opening, then what the turn before observed."""
-    said: list[Sequence[Message]] = [trajectory.start, *(turn.observation for turn in trajectory.turns)]
-    return [
-        tuple((message.role, message.text) for message in before)
-        for before, turn in zip(said, trajectory.turns, strict=False)
-        if turn.action_ids
-    ]
+State = tuple[str, tuple[tuple[str, str], ...]]
+"""Whether a turn acts or sums up, and what the world had just said."""
+
+
+def _states(trajectory: Trajectory) -> list[State]:
+    """For each acting turn what the world had just said: the opening, then what the last turn in it observed."""
+    before: Sequence[Message] = trajectory.start
+    states: list[State] = []
+    for turn in trajectory.turns:
+        if turn.action_ids:
+            states.append((turn.kind, tuple((message.role, message.text) for message in before)))
+        before = turn.observation if turn.kind == "act" else before
+    return states
 
 
 def _named(samples: Sequence[Sample], weights: Mapping[str, float]) -> tuple[NamedReturns, ...]:

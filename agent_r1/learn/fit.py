@@ -11,6 +11,17 @@ from agent_r1.learn.part import Level
 from agent_r1.learn.row import Row
 from agent_r1.learn.terms import Correction, Kl, Shaping
 
+
+def check_rewriting(row: Row) -> None:
+    """Raise InvalidInput where ``row`` cannot learn from episodes whose context is rewritten: what was observed at
+    such a place is not a continuation of anything, and what is repeated there would be learned again and again."""
+    if row.scope == "episodes":
+        do = "take the rule append, or an algorithm that learns actions only"
+        raise InvalidInput(
+            f"algorithm {row.name}", got="a context rule that rewrites, and observations to learn", do=do
+        )
+
+
 COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,16 +22,19 @@ from agent_r1.learn.batch import Batch
 from agent_r1.learn.config import LearnerConfig
 from agent_r1.learn.filters import sift
 from agent_r1.learn.fit import check
+from agent_r1.learn.memory import Budget
 from agent_r1.learn.metrics import Step, kl_reference, pass_metrics, reward_metrics
 from agent_r1.learn.optimizer import Optimizer, Trained, overwrite
 from agent_r1.learn.passes import CRITIC, POLICY, Models, Prepared, learn
 from agent_r1.learn.row import Row
-from agent_r1.learn.samples import admit
-from agent_r1.learn.sequences import causal_sequences, tree_sequences
+from agent_r1.learn.samples import Admission, admit, ending
+from agent_r1.learn.sequences import Layout, TokenSequence, causal_sequences, tree_sequences, within
 from agent_r1.learn.signals import Credit, Signals
 from agent_r1.model.digest import digest
 from agent_r1.model.forward import obeys_tree_mask
 from agent_r1.model.value import value_model
+
+T = TypeVar("T")
 
 NOT_FINITE = "the loss or a gradient was not finite"
 NO_ADVANTAGE = "no advantage in the whole batch"
@@ -43,13 +47,15 @@ REJECTED = "rejected: sampler and trainer disagree"
 class Update:
     """What became of one set of groups: the ``step``-th update led to weights of ``version``.
 
-    ``fates`` holds every attempt that was handed in, once.
+    ``fates`` holds every attempt that was handed in, once. ``micro_tokens`` is what a pass may hold from now on: less
+    than the configuration says once memory ran out.
     """
 
     step: int
     version: int
     metrics: Mapping[str, float]
     fates: tuple[Fate, ...]
+    micro_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,10 @@ class Learner:
             reference=copy.deepcopy(model).requires_grad_(False) if "reference" in row.needs else None,
             teacher=teacher and teacher.eval().requires_grad_(False),
         )
-        self._layout = tree_sequences if obeys_tree_mask(model) else causal_sequences
+        self._budget = Budget(config.micro_tokens)
+        layout: Layout = tree_sequences if obeys_tree_mask(model) else causal_sequences
+        # With a ratio of whole trajectories all sequences of one go together, and paths are longer than trees in all.
+        self._layout = layout if row.ratio == "trajectory" else within(layout, lambda: self._budget.tokens)
         trained = _trained(self._models, config)
         self._optimizer = Optimizer(trained, config.betas, config.weight_decay, config.max_grad_norm)
 
@@ -107,8 +116,7 @@ class Learner:
         admission = admit(groups, self._reward_weights)
         useful = sift(admission, self._row.filters, self._version)
         metrics = reward_metrics(admission, useful)
-        greedy = [self._dropped(group.greedy.attempt, GREEDY) for group in groups if group.greedy is not None]
-        fates = (*(self._dropped(out.attempt, out.reason) for out in useful.left_out), *greedy)
+        fates = (*(self._dropped(out.attempt, out.reason) for out in useful.left_out), *self._beside(groups))
         if useful.samples:
             muted = self._row.filters.muted(useful.samples)
             batch = assemble(useful.samples, self._layout, self._row.scope, self._reward_weights, muted)
@@ -119,17 +127,26 @@ class Learner:
             self._version += POLICY in moving and any(step.applied for step in steps)
             self._steer(prepared)
             fates = (*self._fates(prepared, steps), *fates)
-        return Update(self._step, self._version, metrics, fates)
+        return Update(self._step, self._version, metrics, fates, self.micro_tokens)
 
     def teaches(self, group: Group) -> bool:
         """Whether anything of a group would be learned from."""
-        return bool(sift(admit([group], self._reward_weights), self._row.filters, self._version).samples)
+        return bool(sift(self.admission(group), self._row.filters, self._version).samples)
+
+    def admission(self, group: Group) -> Admission:
+        """Which attempts of a group could be learned from at all, and why the others could not."""
+        return admit([group], self._reward_weights)
 
     def weights(self) -> Weights:
         """The policy's weights as they are now, by reference."""
         if self._digest is None or self._digest[0] != self._version:
             self._digest = (self._version, digest(self._models.policy))
         return Weights(self._version, "module", self._models.policy, self._digest[1])
+
+    @property
+    def micro_tokens(self) -> int:
+        """What a pass may hold: less than the configuration says once memory ran out."""
+        return self._budget.tokens
 
     def adopt(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the policy's weights by these, as a new version."""
@@ -148,6 +165,7 @@ class Learner:
             "policy": self.weights().digest,
             "reference": self._reference_digest(),
             "kl_coefficient": self._kl_coefficient,
+            "micro_tokens": self._budget.tokens,
         }
         return LearnerState(tensors, scalars)
 
@@ -161,6 +179,7 @@ class Learner:
         overwrite(self._tensors(), state.tensors)
         self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])
         self._kl_coefficient = float(state.scalars["kl_coefficient"])
+        self._budget.tokens = int(state.scalars["micro_tokens"])  # sums in another order would be other bits
         self._digest = None
 
     def _reference_digest(self) -> str:
@@ -173,10 +192,19 @@ class Learner:
 
     def _prepare(self, batch: Batch) -> Prepared:
         """Ask the models what has to be known beforehand, and assign credit."""
-        said = self._models.signals(batch)
-        asked = self._models.logprobs(batch) if self._asks_old(batch) else None
+        said = self._fitting(batch.sequences, lambda models: models.signals(batch))
+        asks = self._asks_old(batch)
+        asked = self._fitting(batch.sequences, lambda models: models.logprobs(batch)) if asks else None
         signals = replace(said, old=asked, kl_coefficient=self._kl_coefficient)
         return Prepared(batch, self._row.credit(batch, signals), signals, self._old(batch, signals))
+
+    def _fitting(self, sequences: Sequence[TokenSequence], work: Callable[[Models], T]) -> T:
+        """``work`` with models whose passes fit in memory; begun again with smaller ones where it ran out."""
+
+        def in_passes_of(tokens: int) -> T:
+            return work(replace(self._models, micro_tokens=tokens))
+
+        return self._budget.spend(in_passes_of, sequences, self._optimizer.forget)
 
     def _stale(self, batch: Batch) -> bool:
         return int(batch.versions.min()) < self._version
@@ -232,7 +260,8 @@ class Learner:
         """One optimizer step on the chosen trajectories, weighed up so that its expectation is that on the batch."""
         batch = prepared.batch
         sequences = [sequence for sequence in batch.sequences if sequence.trajectory in chosen]
-        seen = learn(self._models, self._row, prepared, sequences, len(batch.attempts) / len(chosen), moving)
+        weight = len(batch.attempts) / len(chosen)
+        seen = self._fitting(sequences, lambda models: learn(models, self._row, prepared, sequences, weight, moving))
         return Step(chosen, seen, self._optimizer.step(seen.loss, moving))
 
     def _fates(self, prepared: Prepared, steps: Sequence[Step]) -> list[Fate]:
@@ -250,6 +279,12 @@ class Learner:
             else:
                 fates.append(self._dropped(attempt, NOT_FINITE if steps else NO_ADVANTAGE))
         return fates
+
+    def _beside(self, groups: Sequence[Group]) -> list[Fate]:
+        """The fates of attempts that are in no group's comparison."""
+        greedy = [(group.greedy.attempt, GREEDY) for group in groups if group.greedy is not None]
+        retried = [(t.attempt, f"tried again after {ending(t)}") for group in groups for t in group.retried]
+        return [self._dropped(attempt, reason) for attempt, reason in (*greedy, *retried)]
 
     def _dropped(self, attempt: Attempt, reason: str) -> Fate:
         return Fate(attempt, "dropped", self._step, reason)

@@ -62,8 +62,12 @@ class Optimizer:
         finite = all(map(math.isfinite, found))
         if finite:
             self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self.forget()
         return dict(zip(norms, found[1:], strict=True)) if finite else None
+
+    def forget(self) -> None:
+        """Clear all gradients."""
+        self._adamw.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
         """The moments, by names such as ``policy.lm_head.weight.exp_avg``: those in use, not copies."""

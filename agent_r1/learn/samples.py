@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agent_r1.core.attempt import Attempt
-from agent_r1.core.trajectory import TREATMENT, Group, RewardValue, Trajectory, Turn
+from agent_r1.core.trajectory import TREATMENT, Group, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -81,6 +81,11 @@ def admit(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Admis
     return Admission(tuple(samples), tuple(left_out))
 
 
+def ending(trajectory: Trajectory) -> str:
+    """How it ended, with the reason where there is one: ``engine_failed: the engine was closed``."""
+    return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
+
+
 def _greedy(group: Group, weights: Mapping[str, float]) -> float | None:
     """What the greedy attempt earned."""
     if group.greedy is None or next(_objections(group.greedy, weights), None) is not None:
@@ -97,8 +102,8 @@ def _counted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator
 
 def _objections(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
     """Every reason why the trajectory cannot be learned from."""
-    if TREATMENT[trajectory.status] == "drop":
-        yield f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
+    if TREATMENT[trajectory.status] != "train":
+        yield ending(trajectory)
     if not any(turn.action_ids for turn in trajectory.turns):
         yield "no action tokens"
     for turn in trajectory.turns:
@@ -106,7 +111,10 @@ def _objections(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterato
         if turn.action_ids and not turn.new_ids and not trajectory.prompt_ids(turn):
             yield f"turn {turn.index} acts on an empty prompt"
     for name, _, reward in _counted(trajectory.rewards, weights):
-        yield from _reward_objections(name, reward, len(trajectory.turns))
+        if reward is None:
+            yield trajectory.reason or f"reward {name} could not be scored"
+        else:
+            yield from _reward_objections(name, reward, len(trajectory.turns))
 
 
 def _turn_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
@@ -131,10 +139,8 @@ def _call_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
                 yield f"reward {name} of call {call} in turn {turn.index} is {value}"
 
 
-def _reward_objections(name: str, reward: RewardValue, turns: int) -> Iterator[str]:
-    if reward is None:
-        yield f"reward {name} could not be scored"
-    elif isinstance(reward, tuple) and len(reward) != turns:
+def _reward_objections(name: str, reward: float | tuple[float, ...], turns: int) -> Iterator[str]:
+    if isinstance(reward, tuple) and len(reward) != turns:
         yield f"reward {name} has {len(reward)} numbers for {turns} turns"
     elif not all(map(math.isfinite, reward if isinstance(reward, tuple) else (reward,))):
         yield f"reward {name} is {reward}"

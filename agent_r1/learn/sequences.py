@@ -83,6 +83,20 @@ def causal_sequences(trajectory: Trajectory, number: int, places: Sequence[Place
     return path_sequences(trajectory, number, places) if branched else merged
 
 
+def within(layout: Layout, tokens: Callable[[], int]) -> Layout:
+    """``layout``, but a trajectory of which a tree would be longer than ``tokens()`` is laid out path by path.
+
+    Loss and gradient are the same; no sequence is then longer than what the policy saw and said at one time.
+    """
+
+    def split(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
+        merged = layout(trajectory, number, places)
+        too_long = any(sequence.branched and len(sequence) > tokens() for sequence in merged)
+        return path_sequences(trajectory, number, places) if too_long else merged
+
+    return split
+
+
 def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
     """The turns below ``root``, each after its parent and its earlier siblings' descendants."""
     order, stack = [], [root]

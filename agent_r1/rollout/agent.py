@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from agent_r1.core.acting import Completion, Engine, Prompt, Sampling
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status, Trajectory, Turn
+from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
 from agent_r1.core.world import Context, Env, Episode, Transition
+from agent_r1.rollout.boundary import as_messages, as_transition, boundary, told
 from agent_r1.rollout.chat import Chat, Rewritten, View
+from agent_r1.rollout.rules import Append, ContextRule, Lived, Messages
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ class Agent:
     """A policy that can act: an engine behind a chat format.
 
     ``sampling.max_tokens`` bounds one turn; ``context`` bounds the tokens of a state and its action.
-    ``seed`` is the run's root seed, from which every turn draws its own.
+    ``seed`` is the run's root seed, from which every turn draws its own. ``rule`` says what of the episode it sees.
     """
 
     engine: Engine
@@ -39,6 +42,7 @@ class Agent:
     sampling: Sampling
     context: int
     seed: int = 0
+    rule: ContextRule = field(default_factory=Append)
 
     async def live(self, env: Env, task: Task, context: Context) -> Trajectory:
         """One attempt. Returns a trajectory with the turns that were completed, however it ended."""
@@ -52,7 +56,7 @@ class Agent:
             life.status, life.reason = Status.CANCELLED, "the episode ran past its deadline"
         except Exception as error:
             # What an environment gave is only seen to be wrong where it is used.
-            life.status, life.reason = Status.ENVIRONMENT_FAILED, _told(error)
+            life.status, life.reason = Status.ENVIRONMENT_FAILED, told(error)
         finally:
             await life.close()
         return life.trajectory()
@@ -66,19 +70,20 @@ class _Failure(Exception):
         self.status, self.reason = status, reason
 
 
-@contextmanager
-def _boundary(status: Status) -> Iterator[None]:
+def _ends(status: Status) -> AbstractContextManager[None]:
     """What is raised inside ends the episode with this status."""
-    try:
-        yield
-    except _Failure:
-        raise
-    except Exception as error:
-        raise _Failure(status, _told(error)) from error
+    return boundary(partial(_Failure, status))
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the policy sees: the messages ``said``, their ``view``, all its ``ids``, and the turn that it continues
+    (None: a new branch, of which the view holds every token)."""
+
+    said: Messages
+    view: View
+    ids: tuple[int, ...]
+    parent: int | None = None
 
 
 @dataclass(slots=True)
@@ -91,56 +96,65 @@ class _Life:
     context: Context
     began: float = field(default_factory=time.perf_counter)
     episode: Episode | None = None
-    said: tuple[Message, ...] = ()
+    lived: Lived = field(default_factory=lambda: Lived(()))
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.COMPLETED
     reason: str | None = None
 
     async def run(self) -> None:
         """The loop: state -> action -> what happens -> next state."""
-        with _boundary(Status.ENVIRONMENT_FAILED):
+        with _ends(Status.ENVIRONMENT_FAILED):
             self.episode = await self.env.open(self.task, self.context)
-            self.said = self.episode.start
-            view = self.agent.chat.open(self.said, self.env.tools)
-        state, parent = view.ids, None
-        while len(state) < self.agent.context:
-            completion = await self._act(state)
-            action = self.agent.chat.parse(completion.ids, len(self.turns))
+            self.lived = Lived(as_messages(self.episode.start))
+            state = self._opened(self.lived.messages)
+        while len(state.ids) < self.agent.context:
+            completion = await self._sample(state)
+            action = self._parsed(completion)
             transition = await self._happen(action)
-            self._remember(view, parent, completion, action, transition)
+            self._remember(state, completion, action, transition)
             if transition.end is not None:
                 self.status = _ending(transition, completion)
                 return
-            view, state, parent = self._next_state(view, state, completion, action, transition)
+            state = await self._next(state, completion, action, transition.messages)
         self.status = Status.OUT_OF_TOKENS
 
-    async def _act(self, state: tuple[int, ...]) -> Completion:
+    async def _sample(self, state: _State) -> Completion:
+        """The tokens of an action."""
         agent, turn = self.agent, len(self.turns)
         sampling = replace(
             agent.sampling,
-            max_tokens=min(agent.sampling.max_tokens, agent.context - len(state)),
-            stop_ids=(agent.chat.end_id,),
+            max_tokens=min(agent.sampling.max_tokens, agent.context - len(state.ids)),
+            stop_ids=agent.chat.stop_ids,
             seed=self.context.attempt.seed(agent.seed, turn),
         )
-        with _boundary(Status.ENGINE_FAILED):
-            completion = await agent.engine.generate(Prompt(state), sampling, str(self.context.attempt))
+        with _ends(Status.ENGINE_FAILED):
+            completion = await agent.engine.generate(Prompt(state.ids), sampling, str(self.context.attempt))
         if completion.stop == "cancelled":
             raise _Failure(Status.CANCELLED, "the engine cancelled the generation")
-        return completion
+        return _first(completion, agent.chat.length(completion.ids, self.env.tools))
+
+    def _parsed(self, completion: Completion) -> Action:
+        return self.agent.chat.parse(completion.ids, len(self.turns), self.env.tools)
 
     async def _happen(self, action: Action) -> Transition:
         assert self.episode is not None
-        with _boundary(Status.ENVIRONMENT_FAILED):
-            return await self.episode.step(action)
+        with _ends(Status.ENVIRONMENT_FAILED):
+            return as_transition(await self.episode.step(action))
 
     def _remember(
-        self, view: View, parent: int | None, completion: Completion, action: Action, transition: Transition
+        self,
+        state: _State,
+        completion: Completion,
+        action: Action,
+        transition: Transition,
+        kind: TurnKind = "act",
     ) -> None:
+        chat, tools = self.agent.chat, self.env.tools
         self.turns.append(
             Turn(
                 index=len(self.turns),
-                parent=parent,
-                new_ids=view.ids,
+                parent=state.parent,
+                new_ids=state.view.ids,
                 action_ids=completion.ids,
                 logprobs=completion.logprobs,
                 spans=completion.spans,
@@ -148,24 +162,68 @@ class _Life:
                 action=action,
                 observation=transition.messages,
                 results=transition.results,
-                rewards=dict(transition.rewards),
-                call_rewards=tuple(dict(rewards) for rewards in transition.call_rewards),
-                call_ends=self.agent.chat.call_ends(completion.ids) if action.message.calls else (),
+                rewards=transition.rewards,
+                kind=kind,
+                call_rewards=transition.call_rewards,
+                call_ends=chat.call_ends(completion.ids, tools) if action.message.calls else (),
             )
         )
 
-    def _next_state(
-        self, view: View, state: tuple[int, ...], completion: Completion, action: Action, transition: Transition
-    ) -> tuple[View, tuple[int, ...], int | None]:
-        """The next view and state, and the turn it continues (None: a new branch)."""
-        with _boundary(Status.ENVIRONMENT_FAILED):
-            grown = self.agent.chat.extend(
-                view, self.said, action, completion.stop, transition.messages, self.env.tools
-            )
-        self.said = (*self.said, action.message, *transition.messages)
-        if isinstance(grown, Rewritten):
-            return grown, grown.ids, None
-        return grown, state + completion.ids + grown.ids, self.turns[-1].index
+    def _opened(self, messages: Messages) -> _State:
+        """A state that continues none."""
+        view = self.agent.chat.open(messages, self.env.tools)
+        return _State(messages, view, view.ids)
+
+    def _grown(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State:
+        """The state that follows, with nothing left out of it."""
+        view = self.agent.chat.extend(state.view, state.said, action, completion.ids, observed, self.env.tools)
+        said = (*state.said, action.message, *observed)
+        if isinstance(view, Rewritten):
+            return _State(said, view, view.ids)
+        return _State(said, view, state.ids + completion.ids + view.ids, self.turns[-1].index)
+
+    async def _next(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State:
+        """The next state, as the context rule wants it: the one that grew, or a new branch."""
+        rule = self.agent.rule
+        self.lived = self.lived.after(action.message, observed)
+        with _ends(Status.ENVIRONMENT_FAILED):
+            grown = self._grown(state, completion, action, observed)
+            fits = self._fits(grown)
+            if fits and len(grown.ids) <= rule.after:
+                return grown
+            request = rule.asks(self.lived, fits)
+            asked = None if request is None else self._asked(state, completion, action, (*observed, request))
+        if asked is not None:
+            await self._sum_up(asked)
+        with _ends(Status.ENVIRONMENT_FAILED):
+            return self._shown(grown)
+
+    def _fits(self, state: _State) -> bool:
+        """Whether there is room for a whole action."""
+        return len(state.ids) + self.agent.sampling.max_tokens <= self.agent.context
+
+    def _shown(self, grown: _State) -> _State:
+        """The mildest view of what was lived that has room, or the tightest; what was seen goes on where it can."""
+        shown = grown
+        for messages in self.agent.rule.views(self.lived):
+            shown = grown if messages == grown.said else self._opened(messages)
+            if self._fits(shown):
+                break
+        return shown
+
+    def _asked(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State | None:
+        """The state in which the policy sums up: all it saw, or the latest of it that has room; None where none has."""
+        asked = self._grown(state, completion, action, observed)
+        if self._fits(asked):
+            return asked
+        views = (self._opened((*messages, observed[-1])) for messages in self.agent.rule.views(self.lived))
+        return next(filter(self._fits, views), None)
+
+    async def _sum_up(self, asked: _State) -> None:
+        completion = await self._sample(asked)
+        action = self._parsed(completion)
+        self._remember(asked, completion, action, Transition(()), "summary")
+        self.lived = replace(self.lived, exchanges=(), notes=action.message.text.strip() or "(none)")
 
     async def close(self) -> None:
         """Give back what the attempt held. A failing close is logged: the attempt is over all the same."""
@@ -175,10 +233,11 @@ class _Life:
 
     async def _give_back(self, what: str, giving: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await giving
-        except Exception as error:
-            log.warning("%s of %s failed: %s", what, self.context.attempt, _told(error))
+            with boundary(RuntimeError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await giving
+        except RuntimeError as failure:
+            log.warning("%s of %s failed: %s", what, self.context.attempt, failure)
 
     def trajectory(self) -> Trajectory:
         return Trajectory(
@@ -188,7 +247,7 @@ class _Life:
             status=self.status,
             truncated=self.status in (Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS),
             reason=self.reason,
-            start=self.episode.start if self.episode else (),
+            start=self.lived.start,
             seconds=time.perf_counter() - self.began,
         )
 
@@ -197,3 +256,11 @@ def _ending(transition: Transition, completion: Completion) -> Status:
     if transition.end == "truncated":
         return Status.OUT_OF_TURNS
     return Status.OUT_OF_TOKENS if completion.stop == "length" else Status.COMPLETED
+
+
+def _first(completion: Completion, count: int) -> Completion:
+    """The first ``count`` tokens of a completion: a text that was sampled past an end that no token marks."""
+    if count == len(completion.ids):
+        return completion
+    spans = tuple(span for span in completion.spans if span.start < count)
+    return Completion(completion.ids[:count], completion.logprobs[:count], "stop", spans)

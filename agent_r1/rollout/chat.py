@@ -9,6 +9,7 @@ a new branch.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -16,10 +17,11 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from agent_r1.core.acting import Stop
 from agent_r1.core.errors import UnsupportedChat
-from agent_r1.core.messages import Action, Call, Message, Text, ToolSpec, to_openai
-from agent_r1.rollout.hermes import call_ends, parse_action, split_reasoning
+from agent_r1.core.messages import Action, Call, Message, Text, ToolSpec
+from agent_r1.rollout.formats.format import THINK, Format
+from agent_r1.rollout.formats.hermes import Hermes
+from agent_r1.rollout.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 
 MARK = "AGENTR1MARK"
 
@@ -57,27 +59,38 @@ class Behaviour:
 
 
 class Chat:
-    """One tokenizer's template and the Hermes call format over it.
+    """One tokenizer's template and a tool-call format over it.
 
-    Raises UnsupportedChat where the tokenizer has no template or its turns have no end token.
+    ``stop_ids`` are the tokens that end an action: what the template writes after an answer, and after a call (mostly
+    the same one); ``end_id`` is the first. Raises UnsupportedChat where the tokenizer has no template or no token
+    ends a turn.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, format: Format | None = None) -> None:
         if not tokenizer.chat_template:
             raise UnsupportedChat(
                 f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template; "
-                "set tokenizer.chat_template (chat_template.jinja in the model's folder)"
+                "set tokenizer.chat_template (chat_template.jinja in the model's folder), or give --tool_format tags"
             )
         self.tokenizer = tokenizer
+        self.format = format or Hermes()
         self._special = {token: index for index, token in _special_tokens(tokenizer)}
-        self.end_text = self._find_end_text()
+        self._shows_tools = _PROBE_TOOL.name in self._render((Message.user("question"),), (_PROBE_TOOL,), speak=True)
+        self._ends = self._find_ends()
+        # where nothing but an empty line parts messages, that is what follows an action
+        self._breaks = (*self._ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
         self._shows_reasoning = MARK in self.render(_reasoned(MARK), (), speak=False)
         self._opened = lru_cache(maxsize=4096)(self._open)
 
     @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end an action."""
+        return tuple(self._special[text] for text in self._ends)
+
+    @property
     def end_id(self) -> int:
         """The token that ends a turn of the assistant, as the template writes it."""
-        return self._special[self.end_text]
+        return self.stop_ids[0]
 
     def open(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> View:
         """The first state: the rendered messages up to where the assistant speaks."""
@@ -92,25 +105,31 @@ class Chat:
         view: View,
         said: tuple[Message, ...],
         action: Action,
-        stop: Stop,
+        action_ids: tuple[int, ...],
         observed: tuple[Message, ...],
         tools: tuple[ToolSpec, ...],
     ) -> Appended | Rewritten:
-        """The next state after ``action`` and what was ``observed``.
+        """The next state after ``action``, whose sampled tokens are ``action_ids``, and what was ``observed``.
 
-        ``said`` is the conversation before the action and ``view`` its state. An action that was cut
-        gets its end token here, where it is not the policy's.
+        ``said`` is the conversation before the action and ``view`` its state. An action that was cut gets its end
+        token here, where it is not the policy's; one that ended with another token than the template writes there
+        is a past that the template words differently.
         """
         before = (*said, action.message)
         text = self.render((*before, *observed), tools, speak=True)
         rest = text.removeprefix(view.text)
         if len(rest) + len(view.text) != len(text):
             return Rewritten(text, self.encode(text))
-        own = action.text if rest.startswith(action.text) else self._rendered_action(rest, view, before, tools)
+        own = action.text if self._stands(action.text, rest) else self._rendered_action(rest, view, before, tools)
         bridge = "" if own is None else rest[len(own) :]
-        if not bridge.startswith(self.end_text):
+        sampled_end = next((end for end in self._ends if action_ids[-1:] == (self._special[end],)), "")
+        if not bridge.startswith(sampled_end or self._breaks):
             return Rewritten(text, self.encode(text))
-        return Appended(text, self.encode(bridge.removeprefix(self.end_text) if stop == "stop" else bridge))
+        return Appended(text, self.encode(bridge.removeprefix(sampled_end)))
+
+    def _stands(self, said: str, rest: str) -> bool:
+        """Whether the template words the action as it was said, and ends it there."""
+        return rest.startswith(said) and rest.startswith(self._breaks, len(said))
 
     def _rendered_action(
         self, rest: str, view: View, before: tuple[Message, ...], tools: tuple[ToolSpec, ...]
@@ -120,14 +139,30 @@ class Chat:
         None where the wording depends on what follows, so that keeping the tokens would not be the same state.
         """
         alone = self.render(before, tools, speak=False)
-        wording = rest.partition(self.end_text)[0]
-        return wording if alone.startswith(view.text + wording + self.end_text) else None
+        places = [place for end in self._breaks if (place := rest.find(end)) >= 0]
+        wording = rest[: min(places, default=0)]
+        after = alone.removeprefix(view.text + wording)
+        kept = len(after) < len(alone) and (not after or after.startswith(self._breaks))
+        return wording if places and kept else None
 
-    def parse(self, action_ids: tuple[int, ...], turn: int = 0) -> Action:
-        """What the tokens say. The end token is not part of the text."""
-        return self._read(self._decode(self._spoken(action_ids)), turn)
+    def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
+        """What the tokens say. The end token is not part of the text.
 
-    def call_ends(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
+        A call that could not be read stays a ``Call`` with its ``error``; the message then keeps the whole text as
+        content, so that nothing the policy said is lost when the conversation is rendered.
+        """
+        text = self._decode(self._spoken(action_ids))
+        reasoning, said = self._divide(text)
+        reading = self.format.read(said, tools)
+        calls = tuple(
+            Call(f"call_{turn}_{index}", call.name, call.arguments, call.raw, call.error)
+            for index, call in enumerate(reading.calls)
+        )
+        if any(call.error for call in calls):
+            return Action(Message.assistant(text, calls), text)
+        return Action(Message.assistant(reading.content, calls, reasoning), text)
+
+    def call_ends(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> tuple[int, ...]:
         """For each call of the action, the place in ``action_ids`` of the token that completes it.
 
         Found by decoding first parts of the sampled tokens. A character whose bytes are spread over several
@@ -142,31 +177,48 @@ class Chat:
             return len(self._decode(ids[: place + 1]).rstrip("\ufffd")) if place + 1 < len(ids) else len(text)
 
         said = self._divide(text)[1]
-        ends = (len(text) - len(said) + end for end in call_ends(said))
+        ends = (len(text) - len(said) + call.end for call in self.format.read(said, tools).calls)
         return tuple(bisect_left(range(len(ids)), end, key=settled) for end in ends)
+
+    def length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
+        """How many of the sampled tokens are the action: all, but where a format ends it with its first call.
+
+        Tokens past that were sampled for nothing; leaving them out leaves the others' probabilities as they are.
+        """
+        if not self.format.one_call:
+            return len(sampled_ids)
+        calls = self.parse(sampled_ids, 0, tools).message.calls
+        if not calls or (calls[0].error is not None and "not closed" in calls[0].error):
+            return len(sampled_ids)
+        return self.call_ends(sampled_ids, tools)[0] + 1
 
     def _spoken(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens without the end token."""
-        return action_ids[:-1] if action_ids and action_ids[-1] == self.end_id else action_ids
+        return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_ids else action_ids
 
     def _decode(self, ids: tuple[int, ...]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _read(self, text: str, turn: int = 0) -> Action:
-        return parse_action(text, turn, *self._divide(text))
-
     def _divide(self, text: str) -> tuple[str | None, str]:
         """(thought, rest). A thought is split off only where the template can render it again."""
-        return split_reasoning(text) if self._shows_reasoning else (None, text)
+        return self.format.divide(text) if self._shows_reasoning else (None, text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
         """The template's text; ``speak`` adds the header after which the assistant speaks."""
+        instruction = self.format.instruction(tools) if tools and not self._shows_tools else None
+        if instruction is None:
+            return self._render(messages, tools, speak=speak)
+        opening = [message.text for message in messages[:1] if message.role == "system"]
+        system = Message.system("\n\n".join([*opening, instruction]))
+        return self._render((system, *messages[len(opening) :]), tools, speak=speak)
+
+    def _render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
-                [to_openai(self._harmless(message)) for message in messages],
+                self.format.shaped([self._harmless(message) for message in messages], tools),
                 tools=[tool.to_openai() for tool in tools] or None,
                 add_generation_prompt=speak,
                 tokenize=False,
@@ -187,17 +239,34 @@ class Chat:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return replace(message, parts=(Text(text),))
 
-    def _find_end_text(self) -> str:
-        """The special token that the template writes right after what the assistant said."""
-        text = self.render((Message.user("question"), Message.assistant(MARK)), (), speak=False)
-        after = text.partition(MARK)[2].lstrip()
-        found = [token for token in self._special if after.startswith(token)]
-        if not found:
+    def _find_ends(self) -> tuple[str, ...]:
+        """The special tokens that the template writes right after an answer, and after a call where that differs."""
+        asked, answer = Message.user("question"), Message.assistant(MARK)
+        alone = self._after_mark((asked, answer), (), speak=False)
+        end = _last(alone, self._special) or _first(
+            self._after_mark((asked, answer, asked), (), speak=True), self._special
+        )
+        if end is None:
             raise UnsupportedChat(
                 "the chat template writes no special token after an assistant turn, so a turn has no end; "
                 "supply a template that ends turns (as <|im_end|> does)"
             )
-        return max(found, key=len)
+        return tuple(dict.fromkeys(filter(None, (end, self._end_of_call()))))
+
+    def _end_of_call(self) -> str | None:
+        """The special token that follows a call, None where calls cannot be rendered."""
+        said = (Message.user("question"), _calling(MARK))
+        try:
+            alone = self._after_mark(said, (_PROBE_TOOL,), speak=False)
+            if end := _last(alone, self._special):
+                return end
+            followed = self._after_mark((*said, Message.tool("A page.", "call_0_0")), (_PROBE_TOOL,), speak=True)
+        except UnsupportedChat:
+            return None
+        return _first(followed.removeprefix(alone.rstrip()), self._special)
+
+    def _after_mark(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
+        return self.render(messages, tools, speak=speak).rpartition(MARK)[2]
 
     def behaviour(self, boundary: Literal["tool", "user"], *, thinking: bool) -> Behaviour:
         """What the template does where a tool's result, or a user's message, follows an action."""
@@ -205,12 +274,6 @@ class Chat:
             return self._probe(boundary, thinking)
         except UnsupportedChat as error:
             return Behaviour("unsupported", str(error))
-
-    def require_tools(self) -> None:
-        """Raise UnsupportedChat, saying what to supply, where tools cannot be used."""
-        found = self.behaviour("tool", thinking=False)
-        if found.kind == "unsupported":
-            raise UnsupportedChat(f"{found.reason}; supply a template that renders tools the Hermes way")
 
     def _probe(self, boundary: Literal["tool", "user"], thinking: bool) -> Behaviour:
         tools = (_PROBE_TOOL,) if boundary == "tool" else ()
@@ -221,32 +284,40 @@ class Chat:
         message = self._probe_message(boundary, thinking)
         observed = (Message.tool("A page.", "call_0_0") if tools else Message.user("And then?"),)
         grown = self.render((*said, message, *observed), tools, speak=True)
-        action = self._read_back(grown, view, message)
-        if action is not None and isinstance(self.extend(view, said, action, "stop", observed, tools), Appended):
-            return Behaviour("append", "the next render starts with this one")
-        if self._read_back(self.render((*said, message), tools, speak=False), view, message) is not None:
+        ids = self._read_back(grown, view, message, tools)
+        if ids is not None and grown.startswith(view.text):
+            following = self.extend(view, said, self.parse(ids, 0, tools), ids, observed, tools)
+            if isinstance(following, Appended):
+                return Behaviour("append", "the next render starts with this one")
+        alone = self.render((*said, message), tools, speak=False)
+        if ids is not None or self._read_back(alone, view, message, tools) is not None:
             return Behaviour("rewrite", "the next render changes what was said; the turn starts a new branch")
-        return Behaviour("unsupported", "what the template writes cannot be read back as <think> and <tool_call> JSON")
+        return Behaviour("unsupported", f"what the template writes cannot be read back as {self.format.name} calls")
 
-    def _read_back(self, text: str, view: View, message: Message) -> Action | None:
-        """The action as the template words it in ``text``; None where reading it does not give ``message`` again."""
-        if not text.startswith(view.text):
+    def _read_back(
+        self, text: str, view: View, message: Message, tools: tuple[ToolSpec, ...]
+    ) -> tuple[int, ...] | None:
+        """The tokens of the action as the template words it; None where reading them does not give ``message``."""
+        opening = view.text if text.startswith(view.text) else view.text.rstrip("\n").removesuffix(THINK)
+        if not text.startswith(opening):
             return None
-        wording, end, _ = text.removeprefix(view.text).partition(self.end_text)
-        action = self._read(wording)
-        read, meant = action.message, message
+        rest = text.removeprefix(opening)
+        found = [(place, end) for end in self._breaks if (place := rest.find(end)) >= 0]
+        place, end = min(found, default=(len(rest.rstrip()), ""))
+        ids = self.encode(rest[:place] + (end if end in self._special else ""))
+        read, meant = self.parse(ids, 0, tools).message, message
         same = [(call.name, call.arguments) for call in read.calls] == [
             (call.name, call.arguments) for call in meant.calls
         ]
         same = same and (read.reasoning or "") == (meant.reasoning or "") and read.text.strip() == meant.text.strip()
-        return action if end and same else None
+        return ids if same else None
 
     def _probe_message(self, boundary: Literal["tool", "user"], thinking: bool) -> Message:
         reasoning = "I see." if thinking and self._shows_reasoning else None
         thought = "<think>\nI see.\n</think>\n\n" if thinking and not self._shows_reasoning else ""
         if boundary == "user":
             return Message.assistant(thought + "A page.", (), reasoning)
-        return Message.assistant(thought, (Call("call_0_0", _PROBE_TOOL.name, {"query": "there"}, ""),), reasoning)
+        return _calling("there", thought, reasoning)
 
 
 def _reasoned(thought: str) -> tuple[Message, ...]:
@@ -258,6 +329,21 @@ _PROBE_TOOL = ToolSpec(
     "Look something up.",
     {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
 )
+
+
+def _calling(query: str, text: str = "", reasoning: str | None = None) -> Message:
+    return Message.assistant(text, (Call("call_0_0", _PROBE_TOOL.name, {"query": query}, ""),), reasoning)
+
+
+def _last(text: str, tokens: Iterable[str]) -> str | None:
+    """The token that a text ends with, whatever space follows it."""
+    return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
+
+
+def _first(text: str, tokens: Iterable[str]) -> str | None:
+    """The token that stands first in a text."""
+    found = [(text.find(token), -len(token), token) for token in tokens if token in text]
+    return min(found)[2] if found else None
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:

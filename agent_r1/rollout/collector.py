@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.record import Dispatched, Finished, Recorder
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import TREATMENT, Group, Rewards, Scorer, Status, Trajectory
+from agent_r1.core.trajectory import TREATMENT, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
 from agent_r1.core.world import Context, Env
 from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.boundary import as_rewards, boundary, objections
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,16 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds the attempts under way, one attempt's seconds, and one scorer's seconds."""
+    """What bounds the attempts under way, one attempt's seconds, and one scorer's seconds.
+
+    An attempt whose status says so is tried again up to ``retries`` times, after ``retry_seconds``, doubled each time.
+    """
 
     concurrency: int = 256
     episode_seconds: float = 600.0
     score_seconds: float = 600.0
+    retries: int = 2
+    retry_seconds: float = 0.5
 
 
 Permit = Callable[[Order], Awaitable[int]]
@@ -96,13 +102,28 @@ class Collector:
         actors = [self._agent] * order.size + ([] if self._greedy is None else [self._greedy])
         attempts = [Attempt(self._run, order.task.id, order.serial, member) for member in range(len(actors))]
         await self._recorder.record(*(Dispatched(attempt, order.task.split, version) for attempt in attempts))
-        living = (self._live(actor, order.task, attempt) for actor, attempt in zip(actors, attempts, strict=True))
-        lived = await asyncio.gather(*living)
+        trying = (self._try(actor, order, attempt, version) for actor, attempt in zip(actors, attempts, strict=True))
+        tries = await asyncio.gather(*trying)
+        lived = [of_place[-1] for of_place in tries]
         compared, apart = await asyncio.gather(
             self._score(lived[: order.size], order.task), self._score(lived[order.size :], order.task)
         )
         await self._recorder.record(*(Finished(trajectory) for trajectory in (*compared, *apart)))
-        return Group(order.serial, order.task, compared, *apart)
+        retried = tuple(trajectory for of_place in tries for trajectory in of_place[:-1])
+        return Group(order.serial, order.task, compared, next(iter(apart), None), retried)
+
+    async def _try(self, agent: Agent, order: Order, attempt: Attempt, version: int) -> list[Trajectory]:
+        """The attempt, and others in its place while they fail in a way that may pass; the last is the one that counts.
+
+        An attempt that was tried again is over: its fate is the learner's to tell, with those of its group.
+        """
+        lived = [await self._live(agent, order.task, attempt)]
+        while TREATMENT[lived[-1].status] == "retry" and attempt.retry < self._limits.retries:
+            await asyncio.sleep(self._limits.retry_seconds * 2**attempt.retry)
+            attempt = replace(attempt, retry=attempt.retry + 1)
+            await self._recorder.record(Finished(lived[-1]), Dispatched(attempt, order.task.split, version))
+            lived.append(await self._live(agent, order.task, attempt))
+        return lived
 
     async def _live(self, agent: Agent, task: Task, attempt: Attempt) -> Trajectory:
         async with self._places:
@@ -116,33 +137,53 @@ class Collector:
         if not survivors:
             return tuple(lived)
         try:
-            rewards = await self._rewards(survivors, task)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, TimeoutError):
-                reason = f"a scorer took more than {self._limits.score_seconds:g} s"
-            failed = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=reason) for t in survivors}
-            return tuple(failed.get(t.attempt, t) for t in lived)
-        scored = {t.attempt: _rewarded(t, r) for t, r in zip(survivors, rewards, strict=True)}
+            with boundary(_ScorerFailed):
+                scores = await self._rewards(survivors, task)
+                scored = {t.attempt: _rewarded(t, given) for t, given in zip(survivors, scores, strict=True)}
+        except _ScorerFailed as failure:
+            scored = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=str(failure)) for t in survivors}
         return tuple(scored.get(t.attempt, t) for t in lived)
 
-    async def _rewards(self, survivors: tuple[Trajectory, ...], task: Task) -> list[Rewards]:
-        """All scorers' rewards, merged by name, one mapping per trajectory."""
-        merged: list[dict] = [{} for _ in survivors]
+    async def _rewards(self, survivors: tuple[Trajectory, ...], task: Task) -> list[Scores]:
+        """What all scorers gave, merged by name, one mapping per trajectory."""
+        merged: list[dict[str, RewardValue | Unscored]] = [{} for _ in survivors]
         for scorer in self._scorers:
-            async with asyncio.timeout(self._limits.score_seconds):
-                given = await scorer.score(survivors, task)
+            given = await self._within(scorer.score(survivors, task))
             for names, more in zip(merged, given, strict=True):
                 names.update(more)
         return list(merged)
 
+    async def _within(self, scoring: Awaitable[tuple[Scores, ...]]) -> tuple[Scores, ...]:
+        """What a scorer gives in its time; TimeoutError of ours is told from one of its own."""
+        limit = asyncio.timeout(self._limits.score_seconds)
+        try:
+            async with limit:
+                return await scoring
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(f"a scorer took more than {self._limits.score_seconds:g} s") from error
+            raise
 
-def _rewarded(trajectory: Trajectory, rewards: Rewards) -> Trajectory:
-    """The trajectory with its rewards. It fails where a name stands for two levels: one weight could not fit both."""
+
+class _ScorerFailed(Exception):
+    """A scorer failed; says why."""
+
+
+def _rewarded(trajectory: Trajectory, scores: Scores) -> Trajectory:
+    """The trajectory with its rewards. Raises TypeError where one is none.
+
+    It fails where a name stands for two levels, because one weight could not fit both, and where a reward per turn
+    has not one number for each.
+    """
+    rewards, missing = as_rewards(scores), "; ".join(objections(scores))
     calls = {name for turn in trajectory.turns for given in turn.call_rewards for name in given}
     turns = {name for turn in trajectory.turns for name in turn.rewards}
     twice = sorted((calls & turns) | ((calls | turns) & rewards.keys()))
     if twice:
         reason = f"reward {twice[0]} is given at two levels: name calls, turns and trajectories apart"
         return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
-    return replace(trajectory, rewards=rewards)
+    for name, reward in rewards.items():
+        if isinstance(reward, tuple) and len(reward) != len(trajectory.turns):
+            reason = f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
+            return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
+    return replace(trajectory, rewards=rewards, reason=missing or trajectory.reason)

@@ -8,10 +8,10 @@ row's arithmetic and its random numbers depend on its own tokens and seed alone 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +21,12 @@ from transformers import PreTrainedModel
 from agent_r1.core.acting import Completion, Prompt, Sampling, Span, Stop, Weights
 from agent_r1.core.errors import EngineError
 from agent_r1.model.decoder import Decoder, Piece, checked_bytes_per_token
+from agent_r1.model.digest import digest
 from agent_r1.model.sampling import Draw, draw_tokens
 from agent_r1.model.slots import LENGTH_MULTIPLE, Slot, round_up
+from agent_r1.rollout.worker import Worker, settle
+
+log = logging.getLogger(__name__)
 
 
 class TorchEngineConfig(BaseModel):
@@ -93,7 +97,7 @@ class TorchEngine:
         self._running: dict[Slot, _Request] = {}
         self._released: list[str] = []
         self._incoming: list[tuple[Weights, asyncio.Future[None]]] = []
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._worker = Worker("engine")
         self._driver: asyncio.Task[None] | None = None
         self._anonymous = 0
         self._closed = False
@@ -127,6 +131,10 @@ class TorchEngine:
         self._wake()
         await done
 
+    async def digest(self) -> str:
+        """The digest of the weights in use, computed between two steps."""
+        return await self._worker.run(digest, self._decoder.model)
+
     async def release(self, session: str) -> None:
         """Free the session's slot."""
         self._released.append(session)
@@ -139,14 +147,14 @@ class TorchEngine:
         if self._driver is not None:
             self._driver.cancel()
         self._fail_all("the engine was closed")
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._worker.close()
 
     def _fail_all(self, reason: str) -> None:
         for request in (*self._waiting, *self._running.values()):
             request.error = reason
             _deliver(request)
         for _, done in self._incoming:
-            _settle(done, EngineError(reason))
+            settle(done, None, EngineError(reason))
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -178,7 +186,7 @@ class TorchEngine:
 
         Consumes: waiting requests, released sessions, incoming weights. Produces: results of futures.
         Unblocked by: ``generate``, ``load`` and ``release``, which start it when it sleeps. Whatever goes
-        wrong here is told to everyone who waits.
+        wrong here is told to everyone who waits, who make it a failure of theirs.
         """
         try:
             while self._waiting or self._running or self._incoming or self._released:
@@ -187,21 +195,25 @@ class TorchEngine:
                 self._admit()
                 if not self._running:
                     return
-                for request in await asyncio.get_running_loop().run_in_executor(self._worker, self._advance):
+                for request in await self._worker.run(self._advance):
                     _deliver(request)
+        except EngineError as error:
+            self._fail_all(str(error))
         except Exception as error:
+            log.warning("the engine stopped", exc_info=error)
             self._fail_all(f"the engine stopped: {type(error).__name__}: {error}")
-            raise
 
     async def _take_incoming(self) -> None:
         incoming, self._incoming = self._incoming, []
         for weights, done in incoming:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._worker, self._replace, weights)
+                await self._worker.run(self._replace, weights)
+            except EngineError as error:
+                settle(done, None, error)
             except Exception as error:
-                _settle(done, EngineError(f"the weights do not fit the engine's model: {error}"))
+                settle(done, None, EngineError(f"the weights do not fit the engine's model: {error}"))
             else:
-                _settle(done, None)
+                settle(done, None, None)
 
     def _replace(self, weights: Weights) -> None:
         with torch.no_grad():
@@ -317,16 +329,6 @@ class TorchEngine:
         for request, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
             _append(request, token, logprob)
         self.tokens += len(alive)
-
-
-def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
-    """Answer a future that its waiter may have left."""
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
 
 
 def _deliver(request: _Request) -> None:

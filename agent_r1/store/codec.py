@@ -12,21 +12,26 @@ from agent_r1.core.task import ToolResult
 DEEPEST = 100
 TOO_DEEP = f"(nested deeper than {DEEPEST} levels)"
 
+LONGEST_INTEGER = 4096
+"""Bits of an integer that are written as a number; Python refuses to spell much longer ones."""
+
 
 def from_value(value: Any, depth: int = 0) -> Any:
     """Any value as JSON. Tuples and mappings with odd keys are tagged, so that they come back as they were.
 
-    What JSON cannot hold (objects, sets) is kept as its ``repr`` and comes back as that text; what lies deeper
+    What JSON cannot hold (objects, sets, integers of a thousand digits) is kept as text; what lies deeper
     than ``DEEPEST`` levels is replaced by ``TOO_DEEP``, because a policy can write brackets without end.
 
     Example:
         >>> from_value({"titles": ("Alba", "Bruno")})
         {'titles': {'$tuple': ['Alba', 'Bruno']}}
     """
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+        return hex(value)
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if not isinstance(value, list | tuple | Mapping):
-        return repr(value)
+        return _described(value)
     if depth == DEEPEST:
         return TOO_DEEP
     if isinstance(value, list):
@@ -36,6 +41,14 @@ def from_value(value: Any, depth: int = 0) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: from_value(item, depth + 1) for key, item in value.items()}
     return {"$pairs": [[from_value(key, depth + 1), from_value(item, depth + 1)] for key, item in value.items()]}
+
+
+def _described(value: object) -> str:
+    """Its ``repr``, which is a tool's own code and may fail like any."""
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"({type(value).__name__}, whose repr raised {type(error).__name__})"
 
 
 def to_value(data: Any) -> Any:

@@ -49,7 +49,8 @@ def create_run(folder: Path, config: Mapping[str, Any]) -> Ledger:
     already or cannot be written.
     """
     if os.path.lexists(folder):
-        raise InvalidInput("run", got=f"{folder}, which exists", do="give another --run")
+        do = "give another --run" + (", or --resume to go on with this one" if is_run(folder) else "")
+        raise InvalidInput("run", got=f"{folder}, which exists", do=do)
     text = json.dumps(config, indent=2)
     try:
         with appearing(folder) as half:
@@ -59,12 +60,12 @@ def create_run(folder: Path, config: Mapping[str, Any]) -> Ledger:
     return Ledger(folder / DATABASE)
 
 
-def resume_run(folder: Path, step: int) -> Ledger:
-    """Open the ledger of a run that stopped, to go on from the checkpoint of ``step``. Raises InvalidInput."""
+def reopen_run(folder: Path) -> Ledger:
+    """Open the ledger of a run that stopped; what is to come belongs into a new lineage. Raises InvalidInput."""
     if not is_run(folder):
         raise InvalidInput("run", got=f"{folder}, which holds no {DATABASE}", do="give the folder of a run")
     try:
-        return Ledger.resume(folder / DATABASE, step)
+        return Ledger(folder / DATABASE)
     except (OSError, sqlite3.Error) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a run in a folder that can be written") from None
 
@@ -73,7 +74,7 @@ def _fill(folder: Path, run: str, config: str) -> None:
     (folder / CONFIGURATION).write_text(config + "\n", encoding="utf-8")
     with closing(open_writer(folder / DATABASE)) as connection:
         connection.executescript(f"BEGIN; {TABLES}")  # one transaction: a sync for each table would take longer
-        meta = {"schema": str(SCHEMA_VERSION), "run": run, "config": config, "created": datetime.now().isoformat()}
+        meta = {"schema": str(SCHEMA_VERSION), "run": run, "created": datetime.now().isoformat()}
         connection.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
-        connection.execute("INSERT INTO lineages VALUES (1, 0, ?)", (time.time(),))
+        connection.execute("INSERT INTO lineages VALUES (1, 0, ?, ?)", (time.time(), config))
         connection.execute("COMMIT")

@@ -57,7 +57,7 @@ LAW: Mapping[str, str] = {
         WHERE fate IS NOT NULL AND step NOT IN (SELECT step FROM standing_metrics WHERE exact)""",
     "a completed run took all its steps": f"""
         SELECT 'the configuration says ' || steps || ', measured are ' || {LAST_STEP}
-        FROM (SELECT json_extract(value, '$.steps') AS steps FROM meta WHERE key = 'config')
+        FROM (SELECT json_extract(config, '$.steps') AS steps FROM lineages ORDER BY lineage DESC LIMIT 1)
         WHERE steps <> {LAST_STEP} AND {COMPLETED}""",
     "versions count up from 0": """
         SELECT 'version ' || version || ' of step ' || step || ' comes after ' || coalesce(before, 'nothing') FROM (

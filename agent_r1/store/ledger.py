@@ -8,16 +8,17 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.record import Event
 from agent_r1.store.lineage import newest_lineage, open_lineage
 from agent_r1.store.rows import inserts
-from agent_r1.store.schema import check_schema, close_writer, open_writer
+from agent_r1.store.schema import check_schema, close_writer, open_writer, run_name
 
 
 class LedgerError(AgentR1Error):
@@ -41,7 +42,8 @@ class Ledger:
     LedgerError to their caller alone. After a failed commit the ledger refuses everything: what the disk
     then holds is only what was acknowledged before.
 
-    What is recorded belongs to the newest lineage. One process at a time writes a run: InvalidInput to others, and
+    ``run`` is the run's name, by which its attempts are called, wherever its folder lies by now. What is recorded
+    belongs to the newest lineage. One process at a time writes a run: InvalidInput to others, and
     where ``path`` is of another schema.
     """
 
@@ -52,26 +54,23 @@ class Ledger:
         except BaseException:
             os.close(self._lock)
             raise
+        self.run = run_name(self._connection)
         self._lineage = newest_lineage(self._connection)
         self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._failure: LedgerError | None = None
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
-    @classmethod
-    def resume(cls, path: Path, step: int) -> Ledger:
-        """Open a run that stopped, to go on from the checkpoint of ``step`` in a new lineage.
+    def open_lineage(self, step: int, config: Mapping[str, Any]) -> None:
+        """Go on from the checkpoint of ``step`` in a new lineage, under ``config``, before anything is recorded.
 
         What the checkpoint does not know of is superseded, as :func:`agent_r1.store.lineage.open_lineage` says.
-        Raises InvalidInput as opening does, and where the run never came to ``step``.
+        Raises InvalidInput where the run never came to ``step``, LedgerError where the disk fails.
         """
-        ledger = cls(path)
         try:
-            ledger._lineage = open_lineage(ledger._connection, step)  # the thread still waits for its first event
-        except BaseException:
-            ledger.close()
-            raise
-        return ledger
+            self._lineage = open_lineage(self._connection, step, config)  # the thread waits for its first event
+        except sqlite3.Error as error:
+            raise LedgerError(f"no lineage could be opened: {error}") from error
 
     async def record(self, *events: Event) -> None:
         """Write events down, in order, all or none; returns when they are on the disk. Raises LedgerError."""

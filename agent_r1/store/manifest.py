@@ -1,6 +1,6 @@
 """Manifests: what a saved folder holds, file by file, so that every change to it is seen.
 
-{"format": 2, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
+{"format": 3, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
  "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
 """
 
@@ -17,7 +17,7 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.store.disk import DISK, Disk
 
 MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 2
+MANIFEST_FORMAT = 3
 
 MODEL, CHECKPOINTS, STEP = "model", "checkpoints", "step-"
 

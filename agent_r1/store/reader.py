@@ -14,6 +14,7 @@ from agent_r1.core.record import Dispatched, Fate, Happened, Measured, Published
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.store.codec import to_action, to_messages, to_result, to_spans
 from agent_r1.store.folder import DATABASE
+from agent_r1.store.law import COMPLETED
 from agent_r1.store.packed import Tokens, unpack_document
 from agent_r1.store.rows import attempt_key, to_number, to_reward
 from agent_r1.store.schema import open_reader
@@ -43,8 +44,13 @@ class RunReader:
         self._connection.close()
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration the run was started with."""
-        return json.loads(self._connection.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()[0])
+        """The resolved configuration of the newest lineage."""
+        sql = "SELECT config FROM lineages ORDER BY lineage DESC LIMIT 1"
+        return json.loads(self._connection.execute(sql).fetchone()[0])
+
+    def completed(self) -> bool:
+        """Whether the run came to its end, and was not resumed since."""
+        return bool(self._connection.execute(f"SELECT {COMPLETED}").fetchone()[0])
 
     def dispatched(self) -> Iterator[Dispatched]:
         """Every attempt that was started."""

@@ -45,8 +45,8 @@ def broken_model(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
 
 
 def other_configuration(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
-    """The configuration's file, where it says anything else than the ledger."""
-    kept = json.loads(connection.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()[0])
+    """The configuration's file, where it says anything else than what the ledger's first lineage ran under."""
+    kept = json.loads(connection.execute("SELECT config FROM lineages ORDER BY lineage LIMIT 1").fetchone()[0])
     try:
         if json.loads((folder / CONFIGURATION).read_text(encoding="utf-8")) != kept:
             yield f"{folder / CONFIGURATION} differs from the ledger's"

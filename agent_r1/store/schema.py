@@ -8,12 +8,12 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised with every change of the tables. Runs of another schema are refused, older ones too: none is converted."""
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE lineages (lineage INTEGER PRIMARY KEY, step INTEGER NOT NULL, at REAL NOT NULL);
+CREATE TABLE lineages (lineage INTEGER PRIMARY KEY, step INTEGER NOT NULL, at REAL NOT NULL, config TEXT NOT NULL);
 CREATE TABLE attempts (
     id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, lineage INTEGER NOT NULL REFERENCES lineages (lineage),
     run TEXT NOT NULL, task TEXT NOT NULL, group_serial INTEGER NOT NULL, member INTEGER NOT NULL,
@@ -73,12 +73,12 @@ CREATE TRIGGER trained_once BEFORE INSERT ON attempts
     WHEN EXISTS (SELECT 1 FROM standing_attempts WHERE attempt = NEW.attempt AND fate IS NOT NULL)
     BEGIN SELECT RAISE(ABORT, 'it met its fate in an earlier lineage'); END;
 """
-# A lineage is one stretch of training without a stop: the first begins at step 0, each later one at the step of the
-# checkpoint it was resumed from. What stands is what counts in the newest lineage. An attempt may be dispatched once
-# per lineage; each time is a row of its own, which meets at most one fate (trained, dropped) and may be superseded
-# in a later lineage. A reward's turn is null where it belongs to the whole trajectory, its
-# call where it belongs to no single call. A value is a number; JSON text
-# where it is one number per turn, or not a number; null where it could not be scored.
+# A lineage is one stretch of training without a stop, under one configuration: the first begins at step 0, each later
+# one at the step of the checkpoint it was resumed from. What stands is what counts in the newest lineage. An attempt
+# may be dispatched once per lineage; each time is a row of its own, which meets at most one fate (trained, dropped) and
+# may be superseded in a later lineage. A reward's turn is null where it belongs to the whole trajectory, its call where
+# it belongs to no single call. A value is a number; JSON text where it is one number per turn, or not a number; null
+# where it could not be scored.
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -128,3 +128,8 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     if found < SCHEMA_VERSION:
         do = f"read it with the agent-r1 that wrote it: runs are not converted to schema {SCHEMA_VERSION}"
         raise InvalidInput("run", got=f"{path} of schema {found}, which is older", do=do)
+
+
+def run_name(connection: sqlite3.Connection) -> str:
+    """The name that a run was given when it was made."""
+    return str(connection.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()[0])

@@ -1,6 +1,6 @@
 """Models and checkpoints on disk: whole or absent, checked by hashes, safetensors and JSON only.
 
-runs/NAME/checkpoints/step-K/   a Hugging Face folder, with learner.safetensors, learner.json, position.json
+runs/NAME/checkpoints/step-K/   a Hugging Face folder, with learner.safetensors and .json, position.json, doctor.json
 runs/NAME/model/                a Hugging Face folder
 Each has a manifest.json.
 """
@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -35,9 +37,12 @@ from agent_r1.store.manifest import (
     looks_whole,
     write_manifest,
 )
+from agent_r1.train.doctor.state import DoctorState
 from agent_r1.train.identity import identity_of
 
-TENSORS, SCALARS, POSITION = "learner.safetensors", "learner.json", "position.json"
+T = TypeVar("T")
+
+TENSORS, SCALARS, POSITION, DOCTOR = "learner.safetensors", "learner.json", "position.json", "doctor.json"
 
 
 class CheckpointError(AgentR1Error):
@@ -54,9 +59,11 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: the optimizer steps taken, and the best of them so far where anything was validated."""
+    """Where a run stands: the optimizer steps taken, the groups they took (the next group's serial number), and the
+    best step so far where anything was validated."""
 
-    step: int
+    step: int = 0
+    groups: int = 0
     best: Best | None = None
 
 
@@ -67,6 +74,7 @@ class Snapshot:
     position: Position
     weights: Mapping[str, Tensor]
     learner: LearnerState
+    doctor: DoctorState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +84,7 @@ class Checkpoint:
     folder: Path
     position: Position
     learner: LearnerState
+    doctor: DoctorState
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,7 @@ def save_checkpoint(
             disk.write(half / TENSORS, lambda place: save_file(dict(snapshot.learner.tensors), place))
             disk.write(half / SCALARS, lambda place: _put_json(place, dict(snapshot.learner.scalars)))
             disk.write(half / POSITION, lambda place: _put_json(place, asdict(snapshot.position)))
+            disk.write(half / DOCTOR, lambda place: _put_json(place, asdict(snapshot.doctor)))
         for doomed in _superfluous(run, snapshot.position, keep):
             disk.remove(hide(doomed, disk))
     return folder
@@ -166,10 +176,12 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
         if saved != mine:
             do = f"go on with the {what} that the run was started with, or start a new run"
             raise InvalidInput("checkpoint", got=f"{folder}, which is of another {what}", do=do)
-    position = json.loads((folder / POSITION).read_text("utf-8"))
-    best = None if position["best"] is None else Best(**position["best"])
     learner = LearnerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8")))
-    return Checkpoint(folder, Position(position["step"], best), learner)
+    return Checkpoint(folder, _read(folder / POSITION, Position), learner, _read(folder / DOCTOR, DoctorState))
+
+
+def _read(place: Path, kind: type[T]) -> T:
+    return TypeAdapter(kind).validate_python(json.loads(place.read_text("utf-8")))
 
 
 def trained_model(run: Path) -> Path:

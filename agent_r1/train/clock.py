@@ -20,15 +20,26 @@ class Clock:
 
     Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start at once. Where group 2 teaches
     nothing, group 4 may start, and where that teaches nothing either, group 5; group 7 is the last for this step.
+
+    A run that is resumed has ``steps`` left, has ``taken`` groups already, and acts by weights of ``version``.
     """
 
-    def __init__(self, steps: int, groups_per_step: int, *, max_staleness: int = 0, refill: int = 0) -> None:
+    def __init__(
+        self,
+        steps: int,
+        groups_per_step: int,
+        *,
+        max_staleness: int = 0,
+        refill: int = 0,
+        taken: int = 0,
+        version: int = 0,
+    ) -> None:
         self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
         self._most = groups_per_step * (1 + refill)
         self._left = steps
-        self._taken = 0
+        self._taken = taken
         self._wanted = groups_per_step
-        self._version = 0
+        self._version = version
         self._changed = asyncio.Condition()
 
     @property

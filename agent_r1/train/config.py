@@ -11,34 +11,77 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from agent_r1.config import Layer, resolve, restrict
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.world import World
+from agent_r1.env.sandbox.config import Level
 from agent_r1.learn.config import LearnerConfig
+from agent_r1.rollout.config import TagsConfig, ViewConfig
+from agent_r1.train.doctor.config import DoctorConfig
 
 
-class RunConfig(BaseModel):
-    """What training and evaluation share: the world, the model, and how it acts."""
+class WorldConfig(BaseModel):
+    """What a world is made of."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    task: str = "tinywiki"
-    """The world, one of those that ``agent-r1 tasks`` lists."""
-
     data: Path | None = None
-    """The file of questions, for worlds that read one; multi-hop worlds also take hf:NAME and a mixture's TOML file."""
+    """The file of questions, for worlds that read one; or hf:NAME, and for multi-hop worlds a mixture's TOML file."""
 
     corpus: str | None = None
     """What to search: a file of passages, a TOML file that describes a search, or a retrieval server's http://.."""
 
-    model: str = ""
-    """A Hugging Face name, a folder, or 'tiny-base'; for evaluation also a run. It has to be named."""
+    sandbox: Level | None = None
+    """Where code runs that the policy wrote, in worlds that run it: bubblewrap (a container, their default) or none."""
 
     seed: int = Field(default=0, ge=0)
     """Fixes worlds, sampling and initial weights."""
+
+
+class CheckConfig(WorldConfig):
+    """A world that proves itself."""
+
+    n: int = Field(default=50, ge=0)
+    """Tasks per split, drawn at random; 0: all."""
+
+    concurrency: int = Field(default=32, ge=1)
+    """Episodes under way at the same time."""
+
+
+class PlayConfig(WorldConfig):
+    """An episode that a person plays."""
+
+    split: str = ""
+    """Where the task is from; empty: the first split of the table."""
+
+    number: int | None = Field(default=None, ge=0)
+    """Which task of the split, from 0; the seed draws one where none is given."""
+
+
+class RunConfig(WorldConfig):
+    """What training and evaluation share: the world, the model, and how it acts."""
+
+    task: str = "tinywiki"
+    """The world, one of those that ``agent-r1 tasks`` lists."""
+
+    splits: tuple[str, ...] = ()
+    """Columns of the table; empty: those that the world names."""
+
+    model: str = ""
+    """A Hugging Face name, a folder, or 'tiny-base'; for evaluation also a run. It has to be named."""
 
     max_tokens: int = Field(default=1024, ge=1)
     """New tokens per turn."""
 
     context: int = Field(default=8192, ge=2)
     """Tokens per episode: prompts, actions and what tools gave."""
+
+    view: ViewConfig = ViewConfig()
+    """The context rule."""
+
+    tool_format: str = "auto"
+    """How calls are written: auto (as the model's template does), hermes, qwen3.5, glm, llama3, deepseek, harmony,
+    response (by the tokenizer's own response template), or tags, for models that know none."""
+
+    tags: TagsConfig = TagsConfig()
+    """Names in the tool format tags."""
 
     concurrency: int = Field(default=256, ge=1)
     """Episodes under way at the same time."""
@@ -49,6 +92,16 @@ class RunConfig(BaseModel):
     score_seconds: float = Field(default=600.0, gt=0)
     """Seconds a scorer may take for a group; past them the group is dropped."""
 
+    pass_k: int = Field(default=0, ge=0)
+    """The k of pass@k: of k sampled attempts one is right. 0: not measured. After training it is measured of the base
+    model, over at most 50 questions per split."""
+
+    pass_attempts: int = Field(default=0, ge=0)
+    """Attempts per question from which pass@1 and pass@k are estimated without bias, at least k of them; 0: k."""
+
+    retries: int = Field(default=2, ge=0)
+    """Further attempts in the place of one whose environment or engine failed."""
+
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Where the model computes: auto (a GPU where there is one), cpu, cuda, cuda:N."""
 
@@ -57,6 +110,14 @@ class RunConfig(BaseModel):
 
     threads: int = Field(default=1, ge=1)
     """Threads of torch; results are equal bit for bit only where this is."""
+
+    @field_validator("pass_attempts")
+    @classmethod
+    def _enough_attempts(cls, value: int, info: ValidationInfo) -> int:
+        k = info.data.get("pass_k", 0)
+        if value and not value >= k > 0:
+            raise ValueError(f"give pass_k too, and at least so many attempts: pass_k is {k}")
+        return value
 
 
 class TrainConfig(RunConfig):
@@ -73,6 +134,9 @@ class TrainConfig(RunConfig):
 
     learner: LearnerConfig = LearnerConfig()
     """The optimizer."""
+
+    doctor: DoctorConfig = DoctorConfig()
+    """When a run is warned of, and stopped."""
 
     run: str = ""
     """The run's name, in runs/, or a folder for it; empty: one is made of task, algorithm and time."""
@@ -104,14 +168,12 @@ class TrainConfig(RunConfig):
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations on the validation split; 0: none."""
 
-    pass_k: int = Field(default=0, ge=0)
-    """Attempts per question for the base model's pass@k, over at most 50 questions per split; 0: not measured."""
-
     evaluate_n: int = Field(default=200, ge=1)
     """Questions per split of each evaluation."""
 
     checkpoint_every: int = Field(default=5, ge=0)
-    """Steps between checkpoints; 0: only the final model is saved, and a run that stops cannot be resumed."""
+    """Steps between checkpoints; 0: only the final model is saved, and a run that stops is resumed from its
+    beginning."""
 
     checkpoint_keep: int = Field(default=2, ge=1)
     """Newest checkpoints to keep; the best by validation is kept beside them."""

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.solution import Solutions
 from agent_r1.core.task import Task
 from agent_r1.core.world import Env, World
 from agent_r1.env import FunctionScorer, ToolEnv
 from agent_r1.env.scoring import RewardFunction, named
+from agent_r1.env.users import UserEnv
 from agent_r1.tasks.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 FILE_MODULE = "agent_file"
 """The name a user's file is imported under."""
 
 
-def world_of(env: Any, tasks: Any, name: str, model: str, rewards: Sequence[RewardFunction] = ()) -> World:
+def world_of(
+    env: Any,
+    tasks: Any,
+    name: str,
+    model: str,
+    rewards: Sequence[RewardFunction] = (),
+    solutions: Callable[[Task], Solutions] | None = None,
+) -> World:
     """A world of an environment and tasks, which are checked: they come from a user.
 
     ``model`` is the one asked for. Where that is tiny-base, or none, the settings that fit tiny-base are the recipe.
@@ -33,7 +42,7 @@ def world_of(env: Any, tasks: Any, name: str, model: str, rewards: Sequence[Rewa
         got = f"an object of type {type(env).__name__}"
         raise InvalidInput("env", got=got, do="make it a ToolEnv, or give it tools and open()")
     given = (FunctionScorer(named(rewards)),) if rewards else ()
-    scorers = (*(env.scorers if isinstance(env, ToolEnv) else ()), *given)
+    scorers = (*(env.scorers if isinstance(env, ToolEnv | UserEnv) else ()), *given)
     if not scorers:
         raise InvalidInput("env", got="no rewards", do="give rewards=[...]: nothing is learned without")
     listed = _checked(tasks)
@@ -45,12 +54,13 @@ def world_of(env: Any, tasks: Any, name: str, model: str, rewards: Sequence[Rewa
         scorers=scorers,
         evaluation=others or ("train",),
         recipe={"task": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
+        solutions=solutions,
     )
 
 
 def load_world(file: Path, model: str) -> World:
-    """The world that a Python file describes, for the model asked for: by the names ``env`` and ``tasks``, and
-    ``rewards`` where the environment brings none.
+    """The world that a Python file describes, for the model asked for: by the names ``env`` and ``tasks``,
+    ``rewards`` where the environment brings none, and ``solutions`` where it can be checked.
 
     The file is run like a script in its own folder. Raises InvalidInput, in one line, where it is
     missing, cannot be run, or lacks a name.
@@ -61,7 +71,8 @@ def load_world(file: Path, model: str) -> World:
     for name in ("env", "tasks"):
         if name not in names:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
-    return world_of(names["env"], names["tasks"], file.stem, model, names.get("rewards", ()))
+    given = names.get("rewards", ()), names.get("solutions")
+    return world_of(names["env"], names["tasks"], file.stem, model, *given)
 
 
 def _checked(tasks: Any) -> tuple[Task, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -12,9 +13,8 @@ from pathlib import Path
 import torch
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.record import Event
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Group, Scorer
+from agent_r1.core.trajectory import Group, Scorer, Trajectory
 from agent_r1.core.world import Env, World
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.collector import Collector, Limits, Order
@@ -23,19 +23,13 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.store.reader import RunReader
 from agent_r1.train.checkpoint import trained_model
 from agent_r1.train.config import EvalConfig
-from agent_r1.train.prepare import Policy, check_world, limits_of, open_policy
-from agent_r1.train.report import Cell, Progress, Table, cell_of
-from agent_r1.train.scores import Answered, answered
+from agent_r1.train.prepare import Policy, check_world, limits_of, open_policy, with_columns
+from agent_r1.train.report import Cell, PassAtK, Progress, Table, cell_of
+from agent_r1.train.scores import Answered, answered, pass_at_k
+from agent_r1.train.unrecorded import Unrecorded, at_once
 
 BASE = "base-tool-call"
 TRAINED = "trained"
-
-
-class Unrecorded:
-    """A recorder for attempts that are no part of a run: evaluation."""
-
-    async def record(self, *events: Event) -> None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +41,13 @@ class Method:
     env: Env
 
 
-async def _at_once(order: Order) -> int:
-    return 0
-
-
 async def attempts(
     method: Method, scorers: tuple[Scorer, ...], tasks: Iterable[Task], size: int, limits: Limits
 ) -> list[Group]:
     """``size`` scored attempts at each task."""
     collector = Collector(method.agent, method.env, scorers, Unrecorded(), f"evaluation of {method.name}", limits)
     orders = (Order(serial, task, size) for serial, task in enumerate(tasks))
-    async with aclosing(collector.collect(orders, _at_once)) as groups:
+    async with aclosing(collector.collect(orders, at_once)) as groups:
         return [group async for group in groups]
 
 
@@ -66,23 +56,41 @@ def greedy(agent: Agent) -> Agent:
     return replace(agent, sampling=replace(agent.sampling, temperature=0.0))
 
 
-async def answers_of(method: Method, world: World, split: str, count: int, limits: Limits) -> list[Answered]:
+def lived_in(method: Method, world: World, split: str) -> Env:
+    """Where a method meets a split: an agent in the environment that the world has for it, a baseline in its own."""
+    return world.env_of(split) if method.env is world.env else method.env
+
+
+def sampled(agent: Agent) -> Agent:
+    """The same policy, drawing from its whole distribution."""
+    return replace(agent, sampling=replace(agent.sampling, temperature=1.0))
+
+
+async def greedy_attempts(method: Method, world: World, split: str, count: int, limits: Limits) -> list[Trajectory]:
     """One greedy attempt at each of the first ``count`` tasks of a split."""
-    method = replace(method, agent=greedy(method.agent))
+    method = replace(method, agent=greedy(method.agent), env=lived_in(method, world, split))
     groups = await attempts(method, world.scorers, world.tasks(split)[:count], 1, limits)
-    return [answered(group.trajectories[0]) for group in groups]
+    return [group.trajectories[0] for group in groups]
+
+
+async def answers_of(method: Method, world: World, split: str, count: int, limits: Limits) -> list[Answered]:
+    """How these were scored."""
+    return [answered(trajectory) for trajectory in await greedy_attempts(method, world, split, count, limits)]
 
 
 async def pass_at(
-    method: Method, world: World, splits: Sequence[str], count: int, k: int, limits: Limits
-) -> dict[str, float]:
-    """The share of tasks of which at least one of k sampled attempts is right."""
-    shares = {}
-    for split in splits:
-        groups = await attempts(method, world.scorers, world.tasks(split)[:count], k, limits)
-        solved = [any(answered(t).em == 1 for t in group.trajectories) for group in groups]
-        shares[split] = sum(solved) / len(solved)
-    return shares
+    method: Method, world: World, count: int, k: int, size: int, limits: Limits, progress: Progress
+) -> PassAtK:
+    """pass@1 and pass@k over the world's evaluation splits, estimated from ``size`` sampled attempts at each task."""
+    progress.say(f"pass@{k} of {method.name}")
+    ones, shares = {}, {}
+    for split in world.evaluation:
+        there = replace(method, env=lived_in(method, world, split))
+        groups = await attempts(there, world.scorers, world.tasks(split)[:count], size, limits)
+        right = [sum(answered(trajectory).em == 1 for trajectory in group.trajectories) for group in groups]
+        ones[split] = statistics.fmean(pass_at_k(size, c, 1) for c in right)
+        shares[split] = statistics.fmean(pass_at_k(size, c, k) for c in right)
+    return PassAtK(k, shares, size, ones)
 
 
 def methods_of(world: World, base: Agent, trained: Agent | None = None) -> list[Method]:
@@ -103,16 +111,24 @@ def retrieval_of(world: World) -> dict[str, Mapping[str, float]]:
 async def table_of(methods: Sequence[Method], world: World, count: int, limits: Limits, progress: Progress) -> Table:
     """All methods over the world's evaluation splits."""
     cells: dict[str, dict[str, Cell]] = {}
+    measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = "exact match"
     for method in methods:
         progress.say(f"evaluating {method.name} on {', '.join(world.evaluation)}")
-        cells[method.name] = {}
+        cells[method.name], measures[method.name] = {}, {}
         for split in world.evaluation:
-            answers = await answers_of(method, world, split, count, limits)
+            lived = await greedy_attempts(method, world, split, count, limits)
+            answers = [answered(trajectory) for trajectory in lived]
             cells[method.name][split] = cell_of(answers)
+            measures[method.name][split] = measures_of(world, lived)
             _tell_failures(method.name, split, answers, progress)
             measure = next((answer.measure for answer in answers if not answer.exact), measure)
-    return Table(cells, retrieval_of(world), measure)
+    return Table(cells, retrieval_of(world), measure, measures if world.measures is not None else {})
+
+
+def measures_of(world: World, lived: Sequence[Trajectory]) -> Mapping[str, float]:
+    """The world's own figures of scored attempts; none where it has none."""
+    return {} if world.measures is None else world.measures(lived)
 
 
 def _tell_failures(method: str, split: str, answers: Sequence[Answered], progress: Progress) -> None:
@@ -125,6 +141,7 @@ def _tell_failures(method: str, split: str, answers: Sequence[Answered], progres
 def evaluate(config: EvalConfig, world: World, progress: Progress) -> Table:
     """The table of ``agent-r1 eval``. Where the model is a run, its base model and its trained one are compared."""
     torch.set_num_threads(config.threads)
+    world = with_columns(world, config.splits)
     run = run_folder(config.model)
     if not is_run(run):
         base = open_policy(config, world)
@@ -152,10 +169,22 @@ async def _evaluate(
     agents = [policy.agent(engine, config, 0.0) for policy, engine in zip(policies, engines, strict=True)]
     methods = methods_of(world, agents[0], *agents[1:])
     try:
-        return await table_of(_chosen(methods, config.methods), world, config.n, limits_of(config), progress)
+        chosen, limits = _chosen(methods, config.methods), limits_of(config)
+        table = await table_of(chosen, world, config.n, limits, progress)
+        return replace(table, passed=await _passed(config, world, chosen, limits, progress))
     finally:
         for engine in engines:
             await engine.close()
+
+
+async def _passed(
+    config: EvalConfig, world: World, methods: Sequence[Method], limits: Limits, progress: Progress
+) -> Mapping[str, PassAtK]:
+    if config.pass_k == 0:
+        return {}
+    k, size = config.pass_k, config.pass_attempts or config.pass_k
+    sampling = [replace(method, agent=sampled(method.agent)) for method in methods]
+    return {m.name: await pass_at(m, world, config.n, k, size, limits, progress) for m in sampling}
 
 
 def _chosen(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -10,10 +13,12 @@ from torch import Tensor
 from agent_r1.core.world import World
 from agent_r1.learn.learner import Learner
 from agent_r1.rollout.agent import Agent
-from agent_r1.train.checkpoint import Best, Position, Snapshot, copied, save_checkpoint, save_model
+from agent_r1.train.checkpoint import Best, CheckpointError, Position, Snapshot, copied, save_checkpoint, save_model
 from agent_r1.train.config import TrainConfig
+from agent_r1.train.doctor.state import DoctorState
 from agent_r1.train.evaluate import Method, answers_of
 from agent_r1.train.prepare import Policy, limits_of
+from agent_r1.train.restore import Start
 from agent_r1.train.saver import Saver
 
 
@@ -25,28 +30,38 @@ class Keeper:
     """
 
     def __init__(
-        self, policy: Policy, world: World, learner: Learner, agent: Agent, config: TrainConfig, folder: Path
+        self,
+        policy: Policy,
+        world: World,
+        learner: Learner,
+        agent: Agent,
+        config: TrainConfig,
+        folder: Path,
+        start: Start,
     ) -> None:
         self._policy, self._world, self._learner = policy, world, learner
         self._agent, self._config, self._folder = agent, config, folder
-        self._best: Best | None = None
-        self._best_weights: dict[str, Tensor] = {}
+        self._best: Best | None = start.position.best
+        self._best_weights: Mapping[str, Tensor] = start.best
         self._saver = Saver(self._write)
         self._snapshot: Snapshot | None = None
 
-    async def after(self, step: int) -> dict[str, float]:
-        """What is due after a step, before weights move again; the validation's measures, where it was.
+    async def after(self, position: Position, doctor: DoctorState) -> dict[str, float]:
+        """What is due at a position, before weights move again; the validation's measures, where it was.
+
+        The best of the position is this keeper's to say. ``doctor`` is what the doctor remembers by then.
 
         Raises CheckpointError where the save before failed.
         """
         measured: dict[str, float] = {}
+        step = position.step
         if self._due(step, self._config.evaluate_every) and self._world.validation is not None:
             measured = await self._validate(step, self._world.validation)
         every = self._config.checkpoint_every
         if self._due(step, every) or (every > 0 and self._best is not None and self._best.step == step):
             await self._saver.settled()
             weights = copied(self._policy.model)
-            self._snapshot = Snapshot(Position(step, self._best), weights, self._learner.state())
+            self._snapshot = Snapshot(replace(position, best=self._best), weights, self._learner.state(), doctor)
         return measured
 
     def save(self) -> None:
@@ -55,6 +70,11 @@ class Keeper:
         if self._snapshot is not None:
             self._saver.start(self._snapshot)
             self._snapshot = None
+
+    async def settle(self) -> None:
+        """Wait until nothing is being saved, whether that succeeds or not."""
+        with suppress(CheckpointError):
+            await self._saver.settled()
 
     def _write(self, snapshot: Snapshot) -> None:
         save_checkpoint(

@@ -16,27 +16,34 @@ from agent_r1.train import run
 from agent_r1.train.config import TrainConfig, settle
 from agent_r1.train.custom import world_of
 from agent_r1.train.report import Progress, TrainReport, progress_on
+from agent_r1.train.resume import resumed
 
 
 def train(
     env: Env,
     tasks: Sequence[Task],
     *,
-    model: str = TINY_BASE,
-    algorithm: str = "grpo",
+    model: str | None = None,
+    algorithm: str | None = None,
     rewards: Sequence[RewardFunction] = (),
     progress: Progress | None = None,
+    resume: bool = False,
     **settings: Any,
 ) -> TrainReport:
     """Train an agent in ``env`` on ``tasks``; this is ``agent_r1.train``.
 
-    ``rewards`` are for an environment that brings none, as a ToolEnv may.
+    ``model`` is tiny-base and ``algorithm`` grpo where they are not named. ``rewards`` are for an environment that
+    brings none, as a ToolEnv may. ``resume`` goes on with the run that ``run`` names, by the settings it has; the few
+    that may change are :data:`agent_r1.train.resume.MAY_CHANGE`.
 
     ``settings`` are those of :class:`~agent_r1.train.config.TrainConfig`, tables as mappings:
     ``steps=20, learner={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
     Raises InvalidInput where something cannot be used.
     """
-    world = world_of(env, tasks, "custom", model, rewards)
-    layer = Layer("agent_r1.train", {"model": model, "algorithm": algorithm, **settings})
-    config = settle(TrainConfig, [layer], world)
-    return run.train(config, world, progress or progress_on(Console(stderr=True)))
+    world = world_of(env, tasks, "custom", model or TINY_BASE, rewards)
+    named = {key: value for key, value in (("model", model), ("algorithm", algorithm)) if value is not None}
+    layers = [Layer("agent_r1.train", {**named, **settings})]
+    shown = progress or progress_on(Console(stderr=True))
+    if resume:
+        return run.resume(resumed(layers), world, shown)
+    return run.train(settle(TrainConfig, layers, world), world, shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
@@ -17,15 +17,22 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.world import Context, Env, World
 from agent_r1.learn.choose import build_row, terms
+from agent_r1.learn.fit import check_rewriting
 from agent_r1.learn.row import Row
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.boundary import boundary
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collector import Limits, Order
+from agent_r1.rollout.formats.choose import open_chat, require_tools
+from agent_r1.rollout.rules import Append, rule_of
 from agent_r1.tasks.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.train.config import RunConfig, TrainConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+OPENING_SECONDS = 60.0
+"""How long an environment may take to open before a run begins."""
 
 CHECKED_PROMPTS = 8
 """Prompts per split whose tokens are counted before anything starts: those of most characters."""
@@ -42,7 +49,8 @@ class Policy:
 
     def agent(self, engine: Engine, config: RunConfig, temperature: float) -> Agent:
         """This policy, acting through ``engine``."""
-        return Agent(engine, self.chat, Sampling(temperature, max_tokens=config.max_tokens), self.context, config.seed)
+        sampling = Sampling(temperature, max_tokens=config.max_tokens)
+        return Agent(engine, self.chat, sampling, self.context, config.seed, rule_of(config.view))
 
 
 def open_policy(config: RunConfig, world: World) -> Policy:
@@ -53,14 +61,20 @@ def open_policy(config: RunConfig, world: World) -> Policy:
     name = str(TINY_BASE_FOLDER) if config.model == TINY_BASE else config.model
     tokenizer = load_tokenizer(name)
     try:
-        chat = Chat(tokenizer)
+        chat = open_chat(tokenizer, config.tool_format, config.tags)
         if world.env.tools:
-            chat.require_tools()
+            require_tools(chat)
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
     model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]
     _check_vocabulary(model, tokenizer, config.model)
     return Policy(model, tokenizer, chat, min(config.context, *_bounds(model)))
+
+
+def check_view(config: TrainConfig, row: Row) -> None:
+    """Raise InvalidInput where the algorithm cannot learn from contexts that the rule rewrites."""
+    if not isinstance(rule_of(config.view), Append):
+        check_rewriting(row)
 
 
 RATIO_TERMS = ("surrogate", "ratio", "anchor")
@@ -143,24 +157,40 @@ def check_world(policy: Policy, world: World, splits: Sequence[str]) -> None:
         tasks = world.tasks(split)
         if not tasks:
             raise InvalidInput(f"tasks of {world.name}", got=f"none in the split {split!r}", do="give some")
-        check_prompts(policy, world.env, tasks)
+        check_prompts(policy, world.env_of(split), tasks)
+
+
+def with_columns(world: World, splits: tuple[str, ...]) -> World:
+    """The world whose table has these columns; its own where none are given."""
+    return replace(world, evaluation=splits) if splits else world
 
 
 async def _opening(env: Env, task: Task) -> tuple[Message, ...]:
-    episode = await env.open(task, Context(Attempt("check", task.id, 0, 0), 0))
-    await episode.close()
-    return episode.start
+    """The first messages of a task. Raises InvalidInput where the environment cannot open it, or not in time."""
+
+    def refused(reason: str) -> InvalidInput:
+        do = f"mend the environment, or the task: it is opened once before a run begins (in {OPENING_SECONDS:g} s)"
+        return InvalidInput(f"task {task.id}", got=reason, do=do)
+
+    with boundary(refused):
+        async with asyncio.timeout(OPENING_SECONDS):
+            episode = await env.open(task, Context(Attempt("check", task.id, 0, 0), 0))
+            await episode.close()
+            return episode.start
 
 
 def limits_of(config: RunConfig) -> Limits:
-    return Limits(config.concurrency, config.episode_seconds, config.score_seconds)
+    return Limits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 
-def orders(tasks: Sequence[Task], config: TrainConfig) -> Iterator[Order]:
-    """Groups without end, in order: every epoch is a permutation that depends on the seed and the epoch."""
-    for serial in count():
-        epoch, place = divmod(serial, len(tasks))
-        if place == 0:
-            generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
-            permutation = torch.randperm(len(tasks), generator=generator).tolist()
-        yield Order(serial, tasks[permutation[place]], config.group_size)
+def orders(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterator[Order]:
+    """Groups without end, in order, from the serial number ``first`` on.
+
+    Every epoch is a permutation that depends on the seed and the epoch alone.
+    """
+    for epoch in count(first // len(tasks)):
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
+        permutation = torch.randperm(len(tasks), generator=generator).tolist()
+        for serial, place in enumerate(permutation, start=epoch * len(tasks)):
+            if serial >= first:
+                yield Order(serial, tasks[place], config.group_size)

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table as Grid
+
+EXACT_MATCH = "exact match"
+"""What a table measures, where a world does not say otherwise."""
 
 NORMAL_95 = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
@@ -42,34 +45,51 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class PassAtK:
+    """The chance, by split, that of ``k`` sampled attempts at a question one is right: pass@k.
+
+    It is estimated from ``attempts`` at each question; ``ones`` is pass@1 from the same ones.
+    """
+
+    k: int
+    shares: Mapping[str, float]
+    attempts: int
+    ones: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Cells by method and split, and the retriever's measures by split and name (``recall@5``).
 
-    ``measure`` says what the cells' ``em`` is where a world has no exact match: its reward.
+    ``measure`` says what the cells' ``em`` is where a world has no exact match: its reward. ``measures`` are the
+    world's own, by method, split and name (``fix_rate``); ``passed`` is pass@k by method, where it was asked for.
     """
 
     cells: Mapping[str, Mapping[str, Cell]]
     retrieval: Mapping[str, Mapping[str, float]]
-    measure: str = "exact match"
+    measure: str = EXACT_MATCH
+    measures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    passed: Mapping[str, PassAtK] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True)
-class PassAtK:
-    """The share of questions, by split, of which at least one of ``k`` sampled attempts is right."""
-
-    k: int
-    shares: Mapping[str, float]
+    @property
+    def exact(self) -> bool:
+        """Whether the world reports exact match, and with it F1."""
+        return self.measure == EXACT_MATCH
 
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What a training run came to. ``pass_at_k`` is the base model's, None where it was not measured."""
+    """What a training run came to. ``pass_at_k`` is the base model's, None where it was not measured.
+
+    ``train_seconds`` are those of the steps after ``resumed_from``, where the run went on the last time.
+    """
 
     run: Path
     steps: int
     train_seconds: float
     table: Table
     pass_at_k: PassAtK | None = None
+    resumed_from: int = 0
 
 
 class Answered(Protocol):
@@ -125,10 +145,18 @@ def normal(values: Sequence[float]) -> tuple[float, float]:
 def table_json(table: Table) -> dict[str, Any]:
     """The JSON of ``eval``: ``{"table": {method: {split: {em, f1, n, low, high}}}, "retrieval": {split: {..}}}``.
 
-    A cell has ``sub`` too where the world reports a sub-match.
+    A cell has ``sub`` too where the world reports a sub-match. ``measures`` and ``pass_at_k``, by method, are there
+    where there are any.
     """
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
-    return {"table": cells, "retrieval": {split: dict(measures) for split, measures in table.retrieval.items()}}
+    data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
+    if table.measures:
+        data["measures"] = {
+            method: {split: dict(some) for split, some in row.items()} for method, row in table.measures.items()
+        }
+    if table.passed:
+        data["pass_at_k"] = {method: asdict(passed) for method, passed in table.passed.items()}
+    return data
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
@@ -143,35 +171,51 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 
 
 def render(table: Table) -> Group:
-    """The table for a terminal: methods down, splits across; exact match (95 % interval) over F1."""
+    """The table for a terminal: methods down, splits across; the measure (95 % interval), and F1 where there is one."""
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
     for method, row in table.cells.items():
-        grid.add_row(escape(method), *(_shown(row[split]) if split in row else "-" for split in splits))
+        grid.add_row(escape(method), *(_shown(row[split], table.exact) if split in row else "-" for split in splits))
     lines = [
         f"retrieval, {escape(split)}: " + ", ".join(f"{escape(name)} {value:.3f}" for name, value in measures.items())
         for split, measures in table.retrieval.items()
     ]
+    lines += [
+        f"{escape(method)}, {escape(split)}: "
+        + ", ".join(f"{escape(name)} {value:.2f}" for name, value in some.items())
+        for method, row in table.measures.items()
+        for split, some in row.items()
+        if some
+    ]
+    lines += [line for method, passed in table.passed.items() for line in _pass_lines(escape(method), passed)]
     return Group(grid, *lines)
+
+
+def _pass_lines(method: str, passed: PassAtK) -> list[str]:
+    return [
+        f"{method}, pass@1 and pass@{passed.k} of {passed.attempts} attempts: "
+        + ", ".join(f"{escape(split)} {passed.ones[split]:.2f} {share:.2f}" for split, share in passed.shares.items())
+    ]
 
 
 def render_report(report: TrainReport) -> Group:
     """A training run for a terminal: its table, what the base model could do, where it all lies."""
-    base = report.pass_at_k
-    shares = "" if base is None else ", ".join(f"{escape(split)} {share:.2f}" for split, share in base.shares.items())
-    lines = [] if base is None else [f"base model, pass@{base.k}: {shares}"]
-    where = f"{report.steps} steps in {report.train_seconds:.1f} s, all in {escape(str(report.run))}"
+    lines = [] if report.pass_at_k is None else _pass_lines("base model", report.pass_at_k)
+    since = f", those after step {report.resumed_from}" if report.resumed_from else ""
+    where = f"{report.steps} steps{since} in {report.train_seconds:.1f} s, all in {escape(str(report.run))}"
     return Group(render(report.table), *lines, where)
 
 
 def _caption(table: Table) -> str:
     counts = sorted({cell.n for row in table.cells.values() for cell in row.values()})
     sub = any(cell.sub is not None for row in table.cells.values() for cell in row.values())
-    measures = f"{table.measure} (95 % interval), F1" + (", sub-match" if sub else "")
+    measures = f"{table.measure} (95 % interval)" + (", F1" if table.exact else "") + (", sub-match" if sub else "")
     return f"{measures}; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
 
 
-def _shown(cell: Cell) -> str:
+def _shown(cell: Cell, exact: bool) -> str:
+    if not exact:  # its F1 says the same
+        return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})"
     sub = "" if cell.sub is None else f", sub {cell.sub:.2f}"
     return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})\nF1 {cell.f1:.2f}{sub}"
 
@@ -193,8 +237,8 @@ class Progress(Protocol):
         """One line: what begins now, or what is worth knowing."""
         ...
 
-    def begin(self, steps: int) -> None:
-        """Training begins; it will take so many steps."""
+    def begin(self, steps: int, taken: int = 0) -> None:
+        """Training begins; it will take so many steps, of which so many are taken already."""
         ...
 
     def stepped(self, report: StepReport) -> None: ...
@@ -210,7 +254,7 @@ class Silence:
     def say(self, text: str) -> None:
         return None
 
-    def begin(self, steps: int) -> None:
+    def begin(self, steps: int, taken: int = 0) -> None:
         return None
 
     def stepped(self, report: StepReport) -> None:
@@ -225,16 +269,16 @@ class Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._steps, self._began = 0, 0.0
+        self._steps, self._taken, self._began = 0, 0, 0.0
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def begin(self, steps: int) -> None:
-        self._steps, self._began = steps, time.monotonic()
+    def begin(self, steps: int, taken: int = 0) -> None:
+        self._steps, self._taken, self._began = steps, taken, time.monotonic()
 
     def stepped(self, report: StepReport) -> None:
-        self.say(step_line(report, self._steps, time.monotonic() - self._began))
+        self.say(step_line(report, self._steps, time.monotonic() - self._began, self._taken))
 
     def end(self) -> None:
         return None
@@ -247,33 +291,33 @@ class LiveBar:
         self._bar = Bar(BarColumn(), TextColumn("{task.description}", markup=False), console=console)
         self._console = console
         self._task: TaskID | None = None
-        self._steps, self._began = 0, 0.0
+        self._steps, self._taken, self._began = 0, 0, 0.0
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
 
-    def begin(self, steps: int) -> None:
-        self._steps, self._began = steps, time.monotonic()
-        self._task = self._bar.add_task(f"step 0/{steps}", total=steps)
+    def begin(self, steps: int, taken: int = 0) -> None:
+        self._steps, self._taken, self._began = steps, taken, time.monotonic()
+        self._task = self._bar.add_task(f"step {taken}/{steps}", total=steps, completed=taken)
         self._bar.start()
 
     def stepped(self, report: StepReport) -> None:
         assert self._task is not None, "stepped before begin"
-        line = step_line(report, self._steps, time.monotonic() - self._began)
+        line = step_line(report, self._steps, time.monotonic() - self._began, self._taken)
         self._bar.update(self._task, completed=report.step, description=line)
 
     def end(self) -> None:
         self._bar.stop()
 
 
-def step_line(report: StepReport, steps: int, elapsed: float) -> str:
-    """A step in one line.
+def step_line(report: StepReport, steps: int, elapsed: float, taken: int = 0) -> str:
+    """A step in one line; ``elapsed`` seconds ago ``taken`` steps were behind us.
 
     Example:
         >>> step_line(StepReport(3, 0.5, 0.25, 1234.5), steps=12, elapsed=6.0)
         'step 3/12  reward 0.500  EM 0.250  1234 tokens/s  0:18 left'
     """
-    left = round(elapsed / report.step * (steps - report.step))
+    left = round(elapsed / (report.step - taken) * (steps - report.step))
     em = "" if report.em is None else f"  EM {report.em:.3f}"
     speed = f"{report.tokens_per_second:.0f} tokens/s"
     return f"step {report.step}/{steps}  reward {report.reward:.3f}{em}  {speed}  {left // 60}:{left % 60:02d} left"

@@ -1,85 +1,108 @@
-"""Training: the loop, and what stands around it."""
+"""A run: begun or resumed, carried out, and compared in the end."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import math
-import statistics
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from agent_r1.core.acting import Weights
-from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.record import Happened, LeftOver, Measured, Published, Spent
-from agent_r1.core.trajectory import Group
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.record import Happened
 from agent_r1.core.world import World
 from agent_r1.learn.choose import build_row, terms
-from agent_r1.learn.learner import Learner, Update
+from agent_r1.learn.learner import Learner
 from agent_r1.learn.row import Row
-from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.store.folder import create_run, default_run_name, run_folder
+from agent_r1.store.folder import create_run, default_run_name, reopen_run, run_folder
 from agent_r1.store.ledger import Ledger, LedgerError
-from agent_r1.train.clock import Clock
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.evaluate import BASE, Method, greedy, methods_of, pass_at, table_of
-from agent_r1.train.keeper import Keeper
-from agent_r1.train.prepare import Policy, check_reuse, check_world, limits_of, open_policy, open_teacher, orders
-from agent_r1.train.report import PassAtK, Progress, StepReport, TrainReport
-from agent_r1.train.scores import answered
-from agent_r1.train.threads import in_thread
+from agent_r1.train.loop import Parts, loop
+from agent_r1.train.memory import check_memory, room_of
+from agent_r1.train.prepare import (
+    Policy,
+    check_reuse,
+    check_view,
+    check_world,
+    limits_of,
+    open_policy,
+    open_teacher,
+    with_columns,
+)
+from agent_r1.train.report import PassAtK, Progress, TrainReport
+from agent_r1.train.restore import Start, beginning, restore
 
 PASS_QUESTIONS = 50
 """At most so many questions per split for the base model's pass@k."""
 
-FRUITLESS_STEPS = 3
-"""After so many steps in a row in which no attempt could be scored, the run stops."""
-
-
-class RunStopped(AgentR1Error):
-    """A run that would go on without learning anything was stopped; says why."""
-
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a run is made of."""
+class Ready:
+    """What was checked and built before anything of a run is written."""
 
-    config: TrainConfig
-    world: World
     policy: Policy
     row: Row
     learner: Learner
     engine: TorchEngine
-    agent: Agent
-    ledger: Ledger
-    folder: Path
-    progress: Progress
 
 
 def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
-    """Train, then compare. Raises InvalidInput, with nothing written, where the input cannot be used.
+    """Train, then compare. Raises InvalidInput, with nothing written, where the input cannot be used, and RunStopped
+    where the run could only go wrong.
 
-    Interrupted (KeyboardInterrupt), it leaves a run that can be read.
+    Interrupted (KeyboardInterrupt), it leaves a run that can be read and resumed.
     """
+    world = with_columns(world, config.splits)
+    ready = _ready(config, world)
+    folder = run_folder(config.run or default_run_name(config.task, config.algorithm, datetime.now()))
+    ledger = create_run(folder, _resolved(config, ready.row))
+    try:
+        return _carry_out(config, world, ready, beginning(ready.learner), ledger, folder, progress)
+    finally:
+        ledger.close()
+
+
+def resume(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
+    """Go on with the run that ``config.run`` names, in a new lineage, then compare.
+
+    ``config`` is what :func:`agent_r1.train.resume.resumed` gives. Raises InvalidInput, with nothing written, where
+    the world, the model or a checkpoint is not the run's, or another process is writing it.
+    """
+    if world.name != config.task:
+        do = f"resume with the task that the run was started with, {config.task!r}"
+        raise InvalidInput("task", got=repr(world.name), do=do)
+    world = with_columns(world, config.splits)
+    ready = _ready(config, world)
+    folder = run_folder(config.run)
+    ledger = reopen_run(folder)
+    try:
+        start = restore(folder, ready.policy, ready.learner)
+        ledger.open_lineage(start.position.step, _resolved(config, ready.row))
+        return _carry_out(config, world, ready, start, ledger, folder, progress)
+    finally:
+        ledger.close()
+
+
+def _ready(config: TrainConfig, world: World) -> Ready:
+    """Everything that can be refused."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     row = build_row(config.algorithm, config.row)
     if "group" in row.needs and config.group_size < 2:
         raise InvalidInput("group_size", got=config.group_size, do=f"give at least 2: {row.name} compares attempts")
     check_reuse(config, row)
+    check_view(config, row)
     policy = open_policy(config, world)
     check_world(policy, world, ["train", *world.evaluation, *_validation(config, world)])
-    name = config.run or default_run_name(config.task, config.algorithm, datetime.now())
-    folder = run_folder(name)
+    check_memory(policy.model, row, policy.context, room_of(policy.model.device))
     learner = Learner(
         policy.model,
         row,
@@ -89,16 +112,38 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
         seed=config.seed,
         teacher=open_teacher(config, row, policy),
     )
-    engine = TorchEngine(copy.deepcopy(policy.model), policy.context)
+    return Ready(policy, row, learner, TorchEngine(copy.deepcopy(policy.model), policy.context))
+
+
+def _resolved(config: TrainConfig, row: Row) -> dict[str, Any]:
+    """The configuration with every term of the algorithm, as it is stored with the run."""
+    return config.model_copy(update={"row": dict(terms(row))}).model_dump(mode="json")
+
+
+def _carry_out(
+    config: TrainConfig, world: World, ready: Ready, start: Start, ledger: Ledger, folder: Path, progress: Progress
+) -> TrainReport:
+    policy, row, learner, engine = ready.policy, ready.row, ready.learner, ready.engine
+    if world.sandbox is not None:
+        start = replace(start, events=(*start.events, Happened("sandbox", world.sandbox)))
     agent = policy.agent(engine, config, config.temperature)
-    resolved = config.model_copy(update={"row": dict(terms(row))})
-    ledger = create_run(folder, resolved.model_dump(mode="json"))
-    parts = Parts(config, world, policy, row, learner, engine, agent, ledger, folder, progress)
+    collector = Collector(
+        agent,
+        world.env,
+        world.scorers,
+        ledger,
+        ledger.run,
+        limits_of(config),
+        greedy(agent) if "greedy" in row.needs else None,
+    )
+    parts = Parts(config, world, policy, row, learner, engine, agent, collector, ledger, folder, start, progress)
+    for event in start.events:
+        if isinstance(event, Happened):
+            progress.say(f"{event.kind}: {event.detail}")
     try:
         return asyncio.run(_run(parts))
     finally:
         progress.end()
-        ledger.close()
 
 
 def _validation(config: TrainConfig, world: World) -> list[str]:
@@ -115,8 +160,8 @@ async def _run(parts: Parts) -> TrainReport:
     """Train, save, compare; the run's last event says how it ended."""
     try:
         began = time.perf_counter()
-        parts.progress.begin(parts.config.steps)
-        await _loop(parts)
+        parts.progress.begin(parts.config.steps, parts.start.position.step)
+        await loop(parts)
         parts.progress.end()
         seconds = time.perf_counter() - began
         report = await _compare(parts, seconds)
@@ -130,102 +175,6 @@ async def _run(parts: Parts) -> TrainReport:
         await parts.engine.close()
 
 
-async def _loop(parts: Parts) -> None:
-    """Groups in, weights out.
-
-    Consumes groups in order. Waits for: a step's groups, then the update in its thread. Unblocks: the
-    collector, whose next groups may start once the engine has the new weights.
-    """
-    config, learner = parts.config, parts.learner
-    row = parts.row
-    clock = Clock(config.steps, config.groups_per_step, max_staleness=config.max_staleness, refill=row.refill)
-    keeper = Keeper(parts.policy, parts.world, learner, parts.agent, config, parts.folder)
-    wanted = orders(parts.world.tasks("train"), config)
-    await parts.ledger.record(published(learner.weights(), 0))
-    async with aclosing(_collector(parts).collect(wanted, clock.permit)) as groups:
-        watch = Stopwatch()
-        fruitless = 0
-        for _ in range(config.steps):
-            batch = await _gather(groups, clock, learner)
-            watch.lap("rollout_seconds")
-            before = learner.weights()
-            update = await in_thread(learner.update, batch)
-            watch.lap("update_seconds")
-            await parts.engine.load(learner.weights())
-            watch.lap("load_seconds")
-            kept = await keeper.after(update.step)
-            watch.lap("keep_seconds")
-            made = [published(learner.weights(), update.step)] if update.version > before.version else []
-            await _tell(parts, batch, update, made, kept, watch.take())
-            keeper.save()
-            fruitless = _fruitless(fruitless, update)
-            await clock.advance(update.version)
-    await parts.ledger.record(LeftOver(config.steps, "the run had taken its last step"))
-    await keeper.choose()
-    await parts.engine.load(learner.weights())
-
-
-def _fruitless(before: int, update: Update) -> int:
-    """How many steps in a row no attempt could be scored. Raises RunStopped where they are too many."""
-    if not math.isnan(update.metrics["reward"]):
-        return 0
-    if before + 1 == FRUITLESS_STEPS:
-        (reason, count), *_ = Counter(fate.reason for fate in update.fates).most_common(1)
-        said = f"no attempt could be scored in {FRUITLESS_STEPS} steps; of the last, {count} failed: {reason}"
-        raise RunStopped(said)
-    return before + 1
-
-
-def _collector(parts: Parts) -> Collector:
-    """What lives the attempts of the run, greedy ones too where the algorithm compares with them."""
-    return Collector(
-        parts.agent,
-        parts.world.env,
-        parts.world.scorers,
-        parts.ledger,
-        parts.folder.name,
-        limits_of(parts.config),
-        greedy(parts.agent) if "greedy" in parts.row.needs else None,
-    )
-
-
-async def _gather(groups: AsyncIterator[Group], clock: Clock, learner: Learner) -> list[Group]:
-    """The groups of one step, also those that teach nothing: the learner says what becomes of each."""
-    batch: list[Group] = []
-    while len(batch) < clock.wanted:
-        batch.append(await anext(groups))
-        if not learner.teaches(batch[-1]):
-            await clock.miss()
-    return batch
-
-
-def published(weights: Weights, step: int) -> Published:
-    """The record of weights that a step made."""
-    return Published(weights.version, step, weights.digest)
-
-
-async def _tell(
-    parts: Parts,
-    batch: Sequence[Group],
-    update: Update,
-    made: Sequence[Published],
-    kept: dict[str, float],
-    seconds: dict[str, float],
-) -> None:
-    """Write the step down, all of it or nothing, and show it."""
-    lived = [trajectory for group in batch for trajectory in group.trajectories]
-    answers = [answered(trajectory) for trajectory in lived]
-    em = statistics.fmean([answer.em for answer in answers if answer.failure is None] or [math.nan])
-    tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
-    speed = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
-    came = {"groups": float(len(batch)), "refilled_groups": float(len(batch) - parts.config.groups_per_step)}
-    measured = Measured(update.step, {**update.metrics, **kept, **came, "em": em, "tokens": float(tokens)})
-    spent = Spent(update.step, {**seconds, "tokens_per_second": speed})
-    await parts.ledger.record(*update.fates, *made, measured, spent)
-    exact = all(answer.exact for answer in answers)
-    parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
-
-
 async def _compare(parts: Parts, seconds: float) -> TrainReport:
     """The table of methods, and the base model's pass@k. The base model is loaded anew."""
     config, world = parts.config, parts.world
@@ -237,30 +186,12 @@ async def _compare(parts: Parts, seconds: float) -> TrainReport:
         passed = await _pass_at_k(parts, Method(BASE, base, world.env))
     finally:
         await base_engine.close()
-    return TrainReport(parts.folder, config.steps, seconds, table, passed)
+    return TrainReport(parts.folder, config.steps, seconds, table, passed, parts.start.position.step)
 
 
 async def _pass_at_k(parts: Parts, method: Method) -> PassAtK | None:
-    k, world = parts.config.pass_k, parts.world
+    config, k = parts.config, parts.config.pass_k
     if k == 0:
         return None
-    parts.progress.say(f"pass@{k} of {method.name}")
-    shares = await pass_at(method, world, world.evaluation, PASS_QUESTIONS, k, limits_of(parts.config))
-    return PassAtK(k, shares)
-
-
-class Stopwatch:
-    """Seconds by phase since the last ``take``."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
-        self._last = now
-
-    def take(self) -> dict[str, float]:
-        laps, self._laps = self._laps, {}
-        return laps
+    size = config.pass_attempts or k
+    return await pass_at(method, parts.world, PASS_QUESTIONS, k, size, limits_of(config), parts.progress)

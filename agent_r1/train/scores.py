@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Rewards, Trajectory
@@ -29,6 +30,17 @@ class Answered:
         return self.measure == "exact match"
 
 
+def pass_at_k(attempts: int, right: int, k: int) -> float:
+    """The chance that of k attempts at a question one is right, where ``right`` of ``attempts`` were: an unbiased
+    estimate, 1 - C(attempts - right, k) / C(attempts, k), for k <= attempts (Chen et al. 2021, 2107.03374, equation 1).
+
+    Example:
+        >>> pass_at_k(attempts=4, right=1, k=2)
+        0.5
+    """
+    return 1.0 - math.comb(attempts - right, k) / math.comb(attempts, k)
+
+
 def answered(trajectory: Trajectory) -> Answered:
     """Exact match, F1 and sub-match. A world without them is measured by its first reward, and by it alone."""
     rewards = trajectory.rewards
@@ -38,7 +50,7 @@ def answered(trajectory: Trajectory) -> Answered:
     measure = "exact match" if name in EXACT else f"reward {name!r}"
     value = _number(rewards, name)
     if value is None:
-        return Answered(0.0, 0.0, measure=measure, failure=f"{name} could not be scored")
+        return Answered(0.0, 0.0, measure=measure, failure=trajectory.reason or f"{name} could not be scored")
     f1 = _number(rewards, "f1")
     return Answered(value, value if f1 is None else f1, _number(rewards, "sub_match"), measure)
 

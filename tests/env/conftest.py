@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from sandboxed import sandbox_or_skip
 
 from agent_r1.core.attempt import Attempt
-from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Call, Message
 from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.world import Context
-from agent_r1.env.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.env.sandbox import Limits, Sandbox
 
 
 @pytest.fixture(scope="session")
@@ -54,10 +54,5 @@ def call() -> Callable[..., Call]:
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    """The default level, small limits. Where this machine cannot have it the test is skipped; a hole is no excuse."""
-    try:
-        return Sandbox(SandboxConfig(limits=Limits(seconds=5, memory=2**28, disk=2**20, output=1000)))
-    except InvalidInput as refusal:
-        if "does not hold" in str(refusal):
-            raise
-        pytest.skip(str(refusal))
+    """The default level, small limits."""
+    return sandbox_or_skip(Limits(seconds=5, memory=2**28, disk=2**20, output=1000))

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.model.load import load_tokenizer
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.hermes import CLOSE, OPEN
+from agent_r1.rollout.formats.hermes import CLOSE, OPEN
 from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
 
 CALL = OPEN + '{"name": "search", "arguments": {"query": "%s"}}' + CLOSE

@@ -135,7 +135,7 @@ def test_an_episode_runs_to_its_end_and_its_states_are_exact(chat):
         (task("x", score=True), Status.REWARD_FAILED, "KeyError: 'no such answer'", 3),
         (task("x", close=True), Status.COMPLETED, None, 3),
         (task("x", closing=60), Status.COMPLETED, None, 3),
-        (task("x", nothing=True), Status.ENVIRONMENT_FAILED, "'NoneType' object has no attribute 'messages'", 0),
+        (task("x", nothing=True), Status.ENVIRONMENT_FAILED, "the step gave None, and no Transition", 0),
         (task("x", text="forever"), Status.OUT_OF_TURNS, None, 3),
         (task("x", seconds=30), Status.CANCELLED, "the episode ran past its deadline", 0),
     ],
@@ -144,7 +144,7 @@ def test_an_episode_runs_to_its_end_and_its_states_are_exact(chat):
 def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken, status, reason, turns, monkeypatch):
     monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
     tasks = [task("before"), broken, task("after")]
-    groups, _, _, engine = collect(chat, tasks, limits=Limits(episode_seconds=1.0))
+    groups, _, _, engine = collect(chat, tasks, limits=Limits(episode_seconds=1.0, retries=0))
     for trajectory in groups[1].trajectories:
         assert (trajectory.status, len(trajectory.turns)) == (status, turns)
         assert trajectory.reason == reason if reason is None else reason in trajectory.reason

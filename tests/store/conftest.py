@@ -27,7 +27,7 @@ from agent_r1.core.record import (
 )
 from agent_r1.core.task import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.store import Ledger, create_run, resume_run
+from agent_r1.store import Ledger, create_run, reopen_run
 from agent_r1.store.disk import appearing
 from agent_r1.store.manifest import Identity, write_manifest
 
@@ -165,7 +165,8 @@ def tell_resumed(script: Script, folder: Path) -> None:
         tell(ledger, script.begin(), *script.step(1), *script.step(2))
         tell(ledger, script.acted(3), [Dispatched(stray, "train", 1), Fate(stray, "dropped", 3, "late")])
         tell(ledger, script.acted(4), script.learned(3))
-    with closing(resume_run(folder, 2)) as ledger:
+    with closing(reopen_run(folder)) as ledger:
+        ledger.open_lineage(2, CONFIG)
         again = [event for event in script.acted(4) if not_second(event)]
         tell(ledger, script.acted(3), again, script.learned(3), script.learned(4), script.end())
     save(folder / "checkpoints" / "step-2", WEIGHTS[1])

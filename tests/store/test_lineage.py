@@ -10,13 +10,23 @@ import pytest
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.record import Dispatched, Event, Fate, Finished, LeftOver, Measured, Published
-from agent_r1.store import Ledger, LedgerError, RunReader, create_run, resume_run
+from agent_r1.store import Ledger, LedgerError, RunReader, create_run, reopen_run
 from agent_r1.store.verify import verify
 
 
 def tell(ledger: Ledger, *chapters: list[Event]) -> None:
     for events in chapters:
         asyncio.run(ledger.record(*events))
+
+
+def resume_run(folder: Path, step: int) -> Ledger:
+    ledger = reopen_run(folder)
+    try:
+        ledger.open_lineage(step, {"resumed from": step})
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
 
 
 def fates(folder: Path) -> dict[tuple[int, int], str]:
@@ -127,7 +137,7 @@ def test_what_is_left_over_is_dropped_with_a_reason(stopped: Path, script: Any) 
 
 def test_a_killed_resume_opens_no_lineage(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.store.lineage.SUPERSEDE", "SELECT * FROM nowhere")
-    with pytest.raises(InvalidInput, match="nowhere"):
+    with pytest.raises(LedgerError, match="nowhere"):
         resume_run(stopped, 2)
     monkeypatch.undo()
     assert verify(stopped).lineages == 1 and len(fates(stopped)) == 9

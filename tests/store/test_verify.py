@@ -114,8 +114,7 @@ def scribble(name: str) -> Break:
 
 
 def other_steps(folder: Path) -> None:
-    change(folder, "UPDATE meta SET value = '{\"steps\": 7}' WHERE key = 'config'")
-    (folder / "config.json").write_text('{"steps": 7}')
+    change(folder, "UPDATE lineages SET config = '{\"steps\": 7}' WHERE lineage = 2")
 
 
 def other_weights(name: str) -> Break:
@@ -142,7 +141,7 @@ BROKEN: dict[str, list[Break]] = {
     ],
     "what is superseded stays so": [
         sql(
-            "INSERT INTO lineages VALUES (3, 4, 0)",
+            "INSERT INTO lineages VALUES (3, 4, 0, '{}')",
             f"INSERT INTO fates VALUES ({the(4, 0)}, 3, 'trained', 4, NULL, NULL)",
         )
     ],

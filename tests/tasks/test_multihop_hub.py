@@ -10,9 +10,9 @@ import pytest
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasks import build
-from agent_r1.tasks.multihop.hub import HubName, hub_name
+from agent_r1.tasks.hub import HubName, hub_name
 from agent_r1.tasks.multihop.questions import read_questions
-from agent_r1.tasks.multihop.splits import read_splits
+from agent_r1.tasks.splits import read_splits
 
 datasets = pytest.importorskip("datasets")
 
@@ -76,18 +76,18 @@ def test_a_split_is_read_like_a_file(tmp_path: Path) -> None:
 def test_what_papers_report_is_tested_and_training_questions_choose_the_checkpoint(tmp_path: Path) -> None:
     # Question 0 stands in both: it is tested, and not trained on.
     source = Path(f"hf:{folder_of(tmp_path / 'hotpot', train=range(40), validation=(0, *range(50, 60)))}")
-    splits = read_splits(source, 0)
+    splits = read_splits(source, 0, read_questions)
     ids = {split: {question.id for question in questions} for split, questions in splits.items()}
     assert ids["test"] == {"id0", *(f"id{number}" for number in range(50, 60))}
     assert (len(ids["validation"]), len(ids["train"])) == (3, 36)
     assert ids["validation"] | ids["train"] == {f"id{number}" for number in range(1, 40)}
-    assert {question.id for question in read_splits(source, 1)["validation"]} == ids["validation"]
+    assert {question.id for question in read_splits(source, 1, read_questions)["validation"]} == ids["validation"]
 
 
 def test_one_split_is_divided_like_a_file(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hotpot", train=range(20))
     for name in (f"hf:{folder}", f"hf:{folder}@train"):
-        assert [len(some) for some in read_splits(Path(name), 0).values()] == [14, 2, 4]
+        assert [len(some) for some in read_splits(Path(name), 0, read_questions).values()] == [14, 2, 4]
 
 
 def test_the_world_of_a_name(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.tasks.multihop.questions import Question
-from agent_r1.tasks.multihop.splits import SPLITS, Splits, divide, read_splits
+from agent_r1.tasks.multihop.questions import Question, read_questions
+from agent_r1.tasks.splits import SPLITS, Splits, divide, read_splits
 
 FILE = Path("questions.json")
 
@@ -69,7 +69,7 @@ def test_the_order_of_the_file_changes_nothing() -> None:
 
 def test_a_seed_orders_the_training_questions_and_moves_none(tmp_path: Path) -> None:
     path = write(tmp_path, "all.json", [f"q{i}" for i in range(50)])
-    first, again, other = (texts_of(read_splits(path, seed)) for seed in (0, 0, 1))
+    first, again, other = (texts_of(read_splits(path, seed, read_questions)) for seed in (0, 0, 1))
     assert first == again
     assert other["train"] != first["train"]
     assert {split: sorted(texts) for split, texts in other.items()} == {
@@ -81,7 +81,7 @@ def test_a_seed_orders_the_training_questions_and_moves_none(tmp_path: Path) -> 
 def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
     write(tmp_path, "train.json", ["a", "b"])
     (tmp_path / "test.jsonl").write_text('{"question": "c", "answer": "x"}')
-    splits = texts_of(read_splits(tmp_path, 0))
+    splits = texts_of(read_splits(tmp_path, 0, read_questions))
     assert {split: sorted(texts) for split, texts in splits.items()} == {
         "train": ["a", "b"],
         "validation": [],
@@ -93,13 +93,13 @@ def test_a_folder_that_shares_a_question_between_splits_is_refused(tmp_path: Pat
     write(tmp_path, "train.json", ["a", "b"])
     write(tmp_path, "test.json", ["b"])
     with pytest.raises(InvalidInput, match="'b' in train and test"):
-        read_splits(tmp_path, 0)
+        read_splits(tmp_path, 0, read_questions)
 
 
 def test_a_folder_with_two_files_for_a_split_or_with_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no question files"):
-        read_splits(tmp_path, 0)
+        read_splits(tmp_path, 0, read_questions)
     write(tmp_path, "train.json", ["a"])
     write(tmp_path, "train.jsonl", ["a"])
     with pytest.raises(InvalidInput, match="keep one of them"):
-        read_splits(tmp_path, 0)
+        read_splits(tmp_path, 0, read_questions)

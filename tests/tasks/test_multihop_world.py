@@ -204,7 +204,7 @@ def test_an_unknown_task_names_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_an_unknown_task_like_no_other_gets_the_list() -> None:
-    with pytest.raises(InvalidInput, match="use one of: tinywiki, hotpotqa, 2wiki, musique") as caught:
+    with pytest.raises(InvalidInput, match=r"use one of: tinywiki, .*hotpotqa, 2wiki, musique") as caught:
         build("zzz", None, None, 0)
     assert "did you mean" not in str(caught.value)
 

@@ -1,17 +1,21 @@
 """A model of a few hundred weights, its tokenizer, and checkpoints of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checkpointing import TEMPLATE, make_model, snapshot_of
+from resuming import Whim, Whole, micro_world, train_with_images
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agent_r1.core.world import World
 from agent_r1.store.disk import Disk
 from agent_r1.store.manifest import step_of
 from agent_r1.train.checkpoint import Best, load_checkpoint, save_checkpoint
@@ -54,3 +58,23 @@ def holds(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callabl
         return same and moments and told and found.learner.tensors.keys() == wanted.learner.tensors.keys()
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def micro() -> World:
+    return micro_world()
+
+
+@pytest.fixture(scope="session")
+def whole(micro: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Whole]:
+    """``whole(algorithm="ppo")`` is the run of these settings; each is made once."""
+    kept: dict[str, Whole] = {}
+
+    def get(whimsical: bool = False, **settings: Any) -> Whole:
+        if (key := repr((whimsical, settings))) not in kept:
+            its = replace(micro, scorers=(Whim(),)) if whimsical else micro
+            place = tmp_path_factory.mktemp("whole")
+            kept[key] = Whole(its, place, train_with_images(its, place, settings))
+        return kept[key]
+
+    return get

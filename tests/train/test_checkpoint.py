@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpointing import TEMPLATE, make_model, snapshot_of
+from checkpointing import TEMPLATE, doctor_of, make_model, snapshot_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -47,8 +47,14 @@ def test_the_position_comes_back(
     save: Callable[..., Path], model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     best = Best(1, 0.1 + 0.2)
-    assert load_checkpoint(save(3, best), model, tokenizer).position == Position(3, best)
-    assert load_checkpoint(save(4), model, tokenizer).position == Position(4, None)
+    assert load_checkpoint(save(3, best), model, tokenizer).position == Position(3, best=best)
+    assert load_checkpoint(save(4), model, tokenizer).position == Position(4)
+
+
+def test_what_the_doctor_remembers_comes_back(
+    save: Callable[..., Path], model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    assert load_checkpoint(save(3), model, tokenizer).doctor == doctor_of(3)
 
 
 def test_tied_weights_stay_tied_and_are_written_once(
@@ -128,8 +134,8 @@ def test_damage_is_named_and_never_loaded(
 
 def test_a_checkpoint_of_a_newer_format_is_refused_not_skipped(save: Callable[..., Path], tmp_path: Path) -> None:
     save(1)
-    edit(save(2), format=3)
-    with pytest.raises(InvalidInput, match="step-2 of format 3, which is newer; use the agent-r1 that wrote it"):
+    edit(save(2), format=4)
+    with pytest.raises(InvalidInput, match="step-2 of format 4, which is newer; use the agent-r1 that wrote it"):
         newest_whole(tmp_path)
 
 

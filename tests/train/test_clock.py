@@ -172,3 +172,22 @@ def test_what_runs_ahead_never_runs_past_the_last_step():
         return seen
 
     assert asyncio.run(look()) == [list(range(6))] * 4
+
+
+def test_a_clock_that_begins_in_the_middle_counts_on_from_there():
+    clock = Clock(2, 3, max_staleness=1, taken=7, version=4)
+
+    async def permitted(serial):
+        try:
+            async with asyncio.timeout(0.01):
+                return await clock.permit(order(serial))
+        except TimeoutError:
+            return None
+
+    async def live():
+        before = [await permitted(serial) for serial in (7, 12, 13)]
+        await clock.advance(5)
+        after = [await permitted(serial) for serial in (12, 13)]
+        return before, after
+
+    assert asyncio.run(live()) == ([4, 4, None], [5, None])

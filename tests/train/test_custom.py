@@ -84,3 +84,9 @@ def test_what_is_wrong_with_a_file_is_one_line(line: str, tmp_path: Path) -> Non
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="which is not a file; give a Python file"):
         load_world(tmp_path / "none.py", "a/model")
+
+
+def test_a_file_may_bring_the_solutions_by_which_it_is_checked(tmp_path: Path) -> None:
+    assert load_world(write(tmp_path, AGENT), "a/model").solutions is None
+    world = load_world(write(tmp_path, AGENT + "def solutions(task):\n    return task.id\n"), "a/model")
+    assert world.solutions is not None and world.solutions(task("1")) == "1"

@@ -93,3 +93,5 @@ def test_tasks_come_round_for_ever_and_in_a_new_order_each_time(world):
     assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert asked == list(islice(orders(tasks, config), 15))
+    for first in (1, 4, 5, 7):
+        assert list(islice(orders(tasks, config, first), 15 - first)) == asked[first:]

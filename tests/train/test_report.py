@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ CELL = Cell(0.9, 0.93, 200, 0.85, 0.934)
 TABLE = Table(
     {"naive-rag": {"style-a": CELL}, "trained": {"style-a": CELL, "three-hop": CELL}}, {"style-a": {"k": 0.5}}
 )
-REPORT = TrainReport(Path("runs/demo"), 12, 3.5, TABLE, PassAtK(16, {"style-a": 0.75}))
+REPORT = TrainReport(Path("runs/demo"), 12, 3.5, TABLE, PassAtK(16, {"style-a": 0.75}, 32, {"style-a": 0.25}))
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ def test_a_cell_is_the_mean_of_its_answers_with_an_interval() -> None:
     # The interval is where a score test at the 97.5 % quantile neither accepts nor rejects.
     for bound in (cell.low, cell.high):
         assert abs(cell.em - bound) / math.sqrt(bound * (1 - bound) / 200) == pytest.approx(1.95996, abs=1e-4)
+
+
+def test_the_seconds_of_a_run_that_was_resumed_are_those_since() -> None:
+    out = io.StringIO()
+    Console(file=out, width=80).print(render_report(replace(REPORT, resumed_from=5)))
+    assert "12 steps, those after step 5 in 3.5 s, all in runs/demo" in out.getvalue()
 
 
 def test_sub_match_is_told_apart_from_exact_match_where_there_is_one() -> None:
@@ -78,7 +84,7 @@ def test_the_json_has_the_documented_shape() -> None:
     assert data["table"]["trained"]["three-hop"] == {"em": 0.9, "f1": 0.93, "n": 200, "low": 0.85, "high": 0.934}
     assert data["retrieval"] == {"style-a": {"k": 0.5}}
     assert (data["run"], data["train_seconds"], data["steps"]) == ("runs/demo", 3.5, 12)
-    assert data["pass_at_k"] == {"k": 16, "shares": {"style-a": 0.75}}
+    assert data["pass_at_k"] == {"k": 16, "shares": {"style-a": 0.75}, "attempts": 32, "ones": {"style-a": 0.25}}
     assert set(table_json(TABLE)) == {"table", "retrieval"}
 
 
@@ -102,6 +108,10 @@ def test_a_step_is_a_line_with_the_time_left() -> None:
     line = step_line(StepReport(3, 0.5, 0.25, 1234.5), steps=12, elapsed=30.0)
     assert line == "step 3/12  reward 0.500  EM 0.250  1234 tokens/s  1:30 left"
     assert "EM" not in step_line(StepReport(3, 0.5, None, 1.0), 12, 1.0)
+
+
+def test_the_time_left_is_told_from_the_steps_since_the_run_was_resumed() -> None:
+    assert step_line(StepReport(8, 0.5, 0.25, 1.0), steps=12, elapsed=30.0, taken=6).endswith("  1:00 left")
 
 
 def test_without_a_terminal_progress_is_a_line_per_step() -> None:

@@ -14,6 +14,11 @@ def package(name: str, extra: str) -> Any:
 
     Raises InvalidInput, naming the extra, where the package is missing.
     """
+    require(name, extra)
+    return import_module(name)
+
+
+def require(name: str, extra: str) -> None:
+    """See that a package is there, without importing it here. Raises InvalidInput as :func:`package` does."""
     if find_spec(name.split(".")[0]) is None:
         raise InvalidInput(f"package {extra}", got="it is not installed", do=f"pip install 'agent-r1[{extra}]'")
-    return import_module(name)

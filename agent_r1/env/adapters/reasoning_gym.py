@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.env.adapters.packages import package
-from agent_r1.env.adapters.processes import Process, start, value_of
+from agent_r1.env.adapters.pool import Pool
+from agent_r1.env.adapters.processes import value_of
 from agent_r1.env.rewards import final_answer
 
 SCORE_SECONDS = 10.0
@@ -101,7 +99,8 @@ async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
     if answer is None:
         return 0.0
     data = task.data
-    return await _judges().score(data["dataset"], data["options"], answer, data["entry"])
+    outcome = await _JUDGES.call("score", data["dataset"], data["options"], answer, data["entry"])
+    return float(value_of(outcome, "scoring"))
 
 
 class Judge:
@@ -111,31 +110,4 @@ class Judge:
         return float(_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))
 
 
-class _Judges:
-    """Judges of one event loop: as many as there are cores, kept as long as they answer."""
-
-    def __init__(self) -> None:
-        self._free: list[Process] = []
-        self._places = asyncio.Semaphore(os.cpu_count() or 1)
-
-    async def score(self, *case: Any) -> float:
-        async with self._places:
-            judge = self._free.pop() if self._free else await self._new()
-            try:
-                outcome = await judge.call("score", *case, timeout=SCORE_SECONDS)
-            except BaseException:
-                await judge.end()
-                raise
-            if judge.alive:
-                self._free.append(judge)
-            return float(value_of(outcome, "scoring"))
-
-    async def _new(self) -> Process:
-        return await start("reasoning_gym", f"{__name__}:Judge", {}, SCORE_SECONDS)
-
-
-_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Judges] = WeakKeyDictionary()
-
-
-def _judges() -> _Judges:
-    return _of_loop.setdefault(asyncio.get_running_loop(), _Judges())
+_JUDGES = Pool("reasoning_gym", f"{__name__}:Judge", SCORE_SECONDS)

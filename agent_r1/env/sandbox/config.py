@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Level = Literal["bubblewrap", "none"]
+DEFAULT_LEVEL: Level = "bubblewrap"
 
 _MIB = 2**20
 _SETTINGS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -53,7 +54,7 @@ class SandboxConfig(BaseModel):
 
     model_config = _SETTINGS
 
-    level: Level = "bubblewrap"
+    level: Level = DEFAULT_LEVEL
     """bubblewrap: a container of its own without network; none: a plain process with your rights."""
 
     limits: Limits = Limits()

@@ -94,7 +94,7 @@ def _proved() -> frozenset[Layer]:
 
 def refusal(got: str, do: str) -> InvalidInput:
     """The one line for whoever wanted to run programs that nobody trusts."""
-    accept = "or accept the risk with SandboxConfig(level='none')"
+    accept = "or accept the risk with --sandbox none (in Python: SandboxConfig(level='none'))"
     return InvalidInput("sandbox 'bubblewrap'", got=got, do=f"{do}, {accept}")
 
 

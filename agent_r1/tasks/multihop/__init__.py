@@ -9,25 +9,27 @@ from itertools import chain
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.solution import Solutions, calling
 from agent_r1.core.task import Task
 from agent_r1.core.world import World
 from agent_r1.env.naive_rag import NaiveRag
 from agent_r1.env.rewards import exact_match, f1, gated_exact_match, sub_match
 from agent_r1.env.scoring import FunctionScorer
+from agent_r1.env.text import exact_match_score
 from agent_r1.env.toolenv import ToolEnv
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.opening import open_retriever
 from agent_r1.retrieval.passages import unique
 from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrieverFailed
 from agent_r1.retrieval.tool import search_tool
+from agent_r1.tasks.answers import answer_solutions
 from agent_r1.tasks.multihop.mixture import read_mixture
-from agent_r1.tasks.multihop.questions import Question
-from agent_r1.tasks.multihop.splits import Splits, read_splits
+from agent_r1.tasks.multihop.questions import Question, read_questions
+from agent_r1.tasks.splits import WHOLE, Splits, read_splits, tasks_of, whole
 
 _log = logging.getLogger(__name__)
 
 MAX_TURNS = 5
-WHOLE = "all"
 MAX_OUTPUT = 4000
 """Characters of a search result: five passages of Wikipedia's usual length. The paper's 2048 cut the last ones off."""
 
@@ -45,7 +47,7 @@ RAG_SYSTEM = (
 class Questions:
     """The questions of a world by split; ``evaluation`` are the splits of the table, ``whole`` the one of all."""
 
-    splits: Splits
+    splits: Splits[Question]
     evaluation: tuple[str, ...]
     whole: str | None = None
 
@@ -72,7 +74,7 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
     return World(
         name=name,
         env=ToolEnv([search], max_turns=MAX_TURNS, system=AGENT_SYSTEM, max_output=MAX_OUTPUT),
-        tasks=_tasks(splits, data),
+        tasks=tasks_of(splits, data),
         scorers=(FunctionScorer({"em": exact_match, "f1": f1, "sub_match": sub_match, "gated": gated_exact_match}),),
         baselines={"naive-rag": NaiveRag(search, system=RAG_SYSTEM, max_output=MAX_OUTPUT)},
         recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
@@ -80,6 +82,7 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
         validation="validation" if splits["validation"] else None,
         whole=questions.whole,
         retrieval=_retrieval(splits, retriever),
+        solutions=_solutions(splits),
     )
 
 
@@ -87,11 +90,10 @@ def _questions(data: Path, seed: int) -> Questions:
     if data.suffix == ".toml":
         mixture = read_mixture(data, seed)
         return Questions(mixture.splits, mixture.tests)
-    splits = read_splits(data, seed)
-    return Questions({**splits, WHOLE: tuple(chain(*splits.values()))}, ("test",), WHOLE)
+    return Questions(whole(read_splits(data, seed, read_questions)), ("test",), WHOLE)
 
 
-def _own_passages(name: str, splits: Splits) -> BM25Index:
+def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
     passages = unique(passage for question in chain(*splits.values()) for passage in question.context)
     if not passages:
         raise InvalidInput(
@@ -100,19 +102,23 @@ def _own_passages(name: str, splits: Splits) -> BM25Index:
     return BM25Index(passages)
 
 
-def _tasks(splits: Splits, data: Path) -> Callable[[str], Sequence[Task]]:
-    tasks = {split: tuple(question.task(split) for question in questions) for split, questions in splits.items()}
+def _solutions(splits: Splits[Question]) -> Callable[[Task], Solutions]:
+    """An answer after one search for the question; wrong is, among others, the answer of another question.
 
-    def of(split: str) -> Sequence[Task]:
-        if not tasks.get(split):
-            there = ", ".join(name for name, some in tasks.items() if some)
-            raise InvalidInput(f"split of {data}", got=repr(split), do=f"use one that it has: {there}")
-        return tasks[split]
+    Sub-match is no full mark: a question may name the answer among others, and so earns it.
+    """
+    answers = list(dict.fromkeys(question.answers[0] for question in chain(*splits.values())))
+
+    def of(task: Task) -> Solutions:
+        gold = task.data["answers"]
+        other = next((each for each in answers if not exact_match_score(each, gold)), f"not {gold[0]}")
+        searches = (calling("search", query=task.messages[-1].text),)
+        return answer_solutions(task, searches, other, MAX_TURNS, {"em": 1.0, "f1": 1.0, "gated": 1.0})
 
     return of
 
 
-def _retrieval(splits: Splits, retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
+def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
     """Recall of the supporting titles by one search for the question; None where no question names any."""
     if not any(question.supporting for question in chain(*splits.values())):
         return None

@@ -27,9 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_r1.config import read_toml
 from agent_r1.core.errors import InvalidInput
-from agent_r1.tasks.multihop.hub import is_hub
+from agent_r1.tasks.hub import is_hub
 from agent_r1.tasks.multihop.questions import Question, read_questions
-from agent_r1.tasks.multihop.splits import Splits, shuffled, without
+from agent_r1.tasks.splits import Splits, shuffled, without
 
 RESERVED = ("train", "validation", "all")
 """Splits of every multi-hop world: no data set may be called so, as its test questions are a split of its name."""
@@ -58,7 +58,7 @@ class MixtureFile(BaseModel):
 class Mixture:
     """The questions by split; ``tests`` are the splits of the table, one for each tested data set, by its name."""
 
-    splits: Splits
+    splits: Splits[Question]
     tests: tuple[str, ...]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.env.reading import Row, read_rows
+from agent_r1.env.reading import Row
 from agent_r1.retrieval.passages import Passage
+from agent_r1.tasks.hub import rows_of
 from agent_r1.tasks.multihop.aliases import ALIASES_FILE, read_aliases
 from agent_r1.tasks.multihop.fields import answers_of, context_of, hops_of, paragraphs_of, supporting_of
-from agent_r1.tasks.multihop.hub import hub_rows, is_hub
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def read_questions(source: Path) -> tuple[Question, ...]:
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}
-    for row in hub_rows(source) if is_hub(source) else read_rows(source):
+    for row in rows_of(source):
         if row.values.get("answerable") is False:
             continue
         question = _question(row)

@@ -41,3 +41,8 @@ RELATIONS: tuple[str, ...] = (
     "twin",
 )
 """What one entity can be to another."""
+
+UNSEEN_RELATION = "market"
+"""In no text that anything is trained on; in some wikis it stands in the place of ``REPLACED_RELATION``."""
+
+REPLACED_RELATION = "temple"

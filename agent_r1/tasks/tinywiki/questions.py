@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.tasks.tinywiki.wiki import Chain, open_wiki
+from agent_r1.tasks.tinywiki.names import UNSEEN_RELATION
+from agent_r1.tasks.tinywiki.paraphrases import PARAPHRASES
+from agent_r1.tasks.tinywiki.wiki import UNSEEN, Chain, open_wiki
 
 INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
@@ -33,6 +35,9 @@ def forward(chain: Chain) -> str:
 
 
 STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
+"""How questions are worded in training."""
+
+_WORDINGS = {**STYLES, **PARAPHRASES}
 
 
 def conversation(question: str) -> tuple[Message, ...]:
@@ -42,7 +47,9 @@ def conversation(question: str) -> tuple[Message, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a split is made: of which wikis, and in which styles and lengths its questions rotate.
+    """How a split is made: of which wikis, and in which wordings and lengths its questions rotate.
+
+    Where a ``relation`` is given, every question asks for it.
 
     Example:
         Split("test", wikis=4, tasks=400, kinds=(("style-a", 1), ("style-a", 2)))
@@ -52,6 +59,7 @@ class Split:
     wikis: int
     tasks: int
     kinds: tuple[tuple[str, int], ...]
+    relation: str | None = None
 
 
 _HOPS = (1, 2, 2, 2)
@@ -65,12 +73,17 @@ SPLITS: Mapping[str, Split] = {
     "style-b": Split("test", wikis=4, tasks=400, kinds=tuple(("style-b", hops) for hops in _HOPS)),
     "three-hop": Split("test", wikis=4, tasks=400, kinds=_THREE_HOP),
     "one-hop": Split("test", wikis=4, tasks=400, kinds=tuple((style, 1) for style in STYLES)),
+    "paraphrased": Split("test", wikis=4, tasks=400, kinds=tuple((w, hops) for hops in _HOPS for w in PARAPHRASES)),
+    "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
+    "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
 """Questions rotate through the kinds, so that any first part of a split is balanced.
 
 A quarter of the questions is 1-hop, the rest 2-hop. 3-hop questions are never trained on. Validation, whose wikis
 share no fact with the test wikis, has a third of them, because the checkpoint it chooses has to hold up there, too.
-``one-hop`` is a control: a reader that is given the right page has to know the answer.
+``one-hop`` is a control: a reader that is given the right page has to know the answer. The last three are variants
+of the two styles: what was learned is tried, unchanged, on other wordings, on a tool of another name (which the world's
+environment for that split has), and on a relation that stands in no page of training.
 """
 
 
@@ -93,13 +106,13 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
     """A question that was not asked before of its wiki; it is added to ``asked``."""
-    style, hops = made.kinds[index % len(made.kinds)]
+    wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
     rng = random.Random(f"{prefix}/{split}/{index}")
     for _ in range(_TRIES):
         chain = open_wiki(wiki).chain(hops, rng)
-        question = STYLES[style](chain)
-        if (wiki, question) not in asked:
+        question = _WORDINGS[wording](chain)
+        if (wiki, question) not in asked and (made.relation is None or made.relation in chain.relations):
             break
     asked.add((wiki, question))
     data = {"answers": (chain.answer,), "wiki": wiki, "chain": chain}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agent_r1.tasks.tinywiki.names import ENTITIES, RELATIONS
+from agent_r1.tasks.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
 
 CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
 """A fact (entity, relation, value) belongs to one class: the sum of the three vocabulary positions, modulo 3.
@@ -16,6 +16,9 @@ A wiki holds facts of its own class only, so wikis of different classes share no
 """
 
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
+
+UNSEEN = "unseen"
+"""Wikis of this name are the test wikis, whose facts of one relation go by a word that no other wiki has."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5
@@ -65,6 +68,15 @@ class Wiki:
         """
         return f"{title}: " + " ".join(f"{relation} {value}." for relation, value in self.facts[title].items())
 
+    def renamed(self, relation: str, name: str) -> Wiki:
+        """The same facts, where one relation goes by another name."""
+        return Wiki(
+            {
+                title: {name if known == relation else known: v for known, v in facts.items()}
+                for title, facts in self.facts.items()
+            }
+        )
+
     def chain(self, hops: int, rng: random.Random) -> Chain:
         """A walk of ``hops`` facts that meets no entity and no relation twice."""
         while True:
@@ -84,12 +96,15 @@ class Wiki:
 
 @lru_cache(maxsize=256)
 def open_wiki(name: str) -> Wiki:
-    """The wiki of this name, the same on every machine. The part before the first slash is its class.
+    """The wiki of this name, the same on every machine. The part before the first slash is its class, or ``UNSEEN``.
 
     Example:
         open_wiki("test/0")
     """
-    return draw(CLASSES[name.split("/")[0]], random.Random(name))
+    owner, _, rest = name.partition("/")
+    if owner == UNSEEN:
+        return open_wiki(f"test/{rest}").renamed(REPLACED_RELATION, UNSEEN_RELATION)
+    return draw(CLASSES[owner], random.Random(name))
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:

@@ -45,7 +45,6 @@ class Maker:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self._chat, self._rng = Chat(tokenizer), random.Random(seed)
         self._words = [token for word in (*ENTITIES, *RELATIONS) for token in self._chat.encode(word)]
-        (self._speak,) = self._chat.encode("assistant\n")
 
     def batch(self, mix: Mix) -> list[Example]:
         """Examples about a fresh wiki of the training class, so that no fact can be learned by heart."""
@@ -92,10 +91,15 @@ class Maker:
         return self.conversation(planner.reading(wiki, self._rng), ())
 
     def conversation(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
-        """What the assistant says in a conversation, end tokens included, is learned."""
-        ids = self._chat.encode(self._chat.render(messages, tools, speak=False))
-        learned, speaking = [], False
-        for token in ids:
-            learned.append(speaking)
-            speaking = token == self._speak or (speaking and token != self._chat.end_id)
-        return Example(ids, tuple(learned))
+        return spoken(self._chat, messages, tools)
+
+
+def spoken(chat: Chat, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
+    """What the assistant says in a conversation, end tokens included, is learned."""
+    (speak,) = chat.encode("assistant\n")
+    ids = chat.encode(chat.render(messages, tools, speak=False))
+    learned, speaking = [], False
+    for token in ids:
+        learned.append(speaking)
+        speaking = token == speak or (speaking and token != chat.end_id)
+    return Example(ids, tuple(learned))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,14 +49,19 @@ def pretrain(
 ) -> Iterator[Progress]:
     """Train in place, yielding after each step. The same seed, on one thread, gives the same bits."""
     maker = Maker(tokenizer, seed)
+    batches = [partial(maker.batch, phase.mix) for phase in phases for _ in range(phase.steps)]
+    return imitate(model, batches)
+
+
+def imitate(model: Qwen2ForCausalLM, batches: Sequence[Callable[[], Sequence[Example]]]) -> Iterator[Progress]:
+    """Train in place, a step on each of the batches, which are made when they are needed; yields after each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    mixes = [phase.mix for phase in phases for _ in range(phase.steps)]
     model.train()
-    for step, mix in enumerate(mixes):
+    for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * _schedule(step, len(mixes))
+            group["lr"] = LEARNING_RATE * _schedule(step, len(batches))
         optimizer.zero_grad(set_to_none=True)
-        loss, accuracy = _learn(model, maker.batch(mix))
+        loss, accuracy = _learn(model, batch())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         yield Progress(step, loss, accuracy)

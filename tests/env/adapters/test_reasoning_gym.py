@@ -11,7 +11,9 @@ import pytest
 
 from agent_r1 import Task, ToolEnv, Trajectory
 from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.trajectory import Unscored
 from agent_r1.env.adapters import reasoning_gym
+from agent_r1.env.adapters.pool import Pool
 from agent_r1.env.adapters.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
 from agent_r1.env.scoring import FunctionScorer
 
@@ -74,7 +76,7 @@ def test_the_tasks_go_with_a_tool_environment() -> None:
 
 
 def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answered, monkeypatch) -> None:
-    monkeypatch.setattr(reasoning_gym, "SCORE_SECONDS", 1.5)
+    monkeypatch.setattr(reasoning_gym, "_JUDGES", Pool("reasoning_gym", f"{reasoning_gym.__name__}:Judge", 1.5))
     hanging = reasoning_gym_tasks("countdown", 1, run_answers=True)[0]
     fine = reasoning_gym_tasks("gcd", 1)[0]
 
@@ -87,7 +89,8 @@ def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answer
 
     asyncio.run(reasoning_gym_score(answered("<answer>1</answer>"), fine))  # the import is paid before the clock runs
     began = time.monotonic()
-    assert asyncio.run(side_by_side()) == [None, 1.0, 1.0, 1.0, 1.0]  # not scored is not 0.0
+    hung, *others = asyncio.run(side_by_side())
+    assert isinstance(hung, Unscored) and others == [1.0, 1.0, 1.0, 1.0]  # not scored is not 0.0
     assert time.monotonic() - began < 5.0
     with pytest.raises(AgentR1Error, match=r"scoring failed: no answer within 1\.5 seconds"):
         score(answered("<answer>9**9**9**9</answer>"), hanging)

@@ -1,4 +1,4 @@
-"""Questions from the Hugging Face hub, by way of the ``datasets`` library, which is an extra."""
+"""Rows of files, and of data sets on the Hugging Face hub by way of the ``datasets`` library, which is an extra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.env.reading import Row
+from agent_r1.env.reading import Row, read_rows
 
 PREFIX = "hf:"
 
@@ -41,8 +41,13 @@ class HubName:
 
 
 def is_hub(source: Path) -> bool:
-    """Whether a source of questions is on the hub and not a file."""
+    """Whether a source of rows is on the hub and not a file."""
     return str(source).startswith(PREFIX)
+
+
+def rows_of(source: Path) -> Iterator[Row]:
+    """The rows of a file, or of one split on the hub. Raises InvalidInput where it cannot be read."""
+    return hub_rows(source) if is_hub(source) else read_rows(source)
 
 
 def hub_name(source: Path) -> HubName:

@@ -1,0 +1,1 @@
+"""What each command of ``agent-r1`` does."""

@@ -1,0 +1,1 @@
+"""How models write tool calls: one file per way, and the choice among them."""

@@ -1,0 +1,156 @@
+"""What every tool-call format is, and what reading with one gives."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from agent_r1.core.messages import Message, ToolSpec, to_openai
+
+THINK, THOUGHT = "<think>", "</think>"
+
+Tools = tuple[ToolSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A call as it stands in a text. ``raw`` is what the policy wrote of it, ``end`` how many characters of the text
+    there are up to its end. ``arguments`` is None, and ``error`` says why, where it could not be read.
+
+    Example:
+        Written("add", {"a": 1}, '{"name": "add", "arguments": {"a": 1}}', end=61)
+    """
+
+    name: str
+    arguments: Mapping[str, Any] | None
+    raw: str
+    end: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text taken apart: what it says beside its calls, and the calls in their order.
+
+    Example:
+        Reading("I look.", (Written("search", {"query": "Alba"}, '{"name": ..}', end=70),))
+    """
+
+    content: str
+    calls: tuple[Written, ...] = ()
+
+
+class Format(ABC):
+    """One way of writing calls: reads them, and gives messages the shape that its templates take.
+
+    ``one_call`` says that an action ends with its first call, although no token of its own ends it there.
+    """
+
+    name: ClassVar[str]
+    one_call: ClassVar[bool] = False
+
+    @abstractmethod
+    def read(self, said: str, tools: Tools) -> Reading:
+        """The calls in what was said (a text without its thought). Never raises: what cannot be read has an error."""
+
+    def divide(self, text: str) -> tuple[str | None, str]:
+        """(thought, rest); the rest is an end of the text."""
+        return split_reasoning(text)
+
+    def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+        """The messages as the dictionaries that a chat template of this format takes."""
+        return [to_openai(message) for message in messages]
+
+    def instruction(self, tools: Tools) -> str | None:
+        """What a system message says of the tools where the template does not show them; None: it has to."""
+        return None
+
+
+def split_reasoning(text: str) -> tuple[str | None, str]:
+    """(thought, rest). The opening mark may have been part of the prompt.
+
+    Example:
+        >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes.")
+        ('So.', 'Yes.')
+    """
+    thought, mark, rest = text.partition(THOUGHT)
+    if not mark:
+        return None, text
+    return thought.lstrip("\n").removeprefix(THINK).strip("\n"), rest.lstrip("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The text between a call's marks, whether it was closed, and how many characters of the whole it ends after.
+
+    Example:
+        Block('{"name": "add"', closed=False, end=25)
+    """
+
+    text: str
+    closed: bool
+    end: int
+
+
+def blocks(text: str, opening: str, closing: str) -> list[Block]:
+    """Each call's text; an unclosed call reaches to the next one, or to the end.
+
+    Example:
+        >>> [block.end for block in blocks("<a>{}</a> and <a>{", "<a>", "</a>")]
+        [9, 18]
+    """
+    content, *pieces = text.split(opening)
+    found = []
+    start = len(content)
+    for piece in pieces:
+        inside, mark, _ = piece.partition(closing)
+        found.append(Block(inside, bool(mark), start + len(opening + inside + mark)))
+        start += len(opening + piece)
+    return found
+
+
+def before(text: str, opening: str) -> str:
+    """The text before the first call, without the line break that stands between."""
+    content, mark, _ = text.partition(opening)
+    return content.removesuffix("\n") if mark else content
+
+
+def broken(raw: str, end: int, error: str, name: str = "") -> Written:
+    return Written(name, None, raw, end, error)
+
+
+def read_json(text: str) -> Any:
+    """A JSON value. Raises ValueError, with a reason, for what is none; NaN and infinities are none."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def call_of(data: object, raw: str, end: int, key: str = "arguments") -> Written:
+    """The call that a JSON value stands for: an object with a "name" and an object of arguments under ``key``."""
+    if not isinstance(data, dict):
+        return broken(raw, end, f"a call is a JSON object, got {type(data).__name__}")
+    name = data.get("name")
+    if not isinstance(name, str) or not name:
+        return broken(raw, end, 'the call has no "name"')
+    arguments = data.get(key)
+    if not isinstance(arguments, dict):
+        return broken(raw, end, f'the call has no "{key}" object', name)
+    return Written(name, arguments, raw, end)
+
+
+def arguments_of(name: str, text: str, raw: str, end: int) -> Written:
+    """The call of ``name`` whose arguments ``text`` gives as a JSON object."""
+    try:
+        arguments = read_json(text)
+    except ValueError as error:
+        return broken(raw, end, f"the arguments are not valid JSON: {error}", name)
+    return call_of({"name": name, "arguments": arguments}, raw, end)

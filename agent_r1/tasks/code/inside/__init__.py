@@ -1,0 +1,1 @@
+"""What runs in the sandbox: read as text by the world, imported by nobody."""

@@ -1,0 +1,43 @@
+"""What a Python source says of itself, without being run. All raise SyntaxError or ValueError where it is no Python."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+
+
+def parsed(source: str) -> ast.Module:
+    """The syntax tree; what Python warns of, such as odd escapes in benchmarks' solutions, is nobody's concern here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def defined(source: str) -> set[str]:
+    """The functions and classes that it defines."""
+    return {node.name for node in parsed(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def used(source: str) -> set[str]:
+    """The names that it reads."""
+    return set(_names(source, ast.Load))
+
+
+def assigned(source: str) -> set[str]:
+    """The names that it gives values to."""
+    return set(_names(source, ast.Store))
+
+
+def imported(source: str) -> set[str]:
+    """The packages that it imports."""
+    nodes = list(ast.walk(parsed(source)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.split(".")[0] for name in plain | named}
+
+
+def _names(source: str, context: type[ast.expr_context]) -> Iterator[str]:
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context):
+            yield node.id

@@ -1,0 +1,14 @@
+"""What the worlds that are drawn from a seed share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_r1.core.errors import InvalidInput
+
+
+def takes_no_files(world: str, data: Path | None, corpus: str | Path | None) -> None:
+    """Raise InvalidInput where files are given."""
+    for what, given in (("data", data), ("corpus", corpus)):
+        if given is not None:
+            raise InvalidInput(what, got=given, do=f"leave it out: {world} is generated")

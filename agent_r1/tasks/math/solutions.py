@@ -1,0 +1,62 @@
+"""Right and wrong ways to act in a problem, by which the world is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent_r1.core.messages import Message
+from agent_r1.core.solution import Solution, Solutions, calling, script
+from agent_r1.core.task import Task
+from agent_r1.tasks.math.problems import Problem
+
+
+def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], Solutions]:
+    """The gold answer in its forms; wrong are the answer of another problem, one more, and answers out of form."""
+    answers = list(dict.fromkeys(problem.answer for problem in problems))
+
+    def of(task: Task) -> Solutions:
+        gold: str = task.data["answer"]
+        other = next((each for each in answers if are_apart(each, gold)), f"{gold} + 2")
+        computing = calling("python", code="print(6 * 7)")
+        right = (
+            Solution("the answer", script(boxed(gold))),
+            Solution("the answer, after computing", script(computing, boxed(gold))),
+            Solution(
+                "the last of two answers", script(Message.assistant(f"{boxed(other).text} No: {boxed(gold).text}"))
+            ),
+        )
+        wrong = (
+            Solution("another answer, after computing", script(computing, boxed(other))),
+            Solution("one more", script(boxed(one_more(gold)))),
+            Solution("an empty box", script(boxed(""))),
+            Solution("the answer, without a box", script(Message.assistant(gold))),
+            Solution("a box that does not close", script(Message.assistant(rf"\boxed{{{gold}"))),
+            Solution("nothing", script(Message.assistant(""))),
+            Solution("computing to the end", script(*(computing,) * max_turns)),
+        )
+        return Solutions(right, wrong, {"correct": 1.0})
+
+    return of
+
+
+def boxed(answer: str) -> Message:
+    """The assistant's last word."""
+    return Message.assistant(rf"The answer is \boxed{{{answer}}}.")
+
+
+def one_more(answer: str) -> str:
+    r"""The answer and one: of an integer its sum, of any other mathematics the sum as written.
+
+    Example:
+        >>> one_more("1,999"), one_more(r"\frac{1}{2}")
+        ('2000', '\\frac{1}{2} + 1')
+    """
+    try:
+        return str(int(answer.replace(",", "")) + 1)
+    except ValueError:
+        return f"{answer} + 1"
+
+
+def are_apart(one: str, other: str) -> bool:
+    """Whether two answers have other digits; those that differ otherwise may mean the same, as ``x=5`` and ``5`` do."""
+    return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

@@ -1,0 +1,267 @@
+"""Orders: an agent serves a customer by tools over a small database; after tau-bench (arXiv 2406.12045), in small.
+
+The customer has a hidden wish, says half of it, and tells the rest when asked. The reward is 1 where at the end the
+database is as the wish would have it, and nothing else in it has changed, and the customer was told the price.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message, Text
+from agent_r1.core.solution import Solution, Solutions, calling, script
+from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.world import Context, World
+from agent_r1.env import FunctionScorer, Resources, tool
+from agent_r1.env.users import Reply, User, UserEnv
+from agent_r1.tasks.generated import takes_no_files
+
+SPLITS: Mapping[str, int] = {"train": 1000, "test": 200}
+ORDERS = 6
+MAX_TURNS = 12
+
+ITEMS = ("lamp", "chair", "kettle", "carpet", "mirror", "clock")
+COLOURS = ("red", "blue", "green", "black", "white")
+CITIES = ("Oslo", "Lyon", "Porto", "Graz", "Turku")
+
+SYSTEM = Message.system(
+    "You serve the customers of a shop. Ask for what you need to know, one question at a time. When all is done, tell "
+    "the customer the price of the order in a sentence without a question: that ends the conversation."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One row of the database.
+
+    Example:
+        Order("lamp", "red", "Oslo", price=41)
+    """
+
+    item: str
+    colour: str
+    city: str
+    price: int
+    cancelled: bool = False
+
+
+Database = Mapping[str, Order]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the customer wants of one order: another value of ``field``, or, where that is ``cancel``, an end to it.
+
+    Example:
+        Wish("A17", "colour", "blue")
+        Wish("B20", "cancel", "")
+    """
+
+    order: str
+    field: Literal["colour", "city", "cancel"]
+    value: str
+
+    def fulfilled(self, database: Database) -> Database:
+        """The database as it is to be."""
+        change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
+        return {**database, self.order: replace(database[self.order], **change)}
+
+
+@dataclass(slots=True)
+class Shop:
+    """The database of one episode."""
+
+    orders: dict[str, Order] = field(default_factory=dict)
+
+    def order(self, number: str) -> Order:
+        if number not in self.orders:
+            raise ValueError(f"there is no order {number}")
+        return self.orders[number]
+
+    def changed(self, number: str, order: Order) -> ToolResult:
+        """Write a row. The result carries the whole database, for the reward."""
+        self.orders[number] = order
+        return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Shops:
+    """Opens the shop of each episode."""
+
+    async def open(self, task: Task, context: Context) -> Shop:
+        return Shop(dict(task.data["orders"]))
+
+
+_SHOPS = Shops()
+
+
+@tool
+async def look_up(order: str, resources: Resources) -> str:
+    """See an order.
+
+    Args:
+        order: its number
+    """
+    found = (await resources.of(_SHOPS)).order(order)
+    state = "cancelled" if found.cancelled else "open"
+    return f"{order}: {found.colour} {found.item} to {found.city}, price {found.price}, {state}"
+
+
+@tool
+async def change(order: str, field: Literal["colour", "city"], value: str, resources: Resources) -> ToolResult:
+    """Change an order.
+
+    Args:
+        order: its number
+        field: what to change
+        value: what it is to be
+    """
+    shop = await resources.of(_SHOPS)
+    found = shop.order(order)
+    return shop.changed(order, replace(found, colour=value) if field == "colour" else replace(found, city=value))
+
+
+@tool
+async def cancel(order: str, resources: Resources) -> ToolResult:
+    """Cancel an order.
+
+    Args:
+        order: its number
+    """
+    shop = await resources.of(_SHOPS)
+    return shop.changed(order, replace(shop.order(order), cancelled=True))
+
+
+class Customer:
+    """The scripted user: it answers questions, and leaves when it is told something that is none."""
+
+    async def reply(self, task: Task, said: Sequence[Message], context: Context) -> Reply:
+        heard = said[-1].text.lower()
+        if "?" not in heard:
+            return Reply("", end=True)
+        wish: Wish = task.data["wish"]
+        known = {"number": f"It is order {wish.order}."}
+        if wish.field != "cancel":
+            known[wish.field] = f"Make it {wish.value}."
+        return Reply(" ".join(text for word, text in known.items() if word in heard) or "I do not know.")
+
+
+def part(task: Task) -> str:
+    """Who the customer is, for a model that plays it (:class:`~agent_r1.env.users.ModelUser`); it leaves by DONE."""
+    wish: Wish = task.data["wish"]
+    want = "cancel it" if wish.field == "cancel" else f"have its {wish.field} changed to {wish.value}"
+    return (
+        f"You are a customer of a shop. Your order has the number {wish.order}. You want to {want}, and to hear its "
+        "price. Answer what you are asked, briefly, and say nothing else of this. When you were told that it is done "
+        "and heard the price, say DONE."
+    )
+
+
+def served(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
+    """``served``: 1.0 where all is as wished; ``state`` and ``told`` are its halves, the database and the price."""
+    orders: Database = task.data["orders"]
+    wish: Wish = task.data["wish"]
+    written = [result.data for turn in trajectory.turns for result in turn.results if result.data is not None]
+    state = (written[-1] if written else _rows(orders)) == _rows(wish.fulfilled(orders))
+    prices = {str(order.price) for order in orders.values()}
+    told = prices.intersection(re.findall(r"\d+", trajectory.last_text)) == {str(orders[wish.order].price)}
+    return {"served": float(state and told), "state": float(state), "told": float(told)}
+
+
+def _rows(orders: Database) -> dict[str, dict[str, Any]]:
+    """The database as values that JSON can hold."""
+    return {number: asdict(order) for number, order in orders.items()}
+
+
+def world(user: User, seed: int) -> World:
+    """The world with a user of one's own for the customer; ``seed`` draws the training tasks."""
+    return World(
+        name="orders",
+        env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),
+        tasks=lru_cache(lambda split: tasks(split, seed)),
+        scorers=(FunctionScorer({"served": served}),),
+        recipe={"task": "orders", "reward_weights.state": 0.0, "reward_weights.told": 0.0},
+        solutions=solutions,
+    )
+
+
+def build(data: Path | None, corpus: str | Path | None, seed: int) -> World:
+    """The world. Raises InvalidInput where files are given: it reads none."""
+    takes_no_files("orders", data, corpus)
+    return world(Customer(), seed)
+
+
+def tasks(split: str, seed: int) -> tuple[Task, ...]:
+    """The tasks of a split, always in the same order. Raises InvalidInput for a split that does not exist."""
+    if split not in SPLITS:
+        raise InvalidInput("split of orders", got=split, do=f"give one of {', '.join(SPLITS)}")
+    drawn = f"train/{seed}" if split == "train" else split
+    return tuple(_task(split, index, random.Random(f"orders/{drawn}/{index}")) for index in range(SPLITS[split]))
+
+
+def _task(split: str, index: int, rng: random.Random) -> Task:
+    numbers = [f"{rng.choice('ABC')}{number}" for number in rng.sample(range(10, 40), ORDERS)]
+    prices = rng.sample(range(41, 100), ORDERS)
+    orders = {
+        number: Order(rng.choice(ITEMS), rng.choice(COLOURS), rng.choice(CITIES), price)
+        for number, price in zip(numbers, prices, strict=True)
+    }
+    wish = _wish(orders, rng)
+    want = "cancel an order" if wish.field == "cancel" else f"change the {wish.field} of an order"
+    greeting = Message.user(f"Hello. I want to {want}, and to hear what it costs.")
+    return Task(f"{split}/{index}", (SYSTEM, greeting), {"orders": orders, "wish": wish}, split)
+
+
+def _wish(orders: Database, rng: random.Random) -> Wish:
+    number = rng.choice(list(orders))
+    match rng.choice(("colour", "city", "cancel")):
+        case "colour":
+            return Wish(number, "colour", rng.choice([each for each in COLOURS if each != orders[number].colour]))
+        case "city":
+            return Wish(number, "city", rng.choice([each for each in CITIES if each != orders[number].city]))
+        case _:
+            return Wish(number, "cancel", "")
+
+
+def solutions(task: Task) -> Solutions:
+    """To ask, look up, act and tell; wrong is to leave one of these out, or to act on another order."""
+    wish: Wish = task.data["wish"]
+    orders: Database = task.data["orders"]
+    other = next(number for number in orders if number != wish.order)
+    asks = [Message.assistant("What is the order's number?")]
+    if wish.field != "cancel":
+        asks.append(Message.assistant(f"What {wish.field} do you want?"))
+    looks, tells = calling("look_up", order=wish.order), _tells(orders[wish.order].price)
+    twice = (_acts(wish), calling("cancel", order=other))
+    everything = _tells(*(order.price for order in orders.values()))
+    return Solutions(
+        gold=(Solution("asked, done and told", script(*asks, looks, _acts(wish), tells)),),
+        wrong=(
+            Solution("not done", script(*asks, looks, tells)),
+            Solution("not told", script(*asks, _acts(wish), Message.assistant("It is done."))),
+            Solution("another order too", script(*asks, looks, *twice, tells)),
+            Solution("another order's price", script(*asks, _acts(wish), _tells(orders[other].price))),
+            Solution("every price there is", script(*asks, _acts(wish), everything)),
+        ),
+        full={"served": 1.0},
+    )
+
+
+def _acts(wish: Wish) -> Message:
+    if wish.field == "cancel":
+        return calling("cancel", order=wish.order)
+    return calling("change", order=wish.order, field=wish.field, value=wish.value)
+
+
+def _tells(*prices: int) -> Message:
+    return Message.assistant(f"It is done; the price is {' or '.join(map(str, prices))}.")

@@ -1,0 +1,167 @@
+"""The loop of training: groups in, weights out, and what is written down of each step."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.core.record import LeftOver, Measured, Published, Spent
+from agent_r1.core.trajectory import Group
+from agent_r1.core.world import World
+from agent_r1.learn.learner import Learner, Update
+from agent_r1.learn.row import Row
+from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.collector import Collector
+from agent_r1.rollout.torch_engine import TorchEngine
+from agent_r1.store.ledger import Ledger
+from agent_r1.train.checkpoint import Position
+from agent_r1.train.clock import Clock
+from agent_r1.train.config import TrainConfig
+from agent_r1.train.doctor.doctor import Doctor
+from agent_r1.train.evaluate import measures_of
+from agent_r1.train.keeper import Keeper
+from agent_r1.train.prepare import Policy, orders
+from agent_r1.train.report import Progress, StepReport
+from agent_r1.train.restore import Start, published
+from agent_r1.train.scores import answered
+from agent_r1.train.tally import tally
+from agent_r1.train.threads import in_thread
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    config: TrainConfig
+    world: World
+    policy: Policy
+    row: Row
+    learner: Learner
+    engine: TorchEngine
+    agent: Agent
+    collector: Collector
+    ledger: Ledger
+    folder: Path
+    start: Start
+    progress: Progress
+
+
+async def loop(parts: Parts) -> None:
+    """Groups in, weights out.
+
+    Consumes groups in order. Waits for: a step's groups, then the update in its thread. Unblocks: the
+    collector, whose next groups may start once the engine has the new weights.
+    """
+    config, learner = parts.config, parts.learner
+    clock = _clock(parts)
+    keeper = Keeper(parts.policy, parts.world, learner, parts.agent, config, parts.folder, parts.start)
+    doctor = Doctor(config, learner, parts.engine, parts.ledger, parts.folder)
+    doctor.restore(parts.start.doctor)
+    position = parts.start.position
+    wanted = orders(parts.world.tasks("train"), config, position.groups)
+    await parts.ledger.record(*parts.start.events)
+    await parts.engine.load(learner.weights())
+    async with aclosing(parts.collector.collect(wanted, clock.permit)) as groups, _settling(keeper):
+        watch = Stopwatch()
+        for _ in range(position.step, config.steps):
+            batch = await _gather(groups, clock, learner, doctor)
+            watch.lap("rollout_seconds")
+            before = learner.weights()
+            update = await in_thread(learner.update, batch)
+            watch.lap("update_seconds")
+            await parts.engine.load(learner.weights())
+            watch.lap("load_seconds")
+            findings = await doctor.examine(update)
+            watch.lap("doctor_seconds")
+            position = Position(update.step, position.groups + len(batch))
+            kept = await keeper.after(position, doctor.state())
+            watch.lap("keep_seconds")
+            made = [published(learner.weights(), update.step)] if update.version > before.version else []
+            await _tell(parts, batch, update, made, kept, watch.take())
+            await doctor.tell(findings)
+            keeper.save()
+            await clock.advance(update.version)
+    await parts.ledger.record(LeftOver(config.steps, "the run had taken its last step"))
+    await keeper.choose()
+    await parts.engine.load(learner.weights())
+
+
+def _clock(parts: Parts) -> Clock:
+    config, position = parts.config, parts.start.position
+    return Clock(
+        config.steps - position.step,
+        config.groups_per_step,
+        max_staleness=config.max_staleness,
+        refill=parts.row.refill,
+        taken=position.groups,
+        version=parts.learner.weights().version,
+    )
+
+
+@asynccontextmanager
+async def _settling(keeper: Keeper) -> AsyncIterator[None]:
+    """After a failure nothing goes on saving while the ledger is closed; an interrupt does not wait for that."""
+    try:
+        yield
+    except Exception:
+        await keeper.settle()
+        raise
+
+
+async def _gather(groups: AsyncIterator[Group], clock: Clock, learner: Learner, doctor: Doctor) -> list[Group]:
+    """The groups of one step, also those that teach nothing: the learner says what becomes of each."""
+    batch: list[Group] = []
+    while len(batch) < clock.wanted:
+        batch.append(await anext(groups))
+        doctor.receive(batch[-1])
+        if not learner.teaches(batch[-1]):
+            await clock.miss()
+    return batch
+
+
+async def _tell(
+    parts: Parts,
+    batch: Sequence[Group],
+    update: Update,
+    made: Sequence[Published],
+    kept: dict[str, float],
+    seconds: dict[str, float],
+) -> None:
+    """Write the step down, all of it or nothing, and show it."""
+    lived = [trajectory for group in batch for trajectory in group.trajectories]
+    answers = [answered(trajectory) for trajectory in lived]
+    em = statistics.fmean([answer.em for answer in answers if answer.failure is None] or [math.nan])
+    tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
+    speed = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
+    came = {"groups": float(len(batch)), "refilled_groups": float(len(batch) - parts.config.groups_per_step)}
+    own = measures_of(parts.world, lived)
+    measured = Measured(
+        update.step,
+        {**update.metrics, **kept, **came, **tally(batch), "em": em, "tokens": float(tokens), **own},
+    )
+    spent = Spent(update.step, {**seconds, "tokens_per_second": speed})
+    await parts.ledger.record(*update.fates, *made, measured, spent)
+    exact = all(answer.exact for answer in answers)
+    parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
+
+
+class Stopwatch:
+    """Seconds by phase since the last ``take``."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        laps, self._laps = self._laps, {}
+        return laps

@@ -1,0 +1,93 @@
+"""Where training begins: with a model as it is, or where a run that stopped had come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from agent_r1.core.acting import Weights
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.record import Event, Happened, Published
+from agent_r1.learn.learner import Learner
+from agent_r1.model.load import load_model
+from agent_r1.store.manifest import CHECKPOINTS, STEP, Damaged, check_whole
+from agent_r1.store.reader import RunReader
+from agent_r1.train.checkpoint import Position, copied, load_checkpoint, newest_whole
+from agent_r1.train.doctor.state import DoctorState
+from agent_r1.train.prepare import Policy
+
+RESUMED, DAMAGED = "resumed", "damaged"
+"""Kinds of events that a resumed run begins with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """Where a run stands when training begins, the best weights so far, and what is to be written down first."""
+
+    position: Position
+    doctor: DoctorState
+    events: tuple[Event, ...]
+    best: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def published(weights: Weights, step: int) -> Published:
+    """The record of weights that a step made."""
+    return Published(weights.version, step, weights.digest)
+
+
+def beginning(learner: Learner) -> Start:
+    """The start of a new run."""
+    return Start(Position(), DoctorState(), (published(learner.weights(), 0),))
+
+
+def restore(run: Path, policy: Policy, learner: Learner) -> Start:
+    """Bring the policy and its learner to the newest whole checkpoint of a run; without one they stay as they are.
+
+    The learner is one of the run's algorithm, on the model the run began with: that is its reference. Raises
+    InvalidInput where the model is another, or a checkpoint does not fit it.
+    """
+    first = _first_version(run)
+    began = beginning(learner)
+    if first is not None and first.digest != learner.weights().digest:
+        do = "put back the one that the run began with, or begin a new run"
+        raise InvalidInput("model", got="another than the run's", do=do)
+    found = newest_whole(run)
+    skipped = tuple(Happened(DAMAGED, said) for said in found.skipped)
+    unwritten = began.events if first is None else ()  # it stopped before it had written its first line
+    if found.folder is None:
+        return replace(began, events=(*unwritten, *skipped, Happened(RESUMED, "from its beginning")))
+    saved = load_checkpoint(found.folder, policy.model, policy.tokenizer)
+    policy.model.load_state_dict(_weights(found.folder, policy))
+    learner.restore(saved.learner)
+    resumed = Happened(RESUMED, f"from step {saved.position.step}")
+    start = Start(saved.position, saved.doctor, (*skipped, resumed))
+    return start if saved.position.best is None else _with_best(start, run, policy)
+
+
+def _first_version(run: Path) -> Published | None:
+    """The weights that a run began with, None where it had not begun."""
+    with closing(RunReader(run)) as reader:
+        return next(reader.versions(), None)
+
+
+def _weights(folder: Path, policy: Policy) -> Mapping[str, Tensor]:
+    return load_model(str(folder), policy.model.dtype).state_dict()
+
+
+def _with_best(start: Start, run: Path, policy: Policy) -> Start:
+    """The start with its best weights; with none, and an event that says so, where their checkpoint is damaged."""
+    best = start.position.best
+    assert best is not None
+    if best.step == start.position.step:
+        return replace(start, best=copied(policy.model))
+    folder = run / CHECKPOINTS / f"{STEP}{best.step}"
+    try:
+        check_whole(folder)
+    except Damaged as damage:
+        lost = Happened(DAMAGED, f"{damage}: the best by validation, of step {best.step}, is lost")
+        return replace(start, position=replace(start.position, best=None), events=(*start.events, lost))
+    return replace(start, best=dict(_weights(folder, policy)))

@@ -1,0 +1,77 @@
+"""A tiny base for another world: a model of its kind that has that world's words, and its manners, not its wits.
+
+It imitates a speaker that knows the form of an action and draws its content at random, so that whatever it does better
+after reinforcement learning, it learned from the rewards of that world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from agent_r1.core.acting import Sampling
+from agent_r1.core.messages import Message, ToolSpec
+from agent_r1.core.task import Task
+from agent_r1.core.world import Env
+from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collector import Limits
+from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.train.evaluate import Method, attempts
+from agent_r1.train.tiny_base.examples import spoken
+from agent_r1.train.tiny_base.pretrain import Progress, imitate
+from agent_r1.train.tiny_base.start import start_model
+from agent_r1.train.tiny_base.tokenizer import make_tokenizer
+
+Conversation = tuple[Message, ...]
+
+STEPS, BATCH = 100, 32
+"""Steps of imitation, and conversations of each."""
+
+_TOKENS = 1 << 20
+"""More than any conversation has when every character is a token."""
+
+
+def conversations(env: Env, tasks: Sequence[Task], speak: Callable[[str], str]) -> list[Conversation]:
+    """What is said in an episode of each task, where the agent says ``speak(prompt)``; a prompt is rendered text.
+
+    Episodes are lived one after the other, so that a speaker which draws at random says the same each time.
+    """
+    chat = Chat(make_tokenizer([]))
+    agent = Agent(ScriptedEngine(chat, speak), chat, Sampling(max_tokens=_TOKENS), _TOKENS)
+    groups = asyncio.run(attempts(Method("speaker", agent, env), (), tasks, 1, Limits(concurrency=1)))
+    return [group.trajectories[0].messages for group in groups]
+
+
+def tiny_base_for(
+    heard: Sequence[Conversation],
+    words: Iterable[str],
+    folder: Path,
+    seed: int,
+    steps: int = STEPS,
+    tools: tuple[ToolSpec, ...] = (),
+) -> Progress:
+    """Make a model that speaks as the assistant does in the conversations, and write it to ``folder``.
+
+    Args:
+        heard: conversations, as :func:`conversations` gives them.
+        words: further words of the world, which they may lack; others are spelled.
+        folder: a folder that ``train(model=..)`` takes.
+        seed: of the weights, and of the order of the conversations.
+        steps: optimizer steps.
+        tools: those of the world; they stand in its prompts.
+
+    Returns how well it imitates at last: where the content is random, the loss stays at the entropy of that.
+    """
+    plain = Chat(make_tokenizer([]))
+    tokenizer = make_tokenizer([*words, *(plain.render(each, tools, speak=False) for each in heard)])
+    chat, rng = Chat(tokenizer), random.Random(seed)
+    examples = [spoken(chat, each, tools) for each in heard]
+    model = start_model(tokenizer, seed)
+    *_, last = imitate(model, [partial(rng.sample, examples, min(BATCH, len(examples)))] * steps)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return last

@@ -1,0 +1,200 @@
+"""A whole training run of a few small steps among hostile parts, and what it left behind."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from case import Case, Control, Outcome, Size
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.errors import AgentR1Error
+from agent_r1.core.messages import Action, Message, ToolSpec
+from agent_r1.core.record import Fate
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.world import Context, Env, Episode, Transition, World
+from agent_r1.learn.learner import Learner
+from agent_r1.model.digest import digest
+from agent_r1.store import RunReader
+from agent_r1.store.verify import verify
+from agent_r1.tasks import build
+from agent_r1.train import run
+from agent_r1.train.config import TrainConfig
+from agent_r1.train.prepare import Policy, limits_of, open_policy
+from agent_r1.train.report import Silence
+
+SMALL: Mapping[str, Any] = {
+    "steps": 3,
+    "groups_per_step": 4,
+    "group_size": 4,
+    "evaluate_n": 1,
+    "evaluate_every": 0,
+    "pass_k": 0,
+    "checkpoint_every": 0,
+    "reward_weights.found": 1.0,
+    "algorithm": "reinforce++",
+}
+"""Searches that find a page are rewarded, so that every step teaches something."""
+
+RUN = "run"
+"""The name of every run: attempts of evaluations, which are no part of it, are left in peace."""
+
+Crash = Callable[[Context, str], Awaitable[Any]]
+"""Called at "open", "step" and "close" of an attempt of the run; may raise, or give a step's result itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a run left. ``held`` is the digest of the weights that the learner held when it ended."""
+
+    error: AgentR1Error | None
+    trajectories: Mapping[Attempt, Trajectory]
+    fates: Mapping[Attempt, Fate]
+    metrics: tuple[Mapping[str, float], ...]
+    digests: tuple[str, ...]
+    warnings: tuple[str, ...]
+    violations: tuple[str, ...]
+    held: str
+    seconds: float
+
+    def unsound(self, completed: bool) -> Iterator[str]:
+        """What no fault may do: tear the ledger, or end a run that should go on, or the other way round."""
+        yield from self.violations
+        if completed and self.error is not None:
+            yield f"the run ended: {str(self.error).splitlines()[0]}"
+        if not completed and self.error is None:
+            yield "the run went on to its end"
+        if self.held != self.digests[-1] and self.error is not None:
+            yield "the learner's weights are not those of the last step in the ledger"
+
+    def total(self, metric: str) -> int:
+        return round(sum(step[metric] for step in self.metrics))
+
+
+def small_world() -> World:
+    """TinyWiki, whose final table is one cell."""
+    return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",), retrieval=None)
+
+
+def policy_of(world: World) -> Policy:
+    """tiny-base, as the small runs use it."""
+    return open_policy(resolve(TrainConfig, [Layer("recipe", world.recipe)]), world)
+
+
+def ran(world: World, seed: int = 0, patches: tuple[Any, ...] = (), **settings: Any) -> Ran:
+    """Train in ``world`` under ``patches``, quietly, and read what is left."""
+    learners: list[Learner] = []
+
+    def made(model: Any, *arguments: Any, **keywords: Any) -> Learner:
+        learners.append(Learner(model, *arguments, **keywords))
+        return learners[-1]
+
+    impatient = patch.object(run, "limits_of", lambda config: replace(limits_of(config), retry_seconds=0.01))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for one in (impatient, patch.object(run, "Learner", made), *patches):
+            stack.enter_context(one)
+        stack.enter_context(quiet())
+        layer = Layer("faults", {**SMALL, "run": f"{folder}/{RUN}", "seed": seed, **settings})
+        config = resolve(TrainConfig, [layer, Layer("recipe", world.recipe)])
+        began, error = time.perf_counter(), None
+        try:
+            run.train(config, world, Silence())
+        except AgentR1Error as raised:
+            error = raised
+        return read(Path(folder) / RUN, error, digest(learners[0].weights().ref), time.perf_counter() - began)
+
+
+def read(folder: Path, error: AgentR1Error | None, held: str, seconds: float) -> Ran:
+    with closing(RunReader(folder)) as reader:
+        return Ran(
+            error=error,
+            trajectories={trajectory.attempt: trajectory for trajectory in reader.trajectories()},
+            fates={fate.attempt: fate for fate in reader.fates()},
+            metrics=tuple(step.values for step in reader.metrics()),
+            digests=tuple(made.digest for made in reader.versions()),
+            warnings=tuple(event.detail for event in reader.events() if event.kind == "warning"),
+            violations=tuple(verify(folder).violations),
+            held=held,
+            seconds=seconds,
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings that faults are meant to give rise to."""
+    logger = logging.getLogger("agent_r1")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+Once = Callable[..., Outcome]
+"""One run among hostile parts, by seed; keywords break something on purpose."""
+
+
+def case(name: str, injected: str, holds: str, once: Once, full: int, short: int, *controls: Control) -> Case:
+    """A case that repeats ``once`` until enough faults have happened."""
+    return Case(name, injected, holds, repeated(once), full, short, controls)
+
+
+def control(breaks: str, once: Once, **changes: Any) -> Control:
+    """``once`` with something broken on purpose."""
+    return Control(breaks, lambda size: once(size.seed, **changes), 1)
+
+
+def repeated(once: Once) -> Callable[[Size], Outcome]:
+    """``once`` with one seed after the other, until as many faults have happened as are wanted."""
+
+    def run_all(size: Size) -> Outcome:
+        total, seed = Outcome(0, ()), size.seed
+        while total.fired < size.injections:
+            more = once(seed)
+            total, seed = total + more, seed + 1
+            if not more.fired:
+                return total + Outcome(0, ("no fault happened at all",))
+        return total
+
+    return run_all
+
+
+class Hostile:
+    """An environment that does what it is told to, at any point of an attempt, before the true one acts."""
+
+    def __init__(self, env: Env, crash: Crash) -> None:
+        self._env, self._crash = env, crash
+        self.tools: tuple[ToolSpec, ...] = env.tools
+
+    async def open(self, task: Task, context: Context) -> HostileEpisode:
+        await self.act(context, "open")
+        return HostileEpisode(self, await self._env.open(task, context), context)
+
+    async def act(self, context: Context, when: str) -> Any:
+        return await self._crash(context, when) if context.attempt.run == RUN else None
+
+
+class HostileEpisode:
+    def __init__(self, env: Hostile, episode: Episode, context: Context) -> None:
+        self._env, self._episode, self._context = env, episode, context
+        self.start: tuple[Message, ...] = episode.start
+
+    async def step(self, action: Action) -> Transition:
+        given = await self._env.act(self._context, "step")
+        return await self._episode.step(action) if given is None else given
+
+    async def close(self) -> None:
+        await self._env.act(self._context, "close")
+        await self._episode.close()

@@ -1,0 +1,237 @@
+"""What the scorers say of the benchmarks' own answers, and of wrong ones.
+
+    python benchmarks/scorers.py [--data ../shared/data] [--every N] [--json]
+
+Code (HumanEval, MBPP), each through the sandbox: every solution that comes with a problem has to pass; its function
+made to return None, and the next problem's solution under this one's name, must not. Each operator of a solution is
+flipped in turn; flips that no test notices are counted and listed, as they tell of the tests.
+Mathematics (GSM8K, MATH): the working that comes with a problem has to verify; the next problem's answer where its
+digits are others, the answer and one more, and none must not. What is not as it should be is listed.
+``--every N`` takes every N-th problem. Exit status 1 where a scorer is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Scorer, Status, Trajectory, Turn
+from agent_r1.env.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.tasks.code import problems as code
+from agent_r1.tasks.code.exam import packages_for
+from agent_r1.tasks.code.scorer import CodeScorer
+from agent_r1.tasks.code.solutions import block, returning_none
+from agent_r1.tasks.math import problems as math
+from agent_r1.tasks.math.scorer import AnswerChecker, MathScorer
+from agent_r1.tasks.math.solutions import are_apart, boxed, one_more
+
+AT_ONCE = 2
+FLIPPED_SECONDS = 3.0
+"""What a solution with a flipped operator may take: it often loops without end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of ``tried`` answers of one kind, ``right`` were scored as right; ``odd`` are those that should not be so.
+
+    ``p50`` and ``p95`` are milliseconds that scoring one took.
+    """
+
+    kind: str
+    tried: int
+    right: int
+    odd: tuple[str, ...]
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An answer to a task, in words; ``name`` tells it from others in a list."""
+
+    name: str
+    task: Task
+    text: str
+
+
+async def count(kind: str, cases: Sequence[Case], scorer: Scorer, reward: str, wanted: float) -> Count:
+    """Score every case; those that do not get what is wanted are odd."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def scored(case: Case) -> tuple[float | None, float]:
+        async with places:
+            began = time.perf_counter()
+            (rewards,) = await scorer.score([said(case)], case.task)
+            value = rewards[reward]
+            assert not isinstance(value, tuple)
+            return value, 1000 * (time.perf_counter() - began)
+
+    marks = await asyncio.gather(*map(scored, cases))
+    odd = tuple(case.name for case, (mark, _) in zip(cases, marks, strict=True) if mark != wanted)
+    spent = statistics.quantiles([spent for _, spent in marks], n=20, method="inclusive")
+    return Count(kind, len(cases), sum(mark == 1 for mark, _ in marks), odd, spent[9], spent[18])
+
+
+def said(case: Case) -> Trajectory:
+    """The attempt of one action that says a text."""
+    turn = Turn(0, None, (), (), (), (), "stop", Action(Message.assistant(case.text), case.text))
+    return Trajectory(Attempt("scorers", case.task.id, 0, 0), case.task.id, (turn,), Status.COMPLETED)
+
+
+# ---- code
+
+
+def renamed(other: code.Problem, problem: code.Problem) -> str:
+    """The other problem's solution, its function under the name that this one's tests call."""
+    tree = ast.parse(other.solution)
+    old, new = other.exam.calls[0], problem.exam.calls[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == old:
+            node.name = new
+        elif isinstance(node, ast.Name) and node.id == old:
+            node.id = new
+    return ast.unparse(tree)
+
+
+_PAIRS: tuple[tuple[type[ast.AST], type[ast.AST]], ...] = (
+    (ast.Lt, ast.GtE),
+    (ast.Gt, ast.LtE),
+    (ast.Eq, ast.NotEq),
+    (ast.In, ast.NotIn),
+    (ast.Is, ast.IsNot),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.FloorDiv),
+)
+FLIPS = dict(_PAIRS) | {new: old for old, new in _PAIRS} | {ast.Div: ast.Mult, ast.Mod: ast.FloorDiv}
+
+
+def flips(source: str) -> Iterator[tuple[str, str]]:
+    """Every operator of a source flipped in turn: where, and the source."""
+    for place, node in enumerate(ast.walk(ast.parse(source))):
+        if isinstance(node, ast.Compare | ast.BinOp | ast.BoolOp | ast.AugAssign) and type(operator(node)) in FLIPS:
+            tree = ast.parse(source)
+            twin = list(ast.walk(tree))[place]
+            new = FLIPS[type(operator(node))]()
+            if isinstance(twin, ast.Compare):
+                twin.ops[0] = new  # type: ignore[call-overload]
+            elif isinstance(twin, ast.BinOp | ast.BoolOp | ast.AugAssign):
+                twin.op = new  # type: ignore[assignment]
+            where = f"line {node.lineno}, {type(operator(node)).__name__} to {type(new).__name__}"
+            yield where, ast.unparse(tree)
+
+
+def operator(node: ast.Compare | ast.BinOp | ast.BoolOp | ast.AugAssign) -> ast.AST:
+    """The first operator of a comparison, the only one of any other."""
+    return node.ops[0] if isinstance(node, ast.Compare) else node.op
+
+
+async def count_code(name: str, file: Path, every: int) -> list[Count]:
+    found = code.read_problems(file)
+    kept, next_ones = found[::every], (found[1:] + found[:1])[::every]
+    config = SandboxConfig(packages=packages_for(p.exam for p in found))
+    scorer = CodeScorer(Sandbox(config))
+    quick = CodeScorer(Sandbox(config.model_copy(update={"limits": Limits(seconds=FLIPPED_SECONDS)})))
+
+    def cases(made: Callable[[code.Problem], str]) -> list[Case]:
+        return [Case(p.id, p.task("test"), block(made(p)).text) for p in kept]
+
+    others = [Case(p.id, p.task("test"), block(renamed(o, p)).text) for p, o in zip(kept, next_ones, strict=True)]
+    flipped = [
+        Case(f"{p.id} {where}", p.task("test"), block(source).text) for p in kept for where, source in flips(p.solution)
+    ]
+    return [
+        await count(f"{name}: its own solutions", cases(lambda p: p.solution), scorer, "passed", 1.0),
+        await count(
+            f"{name}: return None", cases(lambda p: returning_none(p.solution, p.exam.calls)), scorer, "passed", 0.0
+        ),
+        await count(f"{name}: another problem's solution", others, scorer, "passed", 0.0),
+        await count(f"{name}: operator flips", flipped, quick, "passed", 0.0),
+    ]
+
+
+# ---- mathematics
+
+
+async def count_math(name: str, file: Path, every: int) -> list[Count]:
+    found = math.read_problems(file)
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+    kept = [(p, row["answer"]) for p, row in zip(found, rows, strict=True)][::every]
+    pairs = [(p, o) for p, o in zip(found, (*found[1:], found[0]), strict=True) if are_apart(p.answer, o.answer)]
+    scorer = MathScorer(AnswerChecker())
+
+    def case(chosen: math.Problem, answer: str) -> Case:
+        return Case(f"{chosen.id} ({answer} for {chosen.answer})", chosen.task("test"), boxed(answer).text)
+
+    working = [Case(f"{p.id} ({p.answer})", p.task("test"), text) for p, text in kept]
+    return [
+        await count(f"{name}: its own working", working, scorer, "correct", 1.0),
+        await count(
+            f"{name}: another's answer", [case(p, o.answer) for p, o in pairs[::every]], scorer, "correct", 0.0
+        ),
+        await count(f"{name}: one more", [case(p, one_more(p.answer)) for p, _ in kept], scorer, "correct", 0.0),
+        await count(f"{name}: an empty box", [case(p, "") for p, _ in kept], scorer, "correct", 0.0),
+    ]
+
+
+async def counted(data: Path, every: int) -> list[Count]:
+    parts: list[Awaitable[list[Count]]] = [
+        count_code("HumanEval", data / "humaneval_82.jsonl", every),
+        count_code("MBPP", data / "mbpp_400.jsonl", every),
+        count_math("GSM8K train", data / "gsm8k_train_1000.jsonl", every),
+        count_math("GSM8K test", data / "gsm8k_test_300.jsonl", every),
+        count_math("MATH", data / "math500_250.jsonl", every),
+    ]
+    return [count for part in parts for count in await part]
+
+
+def wrong(found: Sequence[Count]) -> list[Count]:
+    """Kinds that a scorer got wrong: flips are not among them, and of a benchmark's own answers 1 % may be odd."""
+    return [
+        kind
+        for kind in found
+        if not kind.kind.endswith("flips") and len(kind.odd) > (0.01 * kind.tried if "working" in kind.kind else 0)
+    ]
+
+
+def shown(found: Sequence[Count]) -> Table:
+    table = Table("answers", "tried", "right", "odd", "ms, p50", "p95")
+    for kind in found:
+        table.add_row(
+            kind.kind, str(kind.tried), str(kind.right), str(len(kind.odd)), f"{kind.p50:.1f}", f"{kind.p95:.1f}"
+        )
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the scorers say of right and wrong answers.")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--every", type=int, default=1, help="take every N-th problem")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
+    options = parser.parse_args()
+    found = asyncio.run(counted(options.data, options.every))
+    if options.json:
+        print(json.dumps({kind.kind: asdict(kind) for kind in found}))
+    else:
+        Console().print(shown(found))
+        for kind in found:
+            print(f"{kind.kind}: odd are", *(kind.odd or ("none",)), sep="\n  ")
+    return 1 if wrong(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

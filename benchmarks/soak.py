@@ -1,0 +1,255 @@
+"""The real training loop for a long time among random faults: what grows, and whether the ledger still balances.
+
+    python benchmarks/soak.py                   20 minutes
+    python benchmarks/soak.py --minutes 480
+    python benchmarks/soak.py --minutes 1 --leak      the control: attempts keep memory and open files
+
+Each tool call, opening, step, closing, scoring and generation is hit by a fault with the same chance (``--rate``),
+drawn from the seed and the place of what it hits; one update in twenty meets a gradient that is no number. Exit code 1
+where something grows, stands still, or does not balance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from faulty import Faults, hostile_engine, hostile_learn, hostile_world
+from rich.console import Console
+from rich.table import Table
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.errors import AgentR1Error, RunStopped
+from agent_r1.env.running import MAX_THREADS
+from agent_r1.store import RunReader
+from agent_r1.store.verify import Verdict, verify
+from agent_r1.train import run
+from agent_r1.train.config import TrainConfig
+from agent_r1.train.report import Silence, StepReport
+
+SETTINGS: Mapping[str, Any] = {
+    "steps": 10**6,  # time ends the run
+    "groups_per_step": 8,
+    "group_size": 16,
+    "evaluate_every": 20,
+    "evaluate_n": 16,
+    "pass_k": 0,
+    "checkpoint_every": 10,
+    "score_seconds": 0.5,
+}
+STALL = 60.0
+"""Seconds after which a step counts as stuck."""
+
+MIB_PER_THOUSAND = 1.0
+"""What memory may grow by in 1,000 rollouts."""
+
+JUDGED = 3000
+"""Rollouts before which memory grows because a run warms up."""
+
+MORE_FILES, MORE_THREADS = 3, MAX_THREADS + 16
+BLOCKS, STUDENT_95 = 20, 2.101
+"""Samples are averaged in so many blocks, because neighbours are not independent; the quantile is for as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the process holds at a moment, ``seconds`` after the start."""
+
+    seconds: float
+    mib: float
+    files: int
+    threads: int
+
+
+class Enough(AgentR1Error):
+    """The time is over."""
+
+
+class Watch(Silence):
+    """Looks at the process from the first step on, and ends the run when its time is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, time.monotonic()  # counted from the first step on
+        self.samples: list[Sample] = []
+        self.steps: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def stepped(self, report: StepReport) -> None:
+        self.steps.append(time.monotonic() - self._began)
+        if not self.samples:
+            self.samples.append(self._sample())
+            self._thread.start()
+        if self.steps[-1] - self.steps[0] > self._seconds:
+            raise Enough(f"{self._seconds / 60:g} minutes are over")
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(self._seconds / 400):
+            self.samples.append(self._sample())
+
+    def _sample(self) -> Sample:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return Sample(time.monotonic() - self._began, mib, len(os.listdir("/proc/self/fd")), threading.active_count())
+
+    @property
+    def warm(self) -> list[Sample]:
+        """The samples of the last three quarters."""
+        return self.samples[len(self.samples) // 4 :]
+
+    @property
+    def longest(self) -> float:
+        """Seconds between the two steps that lie furthest apart."""
+        return max(after - before for before, after in itertools.pairwise([0.0, *self.steps]))
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """What grows per second, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __mul__(self, factor: float) -> Slope:
+        return Slope(self.value * factor, self.low * factor, self.high * factor)
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} (95 %: {self.low:+.2f} to {self.high:+.2f})"
+
+
+def slope_of(points: Sequence[tuple[float, float]]) -> Slope:
+    """The least-squares slope through the means of ``BLOCKS`` blocks of points (x, y)."""
+    size = len(points) / BLOCKS
+    blocks = [points[round(n * size) : round((n + 1) * size)] for n in range(BLOCKS)]
+    xs, ys = ([statistics.fmean(point[axis] for point in block) for block in blocks] for axis in (0, 1))
+    line = statistics.linear_regression(xs, ys)
+    residuals = (y - line.slope * x - line.intercept for x, y in zip(xs, ys, strict=True))
+    spread = sum((x - statistics.fmean(xs)) ** 2 for x in xs)
+    error = (sum(r * r for r in residuals) / (BLOCKS - 2) / spread) ** 0.5
+    return Slope(line.slope, line.slope - STUDENT_95 * error, line.slope + STUDENT_95 * error)
+
+
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """What a soak left behind. ``megabytes`` are those of ``run.db``."""
+
+    watch: Watch
+    error: AgentR1Error
+    faults: Faults
+    verdict: Verdict
+    statuses: Mapping[str, int]
+    checkpoints: int
+    megabytes: float
+
+    @property
+    def rollouts(self) -> int:
+        return sum(self.statuses.values())
+
+    @property
+    def per_thousand(self) -> Slope:
+        """MiB per 1,000 rollouts."""
+        return self.slope * (1000 * self.watch.steps[-1] / self.rollouts)
+
+    @property
+    def slope(self) -> Slope:
+        """MiB per second."""
+        return slope_of([(sample.seconds, sample.mib) for sample in self.watch.warm])
+
+    def broken(self) -> Iterator[str]:
+        yield from self.verdict.violations
+        if not isinstance(self.error, Enough):
+            yield f"the run ended: {self.error}"
+        if self.rollouts > JUDGED and self.per_thousand.low > MIB_PER_THOUSAND:
+            yield f"memory grows by {self.per_thousand} MiB per 1,000 rollouts"
+        more = self.watch.samples[-1].files - self.watch.samples[0].files
+        if more > MORE_FILES:
+            yield f"{more:g} more files are open"
+        if self.watch.warm[-1].threads > self.watch.samples[0].threads + MORE_THREADS:
+            yield f"{self.watch.warm[-1].threads} threads"
+        if self.watch.longest > STALL:
+            yield f"a step took {self.watch.longest:.0f} s"
+
+
+def soak(minutes: float, rate: float, deadline: float, seed: int, leaking: bool, folder: Path) -> Soaked:
+    torch.set_num_threads(1)
+    faults, watch = Faults(rate, seed, leaking), Watch(60 * minutes)
+    world, error = hostile_world(faults), AgentR1Error("all steps were taken")
+    layer = Layer("soak", {**SETTINGS, "episode_seconds": deadline, "run": str(folder), "seed": seed})
+    config = resolve(TrainConfig, [layer, Layer("recipe", world.recipe)])
+    logging.getLogger("agent_r1").setLevel(logging.CRITICAL)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(run, "TorchEngine", hostile_engine(faults)))
+        stack.enter_context(patch("agent_r1.learn.learner.learn", hostile_learn(faults)))
+        try:
+            run.train(config, world, watch)
+        except (Enough, RunStopped) as raised:
+            error = raised
+        finally:
+            watch.stop()
+    with closing(RunReader(folder)) as reader:
+        statuses = Counter(str(trajectory.status) for trajectory in reader.trajectories())
+    checkpoints = len(list((folder / "checkpoints").glob("step-*")))
+    return Soaked(watch, error, faults, verify(folder), statuses, checkpoints, (folder / "run.db").stat().st_size / 1e6)
+
+
+def table_of(soaked: Soaked) -> Table:
+    watch, fates = soaked.watch, soaked.verdict.attempts
+    start, warm, end = watch.samples[0], watch.warm[0], watch.samples[-1]
+    table = Table("what", "seen", title=f"{watch.steps[-1] / 60:.1f} minutes, {len(watch.steps)} steps")
+    table.add_row("faults", f"{soaked.faults.fired.total():,}")
+    for kind, count in sorted(soaked.faults.fired.items()):
+        table.add_row(f"  {kind}", f"{count:,}")
+    table.add_row("rollouts", f"{soaked.rollouts:,}")
+    for status, count in sorted(soaked.statuses.items()):
+        table.add_row(f"  {status}", f"{count:,}")
+    table.add_row("memory, MiB: first step, warm, end", f"{start.mib:.0f}, {warm.mib:.0f}, {end.mib:.0f}")
+    table.add_row("memory, MiB per hour", str(soaked.slope * 3600))
+    table.add_row("memory, MiB per 1,000 rollouts", str(soaked.per_thousand))
+    table.add_row("open files: first step, warm, end", f"{start.files}, {warm.files}, {end.files}")
+    table.add_row("threads: first step, warm, end", f"{start.threads}, {warm.threads}, {end.threads}")
+    table.add_row("longest step, s", f"{watch.longest:.1f}")
+    table.add_row("checkpoints; run.db, MB", f"{soaked.checkpoints}; {soaked.megabytes:.1f}")
+    table.add_row("ledger", f"{'balances' if soaked.verdict.holds else 'BROKEN'}: {dict(fates)}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--deadline", type=float, default=8.0, help="seconds of an episode, one that hangs included")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--leak", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "soak"
+        soaked = soak(options.minutes, options.rate, options.deadline, options.seed, options.leak, place)
+    Console(width=120).print(table_of(soaked))
+    broken = list(soaked.broken())
+    print("\n".join(broken) or f"holds; seed {options.seed}, rate {options.rate}")
+    sys.exit(bool(broken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A game for two in plain async Python, learned by self-play: each side is a trajectory with a return of its own.
+
+python examples/self_play.py 25        the number of steps
+"""
+
+import asyncio
+import copy
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from agent_r1 import Message, Task
+from agent_r1.core.acting import Sampling
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.trajectory import Group
+from agent_r1.core.world import Context
+from agent_r1.learn.choose import build_row
+from agent_r1.learn.config import LearnerConfig
+from agent_r1.learn.learner import Learner
+from agent_r1.model.load import load_model, load_tokenizer
+from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.match import play
+from agent_r1.rollout.torch_engine import TorchEngine
+from agent_r1.train.tiny_base.elsewhere import tiny_base_for
+
+TASKS = [Task(f"nim/{pile}", (), {"pile": pile}) for pile in (4, 5, 7)]  # the first player can always win
+
+
+async def nim(players, task, draws):
+    """Two players in turn take 1 or 2 from a pile; who takes the last one wins, who takes too many loses."""
+    pile, turn = task.data["pile"], 0
+    while pile > 0:
+        said = await players[turn].ask(f"pile {pile}")
+        pile, turn = pile - (int(said) if said in ("1", "2") else 100), 1 - turn
+    winner = 1 - turn if pile == 0 else turn
+    return [float(player.number == winner) for player in players]
+
+
+def random_player(folder):
+    """A model that takes 1 or 2 by the toss of a coin, and knows nothing of the game."""
+    coin = random.Random(0)
+    heard = [(Message.user(f"pile {coin.randint(1, 7)}"), Message.assistant(coin.choice("12"))) for _ in range(200)]
+    tiny_base_for(heard, "1234567", folder, seed=0, steps=60)
+    return load_model(str(folder), torch.float32), Chat(load_tokenizer(str(folder)))
+
+
+async def matches(agent, step, size=16):
+    """For each task two groups, one per seat: attempts are compared with those that had the same seat."""
+    for place, task in enumerate(TASKS):
+        serial = 2 * (len(TASKS) * step + place)
+        pairs = [[Attempt("self-play", task.id, serial + seat, n) for seat in (0, 1)] for n in range(size)]
+        contexts = [[Context(attempt, attempt.seed(agent.seed)) for attempt in pair] for pair in pairs]
+        played = await asyncio.gather(*(play(nim, (agent, agent), task, pair, pair[0].seed) for pair in contexts))
+        for seat in (0, 1):
+            yield Group(serial + seat, task, tuple(sides[seat] for sides in played))
+
+
+async def main(steps):
+    """Learn from both sides; prints how often the first player won."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, chat = random_player(Path(folder))
+    engine = TorchEngine(copy.deepcopy(model), context=128)
+    agent = Agent(engine, chat, Sampling(temperature=1.0, max_tokens=4), context=128)
+    grpo, settings = build_row("grpo", {}), LearnerConfig(learning_rate=3e-3)
+    learner = Learner(model, grpo, settings, temperature=1.0, reward_weights={}, seed=0)
+    for step in range(steps):
+        groups = [group async for group in matches(agent, step)]
+        learner.update(groups)
+        await engine.load(learner.weights())
+        won = [side.rewards["return"] for group in groups[::2] for side in group.trajectories]
+        print(f"step {step + 1}: the first player won {sum(won) / len(won):.2f}")
+    await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 25))

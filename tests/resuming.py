@@ -1,0 +1,114 @@
+"""What tests of resuming share: a run of a few small steps, images of it as a kill would leave it, and what it made."""
+
+import hashlib
+import random
+import shutil
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.world import World
+from agent_r1.store import RunReader
+from agent_r1.store.digest import run_digest
+from agent_r1.tasks import build
+from agent_r1.train import run
+from agent_r1.train.config import TrainConfig
+from agent_r1.train.report import Silence, StepReport
+from agent_r1.train.resume import resumed
+
+STEPS = 10
+MICRO: Mapping[str, Any] = {
+    "steps": STEPS,
+    "groups_per_step": 2,
+    "group_size": 4,
+    "max_tokens": 20,
+    "evaluate_every": 0,
+    "evaluate_n": 1,
+    "pass_k": 0,
+    "checkpoint_every": 1,
+    "reward_weights.found": 1.0,
+}
+"""Every step teaches something: searches that find a page are rewarded."""
+
+
+EVERYTHING: Mapping[str, Any] = {
+    "steps": 6,
+    "algorithm": "ppo",
+    "row": {"kl.coefficient": 0.05, "kl.target": 0.01},
+    "learner": {"minibatches": 2, "learning_rate": 1e-3},
+    "evaluate_every": 1,
+    "evaluate_n": 2,
+}
+"""A critic, a steered KL to a reference, a dealing of minibatches, and a best that is not the last."""
+
+
+class Whim:
+    """Exact match as a number that nobody can foresee, so that the best weights are some in the middle."""
+
+    async def score(self, group: Any, task: Any) -> Any:
+        return tuple({"em": random.Random(t.last_text + task.id).random()} for t in group)
+
+
+def micro_world() -> World:
+    """TinyWiki, whose final table is one cell."""
+    return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
+
+
+def config_of(world: World, folder: Path, settings: Mapping[str, Any]) -> TrainConfig:
+    layers = [Layer("test", {**MICRO, **settings, "run": str(folder)}), Layer("recipe", world.recipe)]
+    return resolve(TrainConfig, layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What two equal runs have in common: the digest of their ledgers, and the bytes of their models."""
+
+    digest: str
+    model: str
+
+
+def made_by(folder: Path) -> Made:
+    with closing(RunReader(folder)) as reader:
+        digest = run_digest(reader)
+    return Made(digest, hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest())
+
+
+class Images(Silence):
+    """Progress that copies a run's folder as each step is in its ledger and its checkpoint is not yet begun.
+
+    The image ``step-K`` is what a kill at that moment leaves: the newest checkpoint is that of step K - 1.
+    """
+
+    def __init__(self, folder: Path, into: Path) -> None:
+        self._folder, self._into = folder, into
+
+    def stepped(self, report: StepReport) -> None:
+        shutil.copytree(self._folder, self._into / f"step-{report.step}")
+
+
+def train_with_images(world: World, place: Path, settings: Mapping[str, Any]) -> Made:
+    """Train in ``place/whole``; the images stand beside it."""
+    whole = place / "whole"
+    run.train(config_of(world, whole, settings), world, Images(whole, place))
+    return made_by(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A run that never stopped, what it made, and the images beside it."""
+
+    world: World
+    place: Path
+    made: Made
+
+    def stopped(self, step: int, to: Path) -> Path:
+        """The run as a kill leaves it while the checkpoint of ``step`` is the newest, somewhere else."""
+        return Path(shutil.copytree(self.place / f"step-{step + 1}", to / "stopped"))
+
+
+def resume(world: World, folder: Path, **settings: Any) -> Made:
+    run.resume(resumed([Layer("test", {"run": str(folder), **settings})]), world, Silence())
+    return made_by(folder)

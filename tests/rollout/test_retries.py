@@ -1,0 +1,205 @@
+"""An attempt whose status says so is tried again in its place; the table of statuses decides, and it alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests_tokenizer import hermes_tokenizer
+
+from agent_r1.core.acting import Completion, Prompt, Sampling
+from agent_r1.core.errors import EngineError
+from agent_r1.core.messages import Message
+from agent_r1.core.record import Dispatched, Event, Finished
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import TREATMENT, Group, Rewards, Status, Trajectory
+from agent_r1.core.world import Context, Transition
+from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collector import Collector, Limits, Order
+from agent_r1.rollout.scripted_engine import ScriptedEngine
+
+Fails = Callable[[Context], Exception | None]
+
+
+class OneStep:
+    """Ends with the first action, unless ``fails`` says how it breaks."""
+
+    tools = ()
+
+    def __init__(self, fails: Fails) -> None:
+        self._fails = fails
+
+    async def open(self, task: Task, context: Context) -> Any:
+        error = self._fails(context)
+
+        class Episode:
+            start = task.messages
+
+            async def step(self, action: object) -> Transition:
+                if error is not None:
+                    raise error
+                return Transition((), end="terminal")
+
+            async def close(self) -> None:
+                return None
+
+        return Episode()
+
+
+class Log:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def record(self, *events: Event) -> None:
+        self.events += events
+
+
+class One:
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
+        return tuple({"one": 1.0} for _ in group)
+
+
+class Unsure:
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
+        raise KeyError("no answer")
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat(hermes_tokenizer())
+
+
+def collect(
+    chat: Chat, fails: Fails, retries: int = 2, scorer: Any = None, greedy: bool = False, **limits: float
+) -> tuple[Group, Log]:
+    log, engine = Log(), ScriptedEngine(chat, lambda prompt: "done")
+    actor = Agent(engine, chat, Sampling(max_tokens=50), 2000)
+    bounds = Limits(retries=retries, retry_seconds=0.01, **limits)
+    scorers = (scorer or One(),)
+    collector = Collector(actor, OneStep(fails), scorers, log, "run", bounds, actor if greedy else None)
+
+    async def permit(order: Order) -> int:
+        return 3
+
+    async def only() -> Group:
+        order = Order(5, Task("t", (Message.user("hello"),)), 3)
+        (group,) = [group async for group in collector.collect([order], permit)]
+        return group
+
+    return asyncio.run(only()), log
+
+
+def failing_before(retry: int, member: int = 1) -> Fails:
+    def fails(context: Context) -> Exception | None:
+        attempt = context.attempt
+        return OSError(f"try {attempt.retry}") if attempt.member == member and attempt.retry < retry else None
+
+    return fails
+
+
+def test_a_place_is_tried_again_until_it_is_filled(chat: Chat) -> None:
+    group, log = collect(chat, failing_before(2))
+    assert [t.attempt.order for t in group.trajectories] == [(5, 0, 0), (5, 1, 2), (5, 2, 0)]
+    assert all(t.rewards == {"one": 1.0} for t in group.trajectories)
+    assert [t.attempt.order for t in group.retried] == [(5, 1, 0), (5, 1, 1)]
+    reasons = [t.reason or "" for t in group.retried]
+    assert reasons[0].startswith("OSError: try 0 (test_retries.py:") and reasons[1].startswith("OSError: try 1 (")
+    assert not any(t.rewards for t in group.retried)
+    dispatched = [event.attempt.order for event in log.events if isinstance(event, Dispatched)]
+    finished = [event.trajectory.attempt.order for event in log.events if isinstance(event, Finished)]
+    assert sorted(dispatched) == sorted(finished) and len(set(finished)) == 5
+    # what failed is written down with the dispatch of what takes its place
+    again = log.events.index(Dispatched(group.retried[1].attempt, "train", 3))
+    assert log.events[again - 1] == Finished(group.retried[0])
+
+
+def test_retries_are_bounded_and_the_last_failure_stays(chat: Chat) -> None:
+    group, _ = collect(chat, failing_before(99), retries=1)
+    assert group.trajectories[1].attempt.retry == 1
+    assert group.trajectories[1].status is Status.ENVIRONMENT_FAILED and len(group.retried) == 1
+    group, _ = collect(chat, failing_before(99), retries=0)
+    assert group.trajectories[1].attempt.retry == 0 and group.retried == ()
+
+
+def test_a_greedy_attempt_is_tried_again_too(chat: Chat) -> None:
+    group, _ = collect(chat, failing_before(1, member=3), greedy=True)
+    assert group.greedy is not None and group.greedy.attempt.order == (5, 3, 1)
+    assert [t.attempt.order for t in group.retried] == [(5, 3, 0)]
+
+
+def test_another_try_draws_other_numbers(chat: Chat) -> None:
+    group, _ = collect(chat, failing_before(1))
+    assert group.retried[0].attempt.seed(0) != group.trajectories[1].attempt.seed(0)
+
+
+def test_a_dead_engine_is_asked_again_and_then_given_up(chat: Chat) -> None:
+    asked = []
+
+    class Dead(ScriptedEngine):
+        async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
+            asked.append(session)
+            raise EngineError("it is gone")
+
+    log, limits = Log(), Limits(retries=2, retry_seconds=0.01)
+    actor = Agent(Dead(chat, str), chat, Sampling(max_tokens=50), 2000)
+    collector = Collector(actor, OneStep(lambda context: None), (One(),), log, "run", limits)
+
+    async def permit(order: Order) -> int:
+        return 0
+
+    async def only() -> Group:
+        orders = [Order(0, Task("t", (Message.user("x"),)), 1)]
+        (group,) = [group async for group in collector.collect(orders, permit)]
+        return group
+
+    group = asyncio.run(only())
+    assert len(asked) == 3 and group.trajectories[0].status is Status.ENGINE_FAILED
+
+
+@pytest.mark.parametrize("what", ["reward", "deadline"])
+def test_what_would_fail_again_is_not_tried_again(chat: Chat, what: str) -> None:
+    def slow(context: Context) -> None:
+        return None
+
+    if what == "reward":
+        group, _ = collect(chat, slow, scorer=Unsure())
+        assert {t.status for t in group.trajectories} == {Status.REWARD_FAILED}
+    else:
+        group, _ = collect(chat, slow, episode_seconds=0.0)
+        assert {t.status for t in group.trajectories} == {Status.CANCELLED}
+    assert group.retried == ()
+
+
+def test_the_table_knows_every_status() -> None:
+    assert set(TREATMENT) == set(Status)
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [((1.0,), Status.COMPLETED), ((1.0, 2.0), Status.REWARD_FAILED), ("1.0", Status.REWARD_FAILED)],
+)
+def test_rewards_that_fit_no_turn_or_are_no_numbers_fail_the_attempt(chat: Chat, given: Any, status: Status) -> None:
+    class Given:
+        async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
+            return tuple({"em": given} for _ in group)
+
+    group, _ = collect(chat, lambda context: None, scorer=Given())
+    assert {t.status for t in group.trajectories} == {status}
+
+
+def test_a_scorers_own_timeout_is_not_taken_for_ours(chat: Chat) -> None:
+    class Late:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
+            await asyncio.sleep(self.seconds)
+            raise TimeoutError("the judge did not answer")
+
+    own, _ = collect(chat, lambda context: None, scorer=Late(0), score_seconds=5)
+    ours, _ = collect(chat, lambda context: None, scorer=Late(5), score_seconds=0.05)
+    assert "the judge did not answer" in (own.trajectories[0].reason or "")
+    assert "a scorer took more than 0.05 s" in (ours.trajectories[0].reason or "")

@@ -1,0 +1,34 @@
+"""The scorers on a slice of the benchmarks' own files; ``python benchmarks/scorers.py`` takes them whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sandboxed import sandbox_or_skip
+
+from agent_r1.env.sandbox import Limits
+
+SCORERS = Path(__file__).parents[1] / "benchmarks" / "scorers.py"
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
+@pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed (extra math)")
+def test_right_answers_are_right_and_wrong_ones_wrong() -> None:
+    sandbox_or_skip(Limits())
+    command = [sys.executable, str(SCORERS), "--data", str(SHARED), "--every", "40", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    own = [count for kind, count in counts.items() if "its own" in kind]
+    others = [count for kind, count in counts.items() if "its own" not in kind and "flips" not in kind]
+    assert (len(own), len(others)) == (5, 13)
+    assert all(count["right"] == count["tried"] > 0 for count in own)
+    assert all(count["right"] == 0 < count["tried"] for count in others)
+    flips = [count for kind, count in counts.items() if "flips" in kind]
+    assert all(count["right"] < 0.3 * count["tried"] for count in flips)

@@ -1,0 +1,158 @@
+"""A run that stopped goes on as if it had never stopped, wherever that was."""
+
+import random
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from resuming import EVERYTHING, STEPS, Whole, config_of, made_by, resume, train_with_images
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.world import World
+from agent_r1.store import RunReader, create_run, reopen_run
+from agent_r1.store.verify import verify
+from agent_r1.train import run
+from agent_r1.train.report import Silence, StepReport
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_resumed_from_any_step_a_run_is_as_if_it_had_never_stopped(
+    algorithm: str, step: int, whole: Callable[..., Whole], tmp_path: Path
+) -> None:
+    run = whole(algorithm=algorithm)
+    folder = run.stopped(step, tmp_path)
+    assert verify(folder).holds
+    assert resume(run.world, folder) == run.made
+    verdict = verify(folder)
+    assert verdict.violations == () and verdict.lineages == 2 and verdict.attempts["pending"] == 0
+
+
+@pytest.mark.parametrize("step", [4])
+def test_the_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
+    refilling: dict[str, Any] = {"reward_weights.found": 0.0, "row": {"refill": 2, "filters.zero_variance": 0.0}}
+    run = whole(steps=6, **refilling)
+    with closing(RunReader(run.place / "whole")) as reader:
+        assert sum(measured.values["refilled_groups"] for measured in reader.metrics()) > 3
+    assert resume(run.world, run.stopped(step, tmp_path)) == run.made
+
+
+@pytest.mark.parametrize("step", [4])
+def test_everything_that_a_run_knows_is_restored(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run = whole(whimsical=True, **EVERYTHING)
+    assert resume(run.world, run.stopped(step, tmp_path)) == run.made
+
+
+def acknowledged(folder: Path) -> Counter[str]:
+    """Every trajectory that is in a ledger, by its attempt, superseded or not."""
+    with closing(sqlite3.connect(folder / "run.db")) as connection:
+        return Counter(
+            name for (name,) in connection.execute("SELECT attempt FROM attempts JOIN outcomes ON id = attempt_id")
+        )
+
+
+@pytest.mark.parametrize("step", [3, 8])
+def test_acting_ahead_nothing_acknowledged_is_lost_and_nothing_trained_twice(
+    step: int, whole: Callable[..., Whole], tmp_path: Path
+) -> None:
+    run = whole(max_staleness=2)
+    folder = run.stopped(step, tmp_path)
+    before = acknowledged(folder)
+    resume(run.world, folder)
+    assert verify(folder).violations == () and not before - acknowledged(folder)
+    with closing(RunReader(folder)) as reader:
+        fates = Counter(fate.attempt.order for fate in reader.fates())
+        assert max(measured.values.get("staleness", 0) for measured in reader.metrics()) <= 2
+    assert set(fates.values()) == {1} and len(fates) == STEPS * 2 * 4
+
+
+def test_no_random_number_comes_from_what_all_share(micro: World, whole: Callable[..., Whole], tmp_path: Path) -> None:
+    """Python's, numpy's and torch's own generators belong to nobody; so there is none whose state is to be saved."""
+
+    class Drawing(Silence):
+        def stepped(self, report: StepReport) -> None:
+            random.random(), numpy.random.random(), torch.rand(1)
+
+    run.train(config_of(micro, tmp_path / "run", {"algorithm": "ppo", "steps": 3}), micro, Drawing())
+    assert made_by(tmp_path / "run") == whole(algorithm="ppo", steps=3).made
+
+
+def events(folder: Path) -> list[str]:
+    with closing(RunReader(folder)) as reader:
+        return [f"{event.kind}: {event.detail}" for event in reader.events()]
+
+
+def test_killed_before_its_first_line_a_run_begins_anew(
+    micro: World, whole: Callable[..., Whole], tmp_path: Path
+) -> None:
+    run = whole(algorithm="ppo", steps=3)
+    with closing(RunReader(run.place / "whole")) as reader:
+        create_run(tmp_path / "run", reader.config()).close()
+    assert resume(micro, tmp_path / "run") == run.made
+    assert events(tmp_path / "run")[0] == "resumed: from its beginning" and verify(tmp_path / "run").holds
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run = whole(algorithm="grpo")
+    folder = run.stopped(8, tmp_path)
+    with (folder / "checkpoints" / "step-8" / "learner.safetensors").open("r+b") as file:
+        file.write(b"\0")
+    assert resume(run.world, folder) == run.made
+    damaged, resumed = events(folder)[:2]
+    assert damaged.startswith("damaged: ") and damaged.endswith("step-8 holds a learner.safetensors that has changed")
+    assert resumed == "resumed: from step 7" and verify(folder).holds
+
+
+def test_a_best_that_is_damaged_is_forgotten_and_said(whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run = whole(whimsical=True, **EVERYTHING)
+    folder = run.stopped(5, tmp_path)
+    oldest = min((folder / "checkpoints").iterdir(), key=lambda path: path.name)
+    (oldest / "model.safetensors").unlink()
+    resume(run.world, folder)
+    assert events(folder)[1].endswith(f"the best by validation, of {oldest.name.replace('-', ' ')}, is lost")
+    (oldest / "manifest.json").exists() and shutil.rmtree(oldest)
+    assert verify(folder).holds
+
+
+def test_a_complete_run_goes_on_with_more_steps_only(micro: World, whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run = whole(algorithm="ppo", steps=3)
+    folder = tmp_path / "run"
+    train_with_images(micro, tmp_path, {"steps": 2, "algorithm": "ppo"})
+    (tmp_path / "whole").rename(folder)
+    with pytest.raises(InvalidInput, match="which is complete: it took its 2 steps; give more --steps"):
+        resume(micro, folder)
+    assert resume(micro, folder, steps=3) == run.made
+    verdict = verify(folder)
+    assert verdict.violations == () and verdict.lineages == 2 and verdict.steps == 3
+
+
+def test_a_run_that_was_moved_keeps_the_names_of_its_attempts(whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run = whole(algorithm="grpo")
+    folder = run.stopped(9, tmp_path)
+    resume(run.world, folder)
+    with closing(RunReader(folder)) as reader:
+        assert {event.attempt.run for event in reader.dispatched()} == {"whole"}
+        assert reader.config()["run"] == str(folder)
+
+
+def test_what_does_not_belong_to_the_run_is_refused_and_opens_no_lineage(
+    micro: World, whole: Callable[..., Whole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = whole(algorithm="grpo")
+    folder = run.stopped(5, tmp_path)
+    with pytest.raises(InvalidInput, match="task: got 'other'; resume with the task that the run was started with"):
+        resume(replace(micro, name="other"), folder)
+    with closing(reopen_run(folder)), pytest.raises(InvalidInput, match="which another process is writing"):
+        resume(micro, folder)
+    with monkeypatch.context() as patch, pytest.raises(InvalidInput, match="model: got another than the run's"):
+        patch.setattr("agent_r1.learn.learner.digest", lambda model: "of other weights")
+        resume(micro, folder)
+    assert verify(folder).lineages == 1
