@@ -22,7 +22,7 @@ $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
 	touch $@
 
 test: $(INSTALLED_DEV)  ## every test; says which are skipped for want of bubblewrap (apt-get install bubblewrap libseccomp2)
-	$(BIN)/python -m pytest -rs
+	$(BIN)/python -m pytest -rs --numprocesses 2 --dist loadfile
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@
 
 Every attack of ``agent_r1/env/sandbox/inside/attacks.py`` is tried in a process of its own under the default level;
 as a control with one layer removed at a time, with pairs removed that stand in for each other, and with none at
-all. An orphan is a process that left its session and outlives its program. Then nine candidates that do not solve
+all. An orphan is a process that left its session and outlives its program. Then ten candidates that do not solve
 their problem forge a verdict, before the judge and before a harness that runs tests beside the candidate. All
 limits are small: what goes off does no harm. ``--short``: only the default level, no sandbox, and the verdicts.
 """
@@ -44,7 +44,10 @@ os.wait()
 """
 
 TESTS = "assert solve(3) == 12\nassert solve(5) == 30"
+LOOP = "for right, said in zip((12, 30), map(solve, (3, 5))):\n    assert said == right"
+"""The same tests in another form, for the forgery that aims at it."""
 SOLUTION = "def solve(n): return n * (n + 1)"
+ENDS_THE_LOOP = "ends the tests' loop"
 FORGERIES = {
     "exits": "import os\nprint('PASSED', flush=True)\nos._exit(0)",
     "raises SystemExit": "def solve(n):\n    print('PASSED')\n    raise SystemExit(0)",
@@ -75,6 +78,7 @@ FORGERIES = {
         "            os.write(line, len(text).to_bytes(4, 'little') + text)\n    frame = frame.f_back\n"
         "print('PASSED', flush=True)\nos._exit(0)"
     ),
+    ENDS_THE_LOOP: "def solve(n): raise StopIteration",
 }
 
 
@@ -126,22 +130,28 @@ def configurations(short: bool) -> list[tuple[str, frozenset[Layer]]]:
     return [("default", default), *single, *double, ("no sandbox", frozenset())]
 
 
-async def judged(sandbox: Sandbox, candidate: str) -> bool:
-    return (await sandbox.judge(candidate, TESTS, calls=("solve",))).passed is True
+Judge = Callable[[Sandbox, str, str], Awaitable[bool]]
+"""Whether a candidate passes tests."""
 
 
-async def beside(sandbox: Sandbox, candidate: str) -> bool:
+async def judged(sandbox: Sandbox, candidate: str, tests: str) -> bool:
+    return (await sandbox.judge(candidate, tests, calls=("solve",))).passed is True
+
+
+async def beside(sandbox: Sandbox, candidate: str, tests: str) -> bool:
     """The usual harness, as the control: tests and candidate in one process, which says that it passed."""
-    program = f"TESTS = {TESTS!r}\n{candidate}\nexec(TESTS)\nprint('PASSED')"
+    program = f"TESTS = {tests!r}\n{candidate}\nexec(TESTS)\nprint('PASSED')"
     return "PASSED" in (await sandbox.run(program)).stdout.text
 
 
-async def forged(judge: Callable[[Sandbox, str], Awaitable[bool]]) -> tuple[str, ...]:
+async def forged(judge: Judge) -> tuple[str, ...]:
     """The forgeries that this judge takes for solutions. Raises where it does not know a solution."""
     sandbox = Sandbox(SandboxConfig(limits=Limits(seconds=5)))
-    if not await judge(sandbox, SOLUTION):
+    if not (await judge(sandbox, SOLUTION, TESTS) and await judge(sandbox, SOLUTION, LOOP)):
         raise RuntimeError("the judge refuses a right solution")
-    taken = await asyncio.gather(*(judge(sandbox, candidate) for candidate in FORGERIES.values()))
+    tests = {ENDS_THE_LOOP: LOOP}
+    tries = (judge(sandbox, candidate, tests.get(name, TESTS)) for name, candidate in FORGERIES.items())
+    taken = await asyncio.gather(*tries)
     return tuple(name for name, passed in zip(FORGERIES, taken, strict=True) if passed)
 
 

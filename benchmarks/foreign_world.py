@@ -6,13 +6,15 @@
 The model is made first: it imitates a speaker that says [Hit] or [Stand] by the toss of a coin, so it has the form and
 no idea of the game. Returns are those of TextArena (1 for a hand that is won, else 0), over held-out hands, sampled at
 temperature 1 before and after training. Under shuffled rewards, dealt at random among the attempts at a hand, nothing
-can be learned, but a policy of a single choice drifts: compare all runs of a kind.
+can be learned, but a policy of a single choice drifts: compare all runs of a kind. The gain is that of each hand,
+before against after; its interval says that a policy changed on these hands, not that rewards changed it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import statistics
 import tempfile
@@ -78,7 +80,7 @@ def _whole(value: RewardValue) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: returns of held-out hands before and after, and how long the base and the training took."""
+    """One run: returns of the same held-out hands before and after, and how long the base and the training took."""
 
     before: Sequence[float]
     after: Sequence[float]
@@ -86,13 +88,22 @@ class Row:
     train_seconds: float
 
     def cells(self) -> list[str]:
-        return [_told(self.before), _told(self.after), f"{self.base_seconds:.0f}", f"{self.train_seconds:.0f}"]
+        gains = [after - before for before, after in zip(self.before, self.after, strict=True)]
+        seconds = (f"{self.base_seconds:.0f}", f"{self.train_seconds:.0f}")
+        return [_told(self.before), _told(self.after), _gained(gains), *seconds]
 
 
 def _told(returns: Sequence[float]) -> str:
     share = statistics.fmean(returns)
     low, high = wilson(share, len(returns))
     return f"{share:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _gained(gains: Sequence[float]) -> str:
+    """The mean over hands of what each gained: hands differ more than policies do, and in a difference they cancel."""
+    mean = statistics.fmean(gains)
+    margin = 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
+    return f"{mean:+.2f} ({mean - margin:+.2f} to {mean + margin:+.2f})"
 
 
 def run(seed: int, shuffled: bool) -> Row:
@@ -136,7 +147,15 @@ def main() -> None:
     parser.add_argument("--shuffled", type=int, nargs="*", default=[0, 1, 2], help="seeds of runs on shuffled rewards")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("run", "before", "after", "base s", "train s", title="mean return over held-out hands (95 %)")
+    table = Table(
+        "run",
+        "before",
+        "after",
+        "gain, hand by hand",
+        "base s",
+        "train s",
+        title="mean return over held-out hands (95 %)",
+    )
     runs = [(seed, False) for seed in options.seeds] + [(seed, True) for seed in options.shuffled]
     for seed, shuffled in runs:
         name = f"seed {seed}{', shuffled' if shuffled else ''}"

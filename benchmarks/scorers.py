@@ -6,7 +6,8 @@ Code (HumanEval, MBPP), each through the sandbox: every solution that comes with
 made to return None, and the next problem's solution under this one's name, must not. Each operator of a solution is
 flipped in turn; flips that no test notices are counted and listed, as they tell of the tests.
 Mathematics (GSM8K, MATH): the working that comes with a problem has to verify; the next problem's answer where its
-digits are others, the answer and one more, and none must not. What is not as it should be is listed.
+digits are others, the answer and one more, a sum that is not added up, every expression of the question that reads
+otherwise than the answer, and none must not. What is not as it should be is listed.
 ``--every N`` takes every N-th problem. Exit status 1 where a scorer is wrong.
 """
 
@@ -37,7 +38,7 @@ from agent_r1.tasks.code.scorer import CodeScorer
 from agent_r1.tasks.code.solutions import block, returning_none
 from agent_r1.tasks.math import problems as math
 from agent_r1.tasks.math.scorer import AnswerChecker, MathScorer
-from agent_r1.tasks.math.solutions import are_apart, boxed, one_more
+from agent_r1.tasks.math.solutions import are_apart, boxed, copies, not_added_up, one_more
 
 AT_ONCE = 2
 FLIPPED_SECONDS = 3.0
@@ -82,7 +83,8 @@ async def count(kind: str, cases: Sequence[Case], scorer: Scorer, reward: str, w
 
     marks = await asyncio.gather(*map(scored, cases))
     odd = tuple(case.name for case, (mark, _) in zip(cases, marks, strict=True) if mark != wanted)
-    spent = statistics.quantiles([spent for _, spent in marks], n=20, method="inclusive")
+    times = [spent for _, spent in marks] or [0.0]
+    spent = statistics.quantiles(times * 2, n=20, method="inclusive")
     return Count(kind, len(cases), sum(mark == 1 for mark, _ in marks), odd, spent[9], spent[18])
 
 
@@ -177,13 +179,20 @@ async def count_math(name: str, file: Path, every: int) -> list[Count]:
     def case(chosen: math.Problem, answer: str) -> Case:
         return Case(f"{chosen.id} ({answer} for {chosen.answer})", chosen.task("test"), boxed(answer).text)
 
+    copied = [case(p, copy) for p, _ in kept for copy in copies(p.text, p.answer)]
     working = [Case(f"{p.id} ({p.answer})", p.task("test"), text) for p, text in kept]
     return [
         await count(f"{name}: its own working", working, scorer, "correct", 1.0),
         await count(
             f"{name}: another's answer", [case(p, o.answer) for p, o in pairs[::every]], scorer, "correct", 0.0
         ),
-        await count(f"{name}: one more", [case(p, one_more(p.answer)) for p, _ in kept], scorer, "correct", 0.0),
+        await count(
+            f"{name}: one more", [case(p, more) for p, _ in kept for more in one_more(p.answer)], scorer, "correct", 0.0
+        ),
+        await count(
+            f"{name}: not added up", [case(p, not_added_up(p.answer)) for p, _ in kept], scorer, "correct", 0.0
+        ),
+        await count(f"{name}: copied from the question", copied, scorer, "correct", 0.0),
         await count(f"{name}: an empty box", [case(p, "") for p, _ in kept], scorer, "correct", 0.0),
     ]
 

@@ -319,7 +319,7 @@ def test_a_run_goes_on_where_it_stopped_by_the_settings_it_has(run, here: Path, 
     assert again.code == 2 and "which exists; give another --run, or --resume to go on with this one" in again.err
     fileless = run(*[word for word in resuming if word != "agent.py"], "--steps", "3")
     assert fileless.code == 2 and "FILE.py: got none; give the file that the run was started with" in fileless.err
-    ended = run(*resuming, "--steps", "3", "--json")
+    ended = run(*resuming, "--steps", "3", "--doctor.patience", "9", "--json")  # its random model may earn nothing
     assert ended.code == 0 and (ended.data["run"], ended.data["steps"]) == ("runs/demo", 3), ended.err
     proved = run("verify", "demo", "--json").data
     assert proved["holds"] and (proved["lineages"], proved["steps"]) == (2, 3)

@@ -22,6 +22,17 @@ from agent_r1.store import RunReader
 Run = Callable[..., tuple[int, str, str]]
 
 MBPP = {"text": "Double it.", "code": "def double(x): return 2 * x", "test_list": ["assert double(1) == 2"] * 2}
+OWN = """
+from agent_r1 import Message, Task, ToolEnv, exact_match
+from agent_r1.core.solution import Solution, Solutions, script
+from agent_r1.env.python_tool import python_tool
+from agent_r1.env.sandbox import SandboxConfig
+env = ToolEnv([python_tool(SandboxConfig(level="none"))], [exact_match])
+tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
+def solutions(task):
+    right, wrong = (Solution(said, script(Message.assistant(f"<answer>{said}</answer>"))) for said in "xy")
+    return Solutions((right,), (wrong,), {"exact_match": 1.0})
+"""
 SMALL = [
     "--steps=1",
     "--groups_per_step=2",
@@ -77,13 +88,13 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
     )
     assert code == 0, err
     report = json.loads(out.splitlines()[-1])
-    assert report["measures"]["trained"]["test"] == {"first_pass_rate": 0.0, "fix_rate": 0.0}
+    assert report["measures"]["trained"]["test"] == {"first_pass_rate": 0.0, "no_second_try_rate": 1.0}
     assert report["pass_at_k"] == {"k": 2, "shares": {"test": 0.0}, "attempts": 3, "ones": {"test": 0.0}}
     assert json.loads(Path("runs/r/config.json").read_text())["sandbox"] == "bubblewrap"
     assert ("sandbox", sandbox.in_force) in events(Path("runs/r"))
     with closing(RunReader(Path("runs/r"))) as reader:
         (step,) = reader.metrics()
-    assert (step.values["first_pass_rate"], step.values["fix_rate"]) == (0.0, 0.0)
+    assert (step.values["first_pass_rate"], step.values["no_second_try_rate"]) == (0.0, 1.0)
     assert f"sandbox: {sandbox.in_force}" in err
     code, out, err = run("eval", "--model", "r", "--n", "2", "--pass_k=1", "--json")
     assert code == 0, err
@@ -96,15 +107,31 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
 
 
 def test_going_without_is_loud_and_recorded(
-    run: Run, data: Path, model: Path, caplog: pytest.LogCaptureFixture
+    run: Run, data: Path, model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("train", "--task", "code", "--data", data, "--model", model, "--sandbox", "none")
-    code, _, err = run(*asked, "--run", "r", *SMALL)
+    code, out, err = run(*asked, "--run", "r", *SMALL, "--json")
     assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing"
+    assert "WARNING: sandbox none: programs written by a model run with your rights" in err
     assert "sandbox 'none': programs written by a model run with your rights" in caplog.text
     assert "sandbox: none: nothing" in err
     assert json.loads(Path("runs/r/config.json").read_text())["sandbox"] == "none"
     assert ("sandbox", "none: nothing") in events(Path("runs/r"))
+    code, out, err = run("eval", "--model", "r", "--sandbox", "none", "--n", 1, "--json")
+    assert (
+        code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing" and "WARNING: sandbox none" in err
+    )
+    monkeypatch.setattr("agent_r1.env.sandbox.selftest._proved", lambda: refused())
+    code, _, err = run("eval", "--model", "r", "--n", 1)  # the run went without; that is asked for each time
+    assert code == 2 and "accept the risk with --sandbox none" in err
+
+
+def test_a_sandbox_of_an_agents_own_file_is_recorded_too(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    code, out, err = run("check", "own.py", "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
+    assert "WARNING: sandbox none" in err
 
 
 @pytest.mark.parametrize("task", ["code", "math"])

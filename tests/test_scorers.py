@@ -27,8 +27,9 @@ def test_right_answers_are_right_and_wrong_ones_wrong() -> None:
     counts = json.loads(done.stdout.splitlines()[-1])
     own = [count for kind, count in counts.items() if "its own" in kind]
     others = [count for kind, count in counts.items() if "its own" not in kind and "flips" not in kind]
-    assert (len(own), len(others)) == (5, 13)
+    assert (len(own), len(others)) == (5, 19)
+    assert counts["MATH: copied from the question"]["tried"] > 0
     assert all(count["right"] == count["tried"] > 0 for count in own)
-    assert all(count["right"] == 0 < count["tried"] for count in others)
+    assert all(count["right"] == 0 and (count["tried"] or "copied" in count["kind"]) for count in others)
     flips = [count for kind, count in counts.items() if "flips" in kind]
     assert all(count["right"] < 0.3 * count["tried"] for count in flips)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 
 import agent_r1.tasks
 from agent_r1.commands.command import Command, Invocation, declare_output, layers, progress, show
-from agent_r1.commands.worlds import load, named
+from agent_r1.commands.unseen import unseen
+from agent_r1.commands.worlds import load, named, sandbox_json, warned
 from agent_r1.config import Layer, from_text, resolve, restrict
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store import RunReader, is_run, run_folder
@@ -19,7 +20,7 @@ from agent_r1.train.report import render, render_report, report_json, table_json
 from agent_r1.train.resume import resumed
 
 WORLDS_OWN = ("data", "corpus", "sandbox")
-"""What a run was told of its world, and another world is not."""
+"""What a run was told of its world, and another world is not. To go without a sandbox is asked for each time."""
 
 
 def _declare_eval(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +44,8 @@ def _train(invocation: Invocation) -> None:
     config = settle(TrainConfig, given, world)
     from agent_r1.train import run
 
-    report = run.train(config, world, progress(invocation))
-    show(invocation, report_json(report), render_report(report))
+    report = run.train(config, world, warned(world, progress(invocation)))
+    show(invocation, report_json(report) | sandbox_json(world), render_report(report))
 
 
 def _resume(invocation: Invocation) -> None:
@@ -55,31 +56,32 @@ def _resume(invocation: Invocation) -> None:
     world = named(config.task, config) if file is None else load_world(Path(file), config.model)
     from agent_r1.train import run
 
-    report = run.resume(config, world, progress(invocation))
-    show(invocation, report_json(report), render_report(report))
+    report = run.resume(config, world, warned(world, progress(invocation)))
+    show(invocation, report_json(report) | sandbox_json(world), render_report(report))
 
 
 def _eval(invocation: Invocation) -> None:
     given = [from_text(EvalConfig, invocation.settings)]
-    folder = run_folder(resolve(EvalConfig, given).model)
-    trained_on = None
+    typed = resolve(EvalConfig, given)
+    folder, trained = run_folder(typed.model), None
     if is_run(folder):
-        reader = RunReader(folder)
-        own = reader.config()
-        trained_on = str(own["data"])
+        with closing(RunReader(folder)) as reader:
+            own = reader.config()
+        trained = resolve(TrainConfig, [Layer(f"configuration of {folder}", own)])
         if invocation.settings.get("task", own["task"]) != own["task"]:
             own = {key: value for key, value in own.items() if key not in WORLDS_OWN}
+        own = {key: value for key, value in own.items() if (key, value) != ("sandbox", "none")}
         given.append(restrict(Layer(f"configuration of {folder}", own), EvalConfig, TrainConfig))
-        reader.close()
     asked, file = resolve(EvalConfig, given), invocation.options["file"]
-    world = named(asked.task, asked) if file is None else load_world(Path(file), asked.model)
-    if world.whole is not None and str(asked.data) != trained_on:
-        world = replace(world, evaluation=(world.whole,))
+    if file is None:
+        world = unseen(named(asked.task, asked), asked, trained, progress(invocation))
+    else:
+        world = load(Path(file), typed, asked.model)
     config = settle(EvalConfig, given, world)
     from agent_r1.train.evaluate import evaluate
 
-    table = evaluate(config, world, progress(invocation))
-    show(invocation, table_json(table), render(table))
+    table = evaluate(config, world, warned(world, progress(invocation)))
+    show(invocation, table_json(table) | sandbox_json(world), render(table))
 
 
 def _paper(invocation: Invocation) -> None:

@@ -28,6 +28,7 @@ from agent_r1.retrieval.config import RetrieverConfig
 from agent_r1.retrieval.protocol import Health
 from agent_r1.train.config import CheckConfig, PlayConfig, WorldConfig
 from agent_r1.train.custom import load_world
+from agent_r1.train.report import Progress
 
 
 def _declare_retriever(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +56,8 @@ def _check(invocation: Invocation) -> None:
     world = named(invocation.options["name"], config)
     from agent_r1.train.check import check, render_checked
 
-    checked = check(config, world, progress(invocation))
-    show(invocation, checked.to_json(), render_checked(checked))
+    checked = check(config, world, warned(world, progress(invocation)))
+    show(invocation, checked.to_json() | sandbox_json(world), render_checked(checked))
     if not checked.holds:
         raise Broken(f"{world.name} does not hold: {len(checked.faults)} faults")
 
@@ -87,6 +88,18 @@ def named(name: str, asked: WorldConfig) -> World:
     if name.endswith(".py"):
         return load(Path(name), asked, "")
     return agent_r1.tasks.build(name, asked.data, asked.corpus, asked.seed, asked.sandbox)
+
+
+def warned(world: World, progress: Progress) -> Progress:
+    """The same progress, after it has said what a world without a sandbox means."""
+    if world.sandbox is not None and world.sandbox.startswith("none"):
+        progress.say("WARNING: sandbox none: programs written by a model run with your rights, files and network")
+    return progress
+
+
+def sandbox_json(world: World) -> dict[str, str]:
+    """What the JSON of a command says of the sandbox; nothing of a world that runs no code."""
+    return {} if world.sandbox is None else {"sandbox": world.sandbox}
 
 
 def load(file: Path, asked: WorldConfig, model: str) -> World:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from agent_r1.core.acting import Span, Stop
@@ -27,15 +28,17 @@ class Status(StrEnum):
 
 Treatment = Literal["train", "retry", "drop"]
 
-TREATMENT: Mapping[Status, Treatment] = {
-    Status.COMPLETED: "train",
-    Status.OUT_OF_TURNS: "train",
-    Status.OUT_OF_TOKENS: "train",
-    Status.ENVIRONMENT_FAILED: "retry",
-    Status.ENGINE_FAILED: "retry",
-    Status.REWARD_FAILED: "drop",
-    Status.CANCELLED: "drop",
-}
+TREATMENT: Mapping[Status, Treatment] = MappingProxyType(
+    {
+        Status.COMPLETED: "train",
+        Status.OUT_OF_TURNS: "train",
+        Status.OUT_OF_TOKENS: "train",
+        Status.ENVIRONMENT_FAILED: "retry",
+        Status.ENGINE_FAILED: "retry",
+        Status.REWARD_FAILED: "drop",
+        Status.CANCELLED: "drop",
+    }
+)
 """The one policy table: what becomes of an attempt that ended so.
 
 Train: it is learned from. Retry: another attempt takes its place in the group, so many times as the run's ``retries``
@@ -88,7 +91,8 @@ class Turn:
 
 
 RewardValue = float | tuple[float, ...] | None
-"""One number for the trajectory, one per turn, or None: could not be scored, the sample is dropped."""
+"""One number for the trajectory, one per turn (or per turn that met the world), or None: could not be scored, the
+sample is dropped."""
 
 Rewards = Mapping[str, RewardValue]
 
@@ -137,6 +141,10 @@ class Trajectory:
     def acts(self) -> tuple[Turn, ...]:
         """The turns that met the world; in the others the policy spoke to itself (``kind`` "summary")."""
         return tuple(turn for turn in self.turns if turn.kind == "act")
+
+    def rewarded(self, count: int) -> tuple[Turn, ...] | None:
+        """The turns that ``count`` numbers of a reward per turn belong to: all, or those that met the world."""
+        return next((turns for turns in (self.turns, self.acts) if len(turns) == count), None)
 
     @property
     def last_text(self) -> str:

@@ -7,11 +7,12 @@ tell a call that was wrong from a tool that failed; the text for the agent is in
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from numbers import Real
 
-from agent_r1.core.messages import Part, Text
+from agent_r1.core.messages import Media, Part, Text
 from agent_r1.core.task import ToolResult
 
 _NAME_LENGTH = 64  # a name longer than any tool's is compared and quoted only so far
@@ -75,6 +76,37 @@ def shown(result: ToolResult, max_output: int) -> ToolResult:
     if more:
         kept.append(Text(f"\n[cut here: {more} more characters]"))
     return replace(result, parts=tuple(_joined(kept)))
+
+
+def flaws(result: ToolResult) -> Iterator[str]:
+    """Why a user's own ToolResult cannot be shown, counted or written down; nothing where it can.
+
+    Example:
+        >>> list(flaws(ToolResult((Text("page"),), ok=False, error=404)))
+        ['its error is an object of type int, and neither text nor None']
+    """
+    if not isinstance(result.parts, tuple):
+        yield f"its parts are {kind_of(result.parts)}, and no tuple"
+    else:
+        yield from part_flaws(result.parts)
+    if not isinstance(result.ok, bool):
+        yield f"its ok is {kind_of(result.ok)}, and no bool"
+    if not isinstance(result.error, str | None):
+        yield f"its error is {kind_of(result.error)}, and neither text nor None"
+    if not isinstance(result.seconds, Real):
+        yield f"its seconds are {kind_of(result.seconds)}, and no number"
+
+
+def part_flaws(parts: Sequence[object]) -> Iterator[str]:
+    """What stands among parts of a message or result and is none."""
+    for part in parts:
+        if not isinstance(part, Media) and not (isinstance(part, Text) and isinstance(part.text, str)):
+            yield f"it has {kind_of(part.text if isinstance(part, Text) else part)} where text belongs"
+
+
+def kind_of(value: object) -> str:
+    """What a value is, without asking the value itself."""
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def _valid(text: str) -> str:

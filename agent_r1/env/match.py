@@ -15,11 +15,16 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.world import Context, Transition
+from agent_r1.env.running import Outcome, Raised, Returned, TimedOut, run
+
+GAME_SECONDS = 3600.0
+"""How long a game may take where nothing else is said, the thinking of its players included."""
 
 
 class PlayerLeft(AgentR1Error):
@@ -35,9 +40,10 @@ class Over:
 
 @dataclass(slots=True, eq=False)
 class Player:
-    """A player, as the game meets it. ``number`` counts from 0."""
+    """A player, as the game meets it. ``number`` counts from 0; ``asked`` says that it ever was."""
 
     number: int
+    asked: bool = False
     news: asyncio.Queue[str | Over] = field(default_factory=asyncio.Queue)
     said: asyncio.Queue[Action | PlayerLeft] = field(default_factory=asyncio.Queue)
     pending: list[str] = field(default_factory=list)
@@ -48,6 +54,7 @@ class Player:
 
     async def ask(self, text: str) -> str:
         """What the player says to this. Raises PlayerLeft where it says nothing any more."""
+        self.asked = True
         self.news.put_nowait("\n".join((*self.pending, text)))
         self.pending.clear()
         said = await self.said.get()
@@ -62,30 +69,45 @@ Game = Callable[[Sequence[Player], Task, random.Random], Awaitable[Sequence[floa
 
 
 class Match:
-    """One play of a game. ``seats`` are the environments of its players, each to be opened once.
+    """One play of a game. ``seats`` are the environments of its players, each to be opened once, and to be closed.
 
-    A game that raises, or gives anything but a finite number for each player, fails the episodes of all.
+    A game that raises, takes longer than ``seconds``, or gives anything but a finite number for each player, fails the
+    episodes of all.
     """
 
-    def __init__(self, game: Game, task: Task, seed: int, players: int) -> None:
-        self._game, self._task, self._seed = game, task, seed
+    def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
+        self._game, self._task, self._seed, self._seconds = game, task, seed, seconds
         self._players = tuple(Player(number) for number in range(players))
         self.seats = tuple(Seat(player) for player in self._players)
 
     async def play(self) -> tuple[float, ...] | None:
         """Play to the end; each player's return, None where the game failed. Its seats have to be lived meanwhile."""
-        over = Over()
+        result: tuple[float, ...] | Over = Over("it was cancelled")
         try:
-            returns = tuple(map(float, await self._game(self._players, self._task, random.Random(self._seed))))
-            if len(returns) != len(self._players) or not all(map(math.isfinite, returns)):
-                raise AgentR1Error(f"the game gave the returns {returns} for {len(self._players)} players")
-            return returns
-        except Exception as error:
-            over = Over(f"{type(error).__name__}: {error}")
-            return None
+            result = _result(await run(self._returns, self._seconds))
         finally:
+            over = result if isinstance(result, Over) else Over()
             for player in self._players:
                 player.news.put_nowait(over)
+        return None if isinstance(result, Over) else result
+
+    async def _returns(self) -> tuple[float, ...]:
+        given = await self._game(self._players, self._task, random.Random(self._seed))
+        returns = tuple(map(float, given))
+        if len(returns) != len(self._players) or not all(map(math.isfinite, returns)):
+            raise AgentR1Error(f"it gave the returns {returns} for {len(self._players)} players")
+        return returns
+
+
+def _result(outcome: Outcome) -> tuple[float, ...] | Over:
+    """The returns of a game, or why it has none."""
+    match outcome:
+        case Raised(reason=reason):
+            return Over(reason)
+        case TimedOut(seconds=seconds):
+            return Over(f"it took longer than {seconds:g} seconds")
+        case Returned(value=returns):
+            return cast(tuple[float, ...], returns)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task, ToolResult
@@ -55,7 +55,7 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
         interpreter = await resources.of(interpreters)
         return shown_outcome(await interpreter.run(code))
 
-    return python
+    return replace(python, sandbox=place.in_force)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +28,10 @@ MAX_THREADS = 128
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a tool or a reward may take where nothing else is said."""
+
+
+GRACE_SECONDS = 0.5
+"""What code may take to clean up once it was cancelled; after that nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +73,51 @@ async def _within(outcome: Awaitable[Outcome], timeout: float) -> Outcome:
     scope = asyncio.timeout(timeout)
     try:
         async with scope:
-            return await outcome
+            return await severed(outcome)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         return _raised(error)  # the function cancelled something of its own: nobody cancelled us
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         return TimedOut(timeout) if scope.expired() else _raised(error)
+
+
+async def severed(work: Awaitable[T]) -> T:
+    """What ``work`` gives, in a task of its own, so that a cancellation of ours is never swallowed by it.
+
+    asyncio cancels once, and a bare ``except:`` in a retry loop takes that for one more failure. Such work is left
+    behind ``GRACE_SECONDS`` after it was cancelled. What it raises is raised here.
+    """
+    task = asyncio.ensure_future(_kept(work))
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task}, timeout=GRACE_SECONDS)
+        raise
+    ended = task.result()
+    if isinstance(ended, _Failure):
+        raise ended.error
+    return ended
+
+
+class _Failure:
+    """Carries out of a task what would end the event loop if the task itself raised it, as SystemExit does."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def _kept(work: Awaitable[T]) -> T | _Failure:
+    try:
+        return await work
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        return _Failure(error)
 
 
 async def _awaited(work: Callable[[], object]) -> Outcome:

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, overload
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Media, Text, ToolSpec
+from agent_r1.core.messages import Text, ToolSpec
 from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.world import Context
 from agent_r1.env.coalesce import BatchFunction, Coalescer
 from agent_r1.env.docstring import read_docstring
-from agent_r1.env.feedback import Fault, failed
+from agent_r1.env.feedback import Fault, failed, flaws
 from agent_r1.env.resources import Resources
 from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
 from agent_r1.env.signature import Invalid, Signature, read_signature
@@ -30,7 +30,8 @@ class Tool:
     """Does one atomic action and reports what happened.
 
     ``timeout`` is in seconds; None leaves it to the environment. With a ``coalescer`` calls are
-    executed in batches, otherwise ``function`` is called for each.
+    executed in batches, otherwise ``function`` is called for each. ``sandbox`` says in which level of it, and which
+    layers, the tool runs code that the policy wrote; None where it runs none.
     """
 
     spec: ToolSpec
@@ -38,6 +39,7 @@ class Tool:
     signature: Signature
     timeout: float | None = None
     coalescer: Coalescer | None = None
+    sandbox: str | None = None
 
     async def run(
         self,
@@ -143,7 +145,7 @@ def _build(function: Callable[..., Any], name: str | None, timeout: float | None
 def reported(name: str, outcome: Outcome) -> ToolResult:
     """What running the tool ``name`` came to, as its result."""
     match outcome:
-        case Returned(value=ToolResult() as result) if _well_formed(result):
+        case Returned(value=ToolResult() as result) if not any(flaws(result)):
             return result
         case Returned(value=str() as text):
             return ToolResult((Text(text),), ok=True)
@@ -164,11 +166,3 @@ def _rendered(name: str, value: object) -> ToolResult:
         return failed(
             Fault.BAD_RESULT, f"{name} failed: its result ({kind}) is neither text nor a value JSON can hold."
         )
-
-
-def _well_formed(result: ToolResult) -> bool:
-    """Whether a user's own ToolResult has parts that can be shown, and an error that can be written down."""
-    said = isinstance(result.parts, tuple) and all(
-        isinstance(part, Media) or (isinstance(part, Text) and isinstance(part.text, str)) for part in result.parts
-    )
-    return said and isinstance(result.ok, bool) and (result.error is None or isinstance(result.error, str))

@@ -5,12 +5,11 @@ A user is a function of the conversation: it holds no state of its own, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from agent_r1.core.errors import AgentR1Error
-from agent_r1.core.messages import Action, Message, ToolSpec
+from agent_r1.core.messages import Action, Message, Text, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scorer
 from agent_r1.core.world import Ask, Context, Episode, Transition
@@ -111,13 +110,25 @@ class Conversation:
         await self.acting.close()
 
 
+OPENING = "(The conversation begins.)"
+"""What a model that plays a user hears first, where the user speaks first."""
+
+SILENCE = "(says nothing)"
+"""What it hears of an agent that said nothing."""
+
+NUDGE = "(You said nothing. Please answer.)"
+"""What it hears after it said nothing itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelUser:
     """A user that a model plays: it is told in a system message who it is, and hears the agent as its user.
 
     ``ask`` is any model: a frozen policy (:func:`agent_r1.rollout.asking.asking`) or an endpoint. ``part(task)`` says
-    who the user is and what it wants. The user ends the conversation by saying ``farewell``. It sees neither the
-    agent's calls nor what they gave.
+    who the user is and what it wants. The user ends the conversation by saying ``farewell``, or by saying nothing
+    though it was asked twice. It hears what the agent says to it, without thoughts that the chat keeps apart; an action
+    that calls tools, well or badly, was not said to it, and what calls gave it does not see either. The two sides
+    alternate, and the agent's is first, as chat templates ask for.
 
     Example:
         ModelUser(ask, lambda task: f"You want {task.data['wish']}. Say DONE when you have it.", "DONE")
@@ -128,14 +139,28 @@ class ModelUser:
     farewell: str
 
     async def reply(self, task: Task, said: Sequence[Message], context: Context) -> Reply:
-        """Raises AgentR1Error where the model says nothing."""
-        heard = (_from_the_other_side(message) for message in said if message.role in ("user", "assistant"))
-        told = [message for message in heard if message.text]
-        text = (await self.ask((Message.system(self.part(task)), *told))).text.strip()
-        if not text:
-            raise AgentR1Error("the model that plays the user said nothing")
-        return Reply(text, end=self.farewell in text)
+        told = (Message.system(self.part(task)), *_alternating(_heard(said)))
+        text = await self._says(told) or await self._says(_alternating((*told, Message.user(NUDGE))))
+        return Reply(text, end=not text or self.farewell in text)
+
+    async def _says(self, told: Sequence[Message]) -> str:
+        return (await self.ask(tuple(told))).text.strip()
 
 
-def _from_the_other_side(message: Message) -> Message:
-    return Message.assistant(message.text) if message.role == "user" else Message.user(message.text)
+def _heard(said: Sequence[Message]) -> Iterator[Message]:
+    """The conversation from the user's side, where it is the assistant."""
+    for message in said:
+        if message.role == "user" and message.text:
+            yield Message.assistant(message.text)
+        elif message.role == "assistant" and not message.calls:
+            yield Message.user(message.text.strip() or SILENCE)
+
+
+def _alternating(messages: Iterable[Message]) -> list[Message]:
+    """The messages with neighbours of one role made one, and something before an assistant that would be first."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and merged[-1].role == message.role:
+            message = replace(message, parts=(*merged.pop().parts, Text("\n"), *message.parts))
+        merged.append(message)
+    return [Message.user(OPENING), *merged] if merged and merged[0].role == "assistant" else merged

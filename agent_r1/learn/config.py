@@ -29,4 +29,4 @@ class LearnerConfig(BaseModel):
     """Optimizer updates each batch is split into, per epoch; trajectories are never split."""
 
     micro_tokens: int = Field(default=16384, ge=1)
-    """Tokens of one forward and backward pass; bounds memory, changes no result."""
+    """Tokens of one forward and backward pass; bounds memory, changes a result by rounding only."""

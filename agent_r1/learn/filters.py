@@ -100,7 +100,8 @@ def stale(samples: Sequence[Sample], version: int, bound: int) -> list[str | Non
 
 def without_greedy(samples: Sequence[Sample]) -> list[str | None]:
     """Drop what has no greedy attempt to be compared with."""
-    return ["the greedy attempt could not be scored" if sample.greedy is None else None for sample in samples]
+    said = (f"the greedy attempt could not be scored: {sample.no_greedy or 'there is none'}" for sample in samples)
+    return [None if sample.greedy is not None else why for sample, why in zip(samples, said, strict=True)]
 
 
 def overlong(samples: Sequence[Sample]) -> list[str | None]:

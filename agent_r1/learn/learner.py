@@ -15,20 +15,21 @@ from agent_r1.core.acting import Weights
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.record import Fate
-from agent_r1.core.trajectory import Group
+from agent_r1.core.trajectory import TREATMENT, Group
 from agent_r1.learn.algebra.segments import segment_sum
 from agent_r1.learn.assemble import assemble
 from agent_r1.learn.batch import Batch
 from agent_r1.learn.config import LearnerConfig
 from agent_r1.learn.filters import sift
 from agent_r1.learn.fit import check
-from agent_r1.learn.memory import Budget
+from agent_r1.learn.memory import Block, Budget, telling
 from agent_r1.learn.metrics import Step, kl_reference, pass_metrics, reward_metrics
+from agent_r1.learn.microbatches import by_sequence
 from agent_r1.learn.optimizer import Optimizer, Trained, overwrite
-from agent_r1.learn.passes import CRITIC, POLICY, Models, Prepared, learn
+from agent_r1.learn.passes import CRITIC, POLICY, Models, Prepared, blocks_of, learn
 from agent_r1.learn.row import Row
 from agent_r1.learn.samples import Admission, admit, ending
-from agent_r1.learn.sequences import Layout, TokenSequence, causal_sequences, tree_sequences, within
+from agent_r1.learn.sequences import Layout, causal_sequences, tree_sequences, within
 from agent_r1.learn.signals import Credit, Signals
 from agent_r1.model.digest import digest
 from agent_r1.model.forward import obeys_tree_mask
@@ -111,7 +112,15 @@ class Learner:
         self._optimizer = Optimizer(trained, config.betas, config.weight_decay, config.max_grad_norm)
 
     def update(self, groups: Sequence[Group]) -> Update:
-        """Learn from these groups. Weights and version stay as they are where nothing in them can be learned from."""
+        """Learn from these groups. Weights and version stay as they are where nothing in them can be learned from.
+
+        Raises OutOfMemory where that does not fit, in the smallest passes either.
+        """
+        attempts = sum(len(group.trajectories) for group in groups)
+        with telling(f"an update on {attempts} attempts, in passes of {self.micro_tokens} tokens"):
+            return self._updated(groups)
+
+    def _updated(self, groups: Sequence[Group]) -> Update:
         self._step += 1
         admission = admit(groups, self._reward_weights)
         useful = sift(admission, self._row.filters, self._version)
@@ -142,6 +151,11 @@ class Learner:
         if self._digest is None or self._digest[0] != self._version:
             self._digest = (self._version, digest(self._models.policy))
         return Weights(self._version, "module", self._models.policy, self._digest[1])
+
+    @property
+    def asks_greedy(self) -> bool:
+        """Whether each group comes with a greedy attempt, to compare the others with."""
+        return "greedy" in self._row.needs
 
     @property
     def micro_tokens(self) -> int:
@@ -179,7 +193,8 @@ class Learner:
         overwrite(self._tensors(), state.tensors)
         self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])
         self._kl_coefficient = float(state.scalars["kl_coefficient"])
-        self._budget.tokens = int(state.scalars["micro_tokens"])  # sums in another order would be other bits
+        # Sums in another order would be other bits; lowered by hand, they are what was asked for.
+        self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
         self._digest = None
 
     def _reference_digest(self) -> str:
@@ -192,19 +207,19 @@ class Learner:
 
     def _prepare(self, batch: Batch) -> Prepared:
         """Ask the models what has to be known beforehand, and assign credit."""
-        said = self._fitting(batch.sequences, lambda models: models.signals(batch))
-        asks = self._asks_old(batch)
-        asked = self._fitting(batch.sequences, lambda models: models.logprobs(batch)) if asks else None
+        blocks, asks = by_sequence(batch.sequences), self._asks_old(batch)
+        said = self._fitting(blocks, lambda models: models.signals(batch))
+        asked = self._fitting(blocks, lambda models: models.logprobs(batch)) if asks else None
         signals = replace(said, old=asked, kl_coefficient=self._kl_coefficient)
         return Prepared(batch, self._row.credit(batch, signals), signals, self._old(batch, signals))
 
-    def _fitting(self, sequences: Sequence[TokenSequence], work: Callable[[Models], T]) -> T:
+    def _fitting(self, blocks: Sequence[Block], work: Callable[[Models], T]) -> T:
         """``work`` with models whose passes fit in memory; begun again with smaller ones where it ran out."""
 
         def in_passes_of(tokens: int) -> T:
             return work(replace(self._models, micro_tokens=tokens))
 
-        return self._budget.spend(in_passes_of, sequences, self._optimizer.forget)
+        return self._budget.spend(in_passes_of, blocks, self._optimizer.forget)
 
     def _stale(self, batch: Batch) -> bool:
         return int(batch.versions.min()) < self._version
@@ -261,7 +276,8 @@ class Learner:
         batch = prepared.batch
         sequences = [sequence for sequence in batch.sequences if sequence.trajectory in chosen]
         weight = len(batch.attempts) / len(chosen)
-        seen = self._fitting(sequences, lambda models: learn(models, self._row, prepared, sequences, weight, moving))
+        blocks = blocks_of(sequences, self._row)
+        seen = self._fitting(blocks, lambda models: learn(models, self._row, prepared, sequences, weight, moving))
         return Step(chosen, seen, self._optimizer.step(seen.loss, moving))
 
     def _fates(self, prepared: Prepared, steps: Sequence[Step]) -> list[Fate]:
@@ -282,7 +298,8 @@ class Learner:
 
     def _beside(self, groups: Sequence[Group]) -> list[Fate]:
         """The fates of attempts that are in no group's comparison."""
-        greedy = [(group.greedy.attempt, GREEDY) for group in groups if group.greedy is not None]
+        best = [group.greedy for group in groups if group.greedy is not None]
+        greedy = [(t.attempt, GREEDY if TREATMENT[t.status] == "train" else f"{GREEDY}; {ending(t)}") for t in best]
         retried = [(t.attempt, f"tried again after {ending(t)}") for group in groups for t in group.retried]
         return [self._dropped(attempt, reason) for attempt, reason in (*greedy, *retried)]
 

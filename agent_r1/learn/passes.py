@@ -37,8 +37,7 @@ class Models:
 
     def cut(self, sequences: Sequence[TokenSequence], row: Row) -> Iterator[MicroBatch]:
         """The sequences in micro-batches, where the models are; trajectories stay whole where the ratio is theirs."""
-        blocks = by_trajectory(sequences) if row.ratio == "trajectory" else by_sequence(sequences)
-        return self._placed(micro_batches(blocks, self.micro_tokens))
+        return self._placed(micro_batches(blocks_of(sequences, row), self.micro_tokens))
 
     def logprobs(self, batch: Batch) -> Tensor:
         """(N,) float64 on the CPU: the policy's log-probability of each token."""
@@ -76,6 +75,11 @@ class Models:
 
     def _placed(self, micros: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         return (micro.to(self.policy.device) for micro in micros)
+
+
+def blocks_of(sequences: Sequence[TokenSequence], row: Row) -> list[tuple[TokenSequence, ...]]:
+    """What must be learned from in one pass."""
+    return by_trajectory(sequences) if row.ratio == "trajectory" else by_sequence(sequences)
 
 
 def scores(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agent_r1.core.attempt import Attempt
@@ -20,7 +20,7 @@ class Sample:
     ``group`` numbers the groups of one update from 0, in the order they were dispatched.
     ``turn_rewards`` holds one number per turn, ``outcome`` the number for the whole, ``call_rewards`` one
     number per rewarded call of each turn. ``named`` sums all of these by the rewards' names. ``greedy`` is what the
-    group's greedy attempt earned, None where there was none that could be scored.
+    group's greedy attempt earned, None where there was none that could be scored; then ``no_greedy`` says why.
 
     Example:
         Sample(trajectory, group=0, turn_rewards=(0.0, 0.1), outcome=1.0, call_rewards=((), ())).total == 1.1
@@ -33,6 +33,7 @@ class Sample:
     call_rewards: tuple[tuple[float, ...], ...]
     named: Mapping[str, float] = field(default_factory=dict)
     greedy: float | None = None
+    no_greedy: str | None = None
 
     @property
     def total(self) -> float:
@@ -71,11 +72,13 @@ def admit(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Admis
     samples: list[Sample] = []
     left_out: list[LeftOut] = []
     for number, group in enumerate(sorted(groups, key=lambda group: group.serial)):
-        greedy = _greedy(group, reward_weights)
+        missing = None if group.greedy is None else next(_objections(group.greedy, reward_weights), None)
+        greedy = None if group.greedy is None or missing else _sample(group.greedy, 0, reward_weights).total
         for trajectory in sorted(group.trajectories, key=lambda trajectory: trajectory.attempt.order):
             reason = next(_objections(trajectory, reward_weights), None)
             if reason is None:
-                samples.append(_sample(trajectory, number, reward_weights, greedy))
+                sample = _sample(trajectory, number, reward_weights)
+                samples.append(replace(sample, greedy=greedy, no_greedy=missing))
             else:
                 left_out.append(LeftOut(trajectory.attempt, reason))
     return Admission(tuple(samples), tuple(left_out))
@@ -84,13 +87,6 @@ def admit(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Admis
 def ending(trajectory: Trajectory) -> str:
     """How it ended, with the reason where there is one: ``engine_failed: the engine was closed``."""
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
-
-
-def _greedy(group: Group, weights: Mapping[str, float]) -> float | None:
-    """What the greedy attempt earned."""
-    if group.greedy is None or next(_objections(group.greedy, weights), None) is not None:
-        return None
-    return _sample(group.greedy, 0, weights, None).total
 
 
 def _counted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
@@ -114,7 +110,7 @@ def _objections(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterato
         if reward is None:
             yield trajectory.reason or f"reward {name} could not be scored"
         else:
-            yield from _reward_objections(name, reward, len(trajectory.turns))
+            yield from _reward_objections(name, reward, trajectory)
 
 
 def _turn_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
@@ -139,9 +135,9 @@ def _call_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
                 yield f"reward {name} of call {call} in turn {turn.index} is {value}"
 
 
-def _reward_objections(name: str, reward: float | tuple[float, ...], turns: int) -> Iterator[str]:
-    if isinstance(reward, tuple) and len(reward) != turns:
-        yield f"reward {name} has {len(reward)} numbers for {turns} turns"
+def _reward_objections(name: str, reward: float | tuple[float, ...], trajectory: Trajectory) -> Iterator[str]:
+    if isinstance(reward, tuple) and trajectory.rewarded(len(reward)) is None:
+        yield f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
     elif not all(map(math.isfinite, reward if isinstance(reward, tuple) else (reward,))):
         yield f"reward {name} is {reward}"
 
@@ -165,12 +161,13 @@ def _earnings(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[
                 yield _Earning(name, weight * value, number, call)
     for name, weight, reward in _counted(trajectory.rewards, weights):
         if isinstance(reward, tuple):
-            yield from (_Earning(name, weight * value, number) for number, value in enumerate(reward))
+            turns = trajectory.rewarded(len(reward)) or ()
+            yield from (_Earning(name, weight * value, turn.index) for turn, value in zip(turns, reward, strict=True))
         elif reward is not None:
             yield _Earning(name, weight * reward)
 
 
-def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float], greedy: float | None) -> Sample:
+def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> Sample:
     places: dict[tuple[int | None, int | None], list[float]] = {}
     named: dict[str, list[float]] = {}
     for earning in _earnings(trajectory, weights):
@@ -187,5 +184,4 @@ def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float], gr
             for number, turn in enumerate(trajectory.turns)
         ),
         named={name: math.fsum(values) for name, values in named.items()},
-        greedy=greedy,
     )

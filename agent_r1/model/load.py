@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -64,6 +65,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             return _as_saved(AutoTokenizer.from_pretrained(folder), folder)
     except Exception as error:  # as many kinds as there are tokenizer formats
         raise _refused("tokenizer", name, error) from error
+
+
+def load_stop_ids(name: str) -> tuple[int, ...]:
+    """The tokens with which the model says that it ends: what its generation_config.json names, () without one."""
+    folder = find_folder(name, "model")
+    if not (folder / "generation_config.json").is_file():
+        return ()
+    try:
+        ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    except Exception as error:  # a file that transformers cannot read
+        raise _refused("generation_config.json", name, error) from error
+    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:

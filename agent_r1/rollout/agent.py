@@ -12,16 +12,17 @@ import time
 from collections.abc import Awaitable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from agent_r1.core.acting import Completion, Engine, Prompt, Sampling
-from agent_r1.core.messages import Action
+from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
 from agent_r1.core.world import Context, Env, Episode, Transition
+from agent_r1.env.running import severed
 from agent_r1.rollout.boundary import as_messages, as_transition, boundary, told
 from agent_r1.rollout.chat import Chat, Rewritten, View
-from agent_r1.rollout.rules import Append, ContextRule, Lived, Messages
+from agent_r1.rollout.rules import Append, ContextRule, Lived, Messages, requested
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class _Life:
     async def run(self) -> None:
         """The loop: state -> action -> what happens -> next state."""
         with _ends(Status.ENVIRONMENT_FAILED):
-            self.episode = await self.env.open(self.task, self.context)
+            self.episode = await severed(self.env.open(self.task, self.context))
             self.lived = Lived(as_messages(self.episode.start))
             state = self._opened(self.lived.messages)
         while len(state.ids) < self.agent.context:
@@ -117,6 +118,8 @@ class _Life:
                 return
             state = await self._next(state, completion, action, transition.messages)
         self.status = Status.OUT_OF_TOKENS
+        if not self.turns:
+            _warn_of_long_opening(self.agent.context)
 
     async def _sample(self, state: _State) -> Completion:
         """The tokens of an action."""
@@ -139,7 +142,7 @@ class _Life:
     async def _happen(self, action: Action) -> Transition:
         assert self.episode is not None
         with _ends(Status.ENVIRONMENT_FAILED):
-            return as_transition(await self.episode.step(action))
+            return as_transition(await severed(self.episode.step(action)))
 
     def _remember(
         self,
@@ -192,7 +195,7 @@ class _Life:
             if fits and len(grown.ids) <= rule.after:
                 return grown
             request = rule.asks(self.lived, fits)
-            asked = None if request is None else self._asked(state, completion, action, (*observed, request))
+            asked = None if request is None else self._asked(state, completion, action, observed, request)
         if asked is not None:
             await self._sum_up(asked)
         with _ends(Status.ENVIRONMENT_FAILED):
@@ -211,19 +214,22 @@ class _Life:
                 break
         return shown
 
-    def _asked(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State | None:
+    def _asked(
+        self, state: _State, completion: Completion, action: Action, observed: Messages, request: Message
+    ) -> _State | None:
         """The state in which the policy sums up: all it saw, or the latest of it that has room; None where none has."""
-        asked = self._grown(state, completion, action, observed)
+        asked = self._grown(state, completion, action, requested(observed, request))
         if self._fits(asked):
             return asked
-        views = (self._opened((*messages, observed[-1])) for messages in self.agent.rule.views(self.lived))
+        views = (self._opened(requested(messages, request)) for messages in self.agent.rule.views(self.lived))
         return next(filter(self._fits, views), None)
 
     async def _sum_up(self, asked: _State) -> None:
         completion = await self._sample(asked)
         action = self._parsed(completion)
         self._remember(asked, completion, action, Transition(()), "summary")
-        self.lived = replace(self.lived, exchanges=(), notes=action.message.text.strip() or "(none)")
+        if notes := self.agent.chat.speech(action, self.env.tools):
+            self.lived = replace(self.lived, exchanges=(), notes=notes)
 
     async def close(self) -> None:
         """Give back what the attempt held. A failing close is logged: the attempt is over all the same."""
@@ -235,7 +241,7 @@ class _Life:
         try:
             with boundary(RuntimeError):
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await giving
+                    await severed(giving)
         except RuntimeError as failure:
             log.warning("%s of %s failed: %s", what, self.context.attempt, failure)
 
@@ -250,6 +256,13 @@ class _Life:
             start=self.lived.start,
             seconds=time.perf_counter() - self.began,
         )
+
+
+@cache
+def _warn_of_long_opening(context: int) -> None:
+    """Once, because it may be so of many tasks."""
+    told = "the opening of an episode leaves no room in a context of %d tokens: nothing is learned of such episodes"
+    log.warning(told, context)
 
 
 def _ending(transition: Transition, completion: Completion) -> Status:

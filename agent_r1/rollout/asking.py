@@ -20,7 +20,7 @@ def asking(engine: Engine, chat: Chat, sampling: Sampling) -> Ask:
 
     async def ask(messages: tuple[Message, ...]) -> Message:
         view = chat.open(messages, ())
-        drawn = replace(sampling, stop_ids=(chat.end_id,), seed=_seed(sampling.seed, view.text))
+        drawn = replace(sampling, stop_ids=chat.stop_ids, seed=_seed(sampling.seed, view.text))
         completion = await engine.generate(Prompt(view.ids), drawn)
         return chat.parse(completion.ids).message
 

@@ -9,24 +9,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
+from typing import get_args
 
-from agent_r1.core.messages import Media, Message, Text
+from agent_r1.core.messages import Call, Message, RoleName
 from agent_r1.core.task import ToolResult
 from agent_r1.core.trajectory import Rewards, RewardValue, Unscored
 from agent_r1.core.world import Transition
+from agent_r1.env.feedback import flaws, kind_of, part_flaws
 
 OURS, PYTHON = Path(__file__).parents[1], Path(os.__file__).parent
+
+ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
 LONGEST = 500
 """Characters of an exception's text that are kept: a reason is stored with each attempt."""
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line, with the place in the user's own code that it comes from.
+    """An exception in one line, with the place in the user's own code that it comes from; of a group the first.
 
     Example:
         ValueError: no such page (world.py:12, in find)
     """
+    while isinstance(error, BaseExceptionGroup):  # it says nothing but how many there are
+        error = error.exceptions[0]
     return f"{type(error).__name__}: {_text(error)}{_where(error)}"
 
 
@@ -49,9 +55,10 @@ def _where(error: BaseException) -> str:
 
 @contextmanager
 def boundary(failure: Callable[[str], Exception]) -> Iterator[None]:
-    """What is raised inside leaves as ``failure(reason)``; only a cancellation from outside passes through.
+    """What is raised inside leaves as ``failure(reason)``; only a cancellation from outside and an interrupt pass.
 
-    A cancellation that nobody asked for is the code's own: some task inside it was cancelled, and it let that out.
+    That may be no Exception: other languages' libraries raise their panics as a BaseException. A cancellation that
+    nobody asked for is the code's own: some task inside it was cancelled, and it let that out.
     """
     try:
         yield
@@ -60,7 +67,9 @@ def boundary(failure: Callable[[str], Exception]) -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise failure(told(error)) from error
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         raise failure(told(error)) from error
 
 
@@ -70,11 +79,14 @@ def as_transition(given: object) -> Transition:
     Raises TypeError that says what cannot: found out later, it would end the run and not the episode.
     """
     if not isinstance(given, Transition):
-        raise TypeError(f"the step gave {_kind(given)}, and no Transition")
+        raise TypeError(f"the step gave {kind_of(given)}, and no Transition")
+    if given.end not in ENDS:
+        raise TypeError(f"the step gave {given.end!r} as its end, and none of {ENDS}")
     for result in given.results:
         if not isinstance(result, ToolResult):
-            raise TypeError(f"the step gave {_kind(result)} among its results, and no ToolResult")
-        _check_parts(result.parts)
+            raise TypeError(f"the step gave {kind_of(result)} among its results, and no ToolResult")
+        for flaw in flaws(result):
+            raise TypeError(f"the step gave a ToolResult that cannot be used: {flaw}")
     return Transition(
         as_messages(given.messages),
         _numbers(given.rewards),
@@ -89,8 +101,9 @@ def as_messages(given: Sequence[object]) -> tuple[Message, ...]:
     messages = []
     for message in given:
         if not isinstance(message, Message):
-            raise TypeError(f"it gave {_kind(message)}, and no Message")
-        _check_parts(message.parts)
+            raise TypeError(f"it gave {kind_of(message)}, and no Message")
+        for flaw in _message_flaws(message):
+            raise TypeError(f"it gave a Message that cannot be used: {flaw}")
         messages.append(message)
     return tuple(messages)
 
@@ -120,15 +133,25 @@ def _numbers(given: Mapping[str, object]) -> dict[str, float]:
 
 def _number(name: str, value: object) -> float:
     if not isinstance(value, Real):
-        raise TypeError(f"reward {name} is {_kind(value)}, and no number")
+        raise TypeError(f"reward {name} is {kind_of(value)}, and no number")
     return float(value)
 
 
-def _check_parts(parts: Sequence[object]) -> None:
-    for part in parts:
-        if not isinstance(part, Media) and not (isinstance(part, Text) and isinstance(part.text, str)):
-            raise TypeError(f"it gave {_kind(part.text if isinstance(part, Text) else part)} where text belongs")
+def _message_flaws(message: Message) -> Iterator[str]:
+    yield from part_flaws(message.parts)
+    if message.role not in ROLES:
+        yield f"its role is {message.role!r}, and none of {ROLES}"
+    for what, value in (("reasoning", message.reasoning), ("call_id", message.call_id)):
+        if not isinstance(value, str | None):
+            yield f"its {what} is {kind_of(value)}, and neither text nor None"
+    if not isinstance(message.calls, tuple) or not all(map(_is_call, message.calls)):
+        yield "its calls are no tuple of Calls whose id, name and raw are text"
 
 
-def _kind(value: object) -> str:
-    return "None" if value is None else f"an object of type {type(value).__name__}"
+def _is_call(call: object) -> bool:
+    return (
+        isinstance(call, Call)
+        and all(isinstance(text, str) for text in (call.id, call.name, call.raw))
+        and isinstance(call.arguments, Mapping | None)
+        and isinstance(call.error, str | None)
+    )

@@ -8,6 +8,7 @@ a new branch.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.messages import Action, Call, Message, Text, ToolSpec
-from agent_r1.rollout.formats.format import THINK, Format
+from agent_r1.rollout.formats.format import THINK, Format, Reading
 from agent_r1.rollout.formats.hermes import Hermes
 from agent_r1.rollout.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 
@@ -62,11 +63,13 @@ class Chat:
     """One tokenizer's template and a tool-call format over it.
 
     ``stop_ids`` are the tokens that end an action: what the template writes after an answer, and after a call (mostly
-    the same one); ``end_id`` is the first. Raises UnsupportedChat where the tokenizer has no template or no token
-    ends a turn.
+    the same one), those of the tokenizer and those given, on which models end as well; ``end_id`` is the first. Raises
+    UnsupportedChat where the tokenizer has no template or no token ends a turn.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, format: Format | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, format: Format | None = None, stop_ids: tuple[int, ...] = ()
+    ) -> None:
         if not tokenizer.chat_template:
             raise UnsupportedChat(
                 f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template; "
@@ -75,17 +78,24 @@ class Chat:
         self.tokenizer = tokenizer
         self.format = format or Hermes()
         self._special = {token: index for index, token in _special_tokens(tokenizer)}
+        self._other_stop_ids = stop_ids
+        self._around_results: tuple[str, ...] = ()
         self._shows_tools = _PROBE_TOOL.name in self._render((Message.user("question"),), (_PROBE_TOOL,), speak=True)
         self._ends = self._find_ends()
         # where nothing but an empty line parts messages, that is what follows an action
         self._breaks = (*self._ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
         self._shows_reasoning = MARK in self.render(_reasoned(MARK), (), speak=False)
+        self._opens_thought = self.render((Message.user("question"),), (), speak=True).rstrip().endswith(THINK)
+        self._around_results = self._find_around_results()
         self._opened = lru_cache(maxsize=4096)(self._open)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end an action."""
-        return tuple(self._special[text] for text in self._ends)
+        written = [self._special[text] for text in self._ends]
+        # models end with these too where no template writes them: bases with eos, Llama its calls with eom
+        others = [*self._other_stop_ids, self.tokenizer.eos_token_id, self._special.get("<|eom_id|>")]
+        return tuple(dict.fromkeys([*written, *(index for index in others if index is not None)]))
 
     @property
     def end_id(self) -> int:
@@ -122,7 +132,7 @@ class Chat:
             return Rewritten(text, self.encode(text))
         own = action.text if self._stands(action.text, rest) else self._rendered_action(rest, view, before, tools)
         bridge = "" if own is None else rest[len(own) :]
-        sampled_end = next((end for end in self._ends if action_ids[-1:] == (self._special[end],)), "")
+        sampled_end = self._decode(action_ids[len(self._spoken(action_ids)) :])
         if not bridge.startswith(sampled_end or self._breaks):
             return Rewritten(text, self.encode(text))
         return Appended(text, self.encode(bridge.removeprefix(sampled_end)))
@@ -151,8 +161,11 @@ class Chat:
         A call that could not be read stays a ``Call`` with its ``error``; the message then keeps the whole text as
         content, so that nothing the policy said is lost when the conversation is rendered.
         """
+        return self._parsed(action_ids, turn, tools, self._opens_thought)
+
+    def _parsed(self, action_ids: tuple[int, ...], turn: int, tools: tuple[ToolSpec, ...], opened: bool) -> Action:
         text = self._decode(self._spoken(action_ids))
-        reasoning, said = self._divide(text)
+        reasoning, said = self._divide(text, opened)
         reading = self.format.read(said, tools)
         calls = tuple(
             Call(f"call_{turn}_{index}", call.name, call.arguments, call.raw, call.error)
@@ -168,29 +181,42 @@ class Chat:
         Found by decoding first parts of the sampled tokens. A character whose bytes are spread over several
         tokens is there with the last of them; before that the text ends in replacement characters.
         """
+        skipped, reading = self._reading(action_ids, tools)
+        return self._places(action_ids, [skipped + call.end for call in reading.calls])
+
+    def length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
+        """How many of the sampled tokens are the action: all, but where a format ends it without a token.
+
+        Tokens past that were sampled for nothing; leaving them out leaves the others' probabilities as they are.
+        """
+        skipped, reading = self._reading(sampled_ids, tools)
+        if reading.end is None:
+            return len(sampled_ids)
+        count = self._places(sampled_ids, [skipped + reading.end])[0] + 1
+        return len(sampled_ids) if count == len(self._spoken(sampled_ids)) else count
+
+    def speech(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:
+        """What an action says beside its thought and its calls, also where the template can render no thoughts."""
+        _, said = self.format.divide(action.text, self._opens_thought)
+        return self.format.read(said, tools).content.strip()
+
+    def _reading(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> tuple[int, Reading]:
+        """How many characters of the action's text its thought has, and the reading of the rest."""
+        text = self._decode(self._spoken(action_ids))
+        _, said = self._divide(text, self._opens_thought)
+        return len(text) - len(said), self.format.read(said, tools)
+
+    def _places(self, action_ids: tuple[int, ...], ends: Iterable[int]) -> tuple[int, ...]:
+        """The places of the tokens that complete the first ``ends`` characters."""
         ids = self._spoken(action_ids)
-        text = self._decode(ids)
+        whole = len(self._decode(ids))
 
         @cache
         def settled(place: int) -> int:
             """How many characters of the text are there once the token at ``place`` is."""
-            return len(self._decode(ids[: place + 1]).rstrip("\ufffd")) if place + 1 < len(ids) else len(text)
+            return len(self._decode(ids[: place + 1]).rstrip("\ufffd")) if place + 1 < len(ids) else whole
 
-        said = self._divide(text)[1]
-        ends = (len(text) - len(said) + call.end for call in self.format.read(said, tools).calls)
         return tuple(bisect_left(range(len(ids)), end, key=settled) for end in ends)
-
-    def length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
-        """How many of the sampled tokens are the action: all, but where a format ends it with its first call.
-
-        Tokens past that were sampled for nothing; leaving them out leaves the others' probabilities as they are.
-        """
-        if not self.format.one_call:
-            return len(sampled_ids)
-        calls = self.parse(sampled_ids, 0, tools).message.calls
-        if not calls or (calls[0].error is not None and "not closed" in calls[0].error):
-            return len(sampled_ids)
-        return self.call_ends(sampled_ids, tools)[0] + 1
 
     def _spoken(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens without the end token."""
@@ -199,9 +225,9 @@ class Chat:
     def _decode(self, ids: tuple[int, ...]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _divide(self, text: str) -> tuple[str | None, str]:
-        """(thought, rest). A thought is split off only where the template can render it again."""
-        return self.format.divide(text) if self._shows_reasoning else (None, text)
+    def _divide(self, text: str, opened: bool) -> tuple[str | None, str]:
+        """(thought, rest). A thought is split off only where the template can render it again, or began it."""
+        return self.format.divide(text, opened) if self._shows_reasoning or opened else (None, text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
@@ -228,14 +254,16 @@ class Chat:
         return str(text)
 
     def _harmless(self, message: Message) -> Message:
-        """The message, without control tokens in what users and tools say: a page must not be able to end its turn.
+        """The message, without control tokens in what users and tools say: a page must not be able to end its turn,
+        nor its result.
 
         A space breaks them, so that the text stays readable.
         """
-        if message.role not in ("user", "tool") or not any(token in message.text for token in self._special):
+        marks = (*self._special, *(self._around_results if message.role == "tool" else ()))
+        if message.role not in ("user", "tool") or not any(token in message.text for token in marks):
             return message
         text = message.text
-        for token in self._special:
+        for token in marks:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return replace(message, parts=(Text(text),))
 
@@ -264,6 +292,15 @@ class Chat:
         except UnsupportedChat:
             return None
         return _first(followed.removeprefix(alone.rstrip()), self._special)
+
+    def _find_around_results(self) -> tuple[str, ...]:
+        """The tags, no special tokens, between which the template shows what a tool gave."""
+        said = (Message.user("question"), _calling("there"), Message.tool(MARK, "call_0_0"))
+        try:
+            found = re.search(rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)", self.render(said, (_PROBE_TOOL,), speak=False))
+        except UnsupportedChat:
+            return ()
+        return found.groups() if found else ()
 
     def _after_mark(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
         return self.render(messages, tools, speak=speak).rpartition(MARK)[2]
@@ -298,14 +335,15 @@ class Chat:
         self, text: str, view: View, message: Message, tools: tuple[ToolSpec, ...]
     ) -> tuple[int, ...] | None:
         """The tokens of the action as the template words it; None where reading them does not give ``message``."""
-        opening = view.text if text.startswith(view.text) else view.text.rstrip("\n").removesuffix(THINK)
+        grown = text.startswith(view.text)
+        opening = view.text if grown else view.text.rstrip("\n").removesuffix(THINK)
         if not text.startswith(opening):
             return None
         rest = text.removeprefix(opening)
         found = [(place, end) for end in self._breaks if (place := rest.find(end)) >= 0]
         place, end = min(found, default=(len(rest.rstrip()), ""))
         ids = self.encode(rest[:place] + (end if end in self._special else ""))
-        read, meant = self.parse(ids, 0, tools).message, message
+        read, meant = self._parsed(ids, 0, tools, self._opens_thought and grown).message, message
         same = [(call.name, call.arguments) for call in read.calls] == [
             (call.name, call.arguments) for call in meant.calls
         ]

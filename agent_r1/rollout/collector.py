@@ -11,6 +11,7 @@ from agent_r1.core.record import Dispatched, Finished, Recorder
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import TREATMENT, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
 from agent_r1.core.world import Context, Env
+from agent_r1.env.running import severed
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.boundary import as_rewards, boundary, objections
 
@@ -139,7 +140,7 @@ class Collector:
         try:
             with boundary(_ScorerFailed):
                 scores = await self._rewards(survivors, task)
-                scored = {t.attempt: _rewarded(t, given) for t, given in zip(survivors, scores, strict=True)}
+            scored = {t.attempt: _rewarded(t, given) for t, given in zip(survivors, scores, strict=True)}
         except _ScorerFailed as failure:
             scored = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=str(failure)) for t in survivors}
         return tuple(scored.get(t.attempt, t) for t in lived)
@@ -158,7 +159,7 @@ class Collector:
         limit = asyncio.timeout(self._limits.score_seconds)
         try:
             async with limit:
-                return await scoring
+                return await severed(scoring)
         except TimeoutError as error:
             if limit.expired():
                 raise TimeoutError(f"a scorer took more than {self._limits.score_seconds:g} s") from error
@@ -170,12 +171,16 @@ class _ScorerFailed(Exception):
 
 
 def _rewarded(trajectory: Trajectory, scores: Scores) -> Trajectory:
-    """The trajectory with its rewards. Raises TypeError where one is none.
+    """The trajectory with its rewards.
 
-    It fails where a name stands for two levels, because one weight could not fit both, and where a reward per turn
-    has not one number for each.
+    It fails where one is none, where a name stands for two levels, because one weight could not fit both, and where a
+    reward per turn has not one number for each.
     """
-    rewards, missing = as_rewards(scores), "; ".join(objections(scores))
+    try:
+        with boundary(_ScorerFailed):  # numbers are somebody else's objects too
+            rewards, missing = as_rewards(scores), "; ".join(objections(scores))
+    except _ScorerFailed as failure:
+        return replace(trajectory, status=Status.REWARD_FAILED, reason=str(failure))
     calls = {name for turn in trajectory.turns for given in turn.call_rewards for name in given}
     turns = {name for turn in trajectory.turns for name in turn.rewards}
     twice = sorted((calls & turns) | ((calls | turns) & rewards.keys()))
@@ -183,7 +188,7 @@ def _rewarded(trajectory: Trajectory, scores: Scores) -> Trajectory:
         reason = f"reward {twice[0]} is given at two levels: name calls, turns and trajectories apart"
         return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
     for name, reward in rewards.items():
-        if isinstance(reward, tuple) and len(reward) != len(trajectory.turns):
+        if isinstance(reward, tuple) and trajectory.rewarded(len(reward)) is None:
             reason = f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
             return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
     return replace(trajectory, rewards=rewards, reason=missing or trajectory.reason)

@@ -6,6 +6,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+FENCE = "```"
+"""What a fence begins with, as opposed to a tag."""
+
 RuleName = Literal["append", "window", "truncate", "summary", "evidence"]
 
 
@@ -16,6 +19,9 @@ class TagsConfig(BaseModel):
 
     observation: str = Field(default="information", min_length=1)
     """The tag around what a tool gives."""
+
+    answer: str = Field(default="answer", min_length=1)
+    """The tag around an answer, which ends an action."""
 
     names: dict[str, str] = Field(default_factory=dict)
     """Tags by the name of a tool, where they are not that name; a fence begins with three backticks."""

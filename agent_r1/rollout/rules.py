@@ -114,7 +114,8 @@ class Truncate(ContextRule):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextRule):
     """The policy sums up what it did, once there are more than ``turns`` exchanges or no room, and goes on from the
-    start and its summary. The summary is an action like any other: sampled, recorded, trained."""
+    start and its summary. The summary is an action like any other: sampled, recorded, trained. Where it says nothing
+    (a thought, a call), all stays as it was."""
 
     def views(self, lived: Lived) -> Iterator[Messages]:
         yield lived.messages
@@ -125,7 +126,9 @@ class Summary(ContextRule):
         return SUM_UP if lived.exchanges and (len(lived.exchanges) > self.turns or not fits) else None
 
 
-SUM_UP = Message.user("Sum up what you found and what is left to do. You will see only the task and this summary.")
+SUM_UP = Message.user(
+    "Sum up what you found and what is left to do. You will see only the task and this summary. Do not call tools."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +181,18 @@ def noted(start: Messages, notes: str) -> Messages:
     place = max((place for place, message in enumerate(start) if message.role == "user"), default=None)
     if place is None:
         return (*start, Message.user(notes))
-    message = start[place]
-    return (*start[:place], replace(message, parts=(*message.parts, Text(f"\n\n{notes}"))), *start[place + 1 :])
+    return (*start[:place], _below(start[place], notes), *start[place + 1 :])
+
+
+def requested(messages: Messages, request: Message) -> Messages:
+    """The messages and then a user's request, below what a user said last: some templates take no two in a row."""
+    if messages and messages[-1].role == "user":
+        return (*messages[:-1], _below(messages[-1], request.text))
+    return (*messages, request)
+
+
+def _below(message: Message, text: str) -> Message:
+    return replace(message, parts=(*message.parts, Text(f"\n\n{text}")))
 
 
 def _shortened(message: Message, characters: int) -> Message:

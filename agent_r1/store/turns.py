@@ -32,9 +32,10 @@ def broken_turns(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
 
 def _contradictions(connection: sqlite3.Connection, key: int, newest: int) -> Iterator[str]:
     seen = -1
-    count = 0
-    rows = connection.execute("SELECT turn, parent, tokens, said FROM turns WHERE attempt_id = ? ORDER BY turn", (key,))
-    for turn, parent, tokens, said in rows:
+    count = acts = 0
+    columns = "turn, parent, kind, tokens, said"
+    rows = connection.execute(f"SELECT {columns} FROM turns WHERE attempt_id = ? ORDER BY turn", (key,))
+    for turn, parent, kind, tokens, said in rows:
         if turn != count:
             yield f"lacks turn {count}"
         if parent is not None and not 0 <= parent < turn:
@@ -43,9 +44,10 @@ def _contradictions(connection: sqlite3.Connection, key: int, newest: int) -> It
         yield from (f"turn {turn} {wrong}" for wrong in _token_contradictions(Tokens.unpack(tokens), spans))
         seen = max([seen, *(span.version for span in spans)])
         count += 1
+        acts += kind == "act"
     if seen != newest:
         yield f"was sampled up to version {seen}, its outcome says {newest}"
-    yield from _reward_contradictions(connection, key, count)
+    yield from _reward_contradictions(connection, key, {count, acts})
 
 
 def _token_contradictions(tokens: Tokens, spans: tuple[Span, ...]) -> Iterator[str]:
@@ -59,13 +61,13 @@ def _token_contradictions(tokens: Tokens, spans: tuple[Span, ...]) -> Iterator[s
         yield f"has spans of weights that begin at {starts} in {acted} action tokens"
 
 
-def _reward_contradictions(connection: sqlite3.Connection, key: int, turns: int) -> Iterator[str]:
+def _reward_contradictions(connection: sqlite3.Connection, key: int, turns: set[int]) -> Iterator[str]:
     names = set()
     sql = "SELECT turn, call, name, value FROM rewards WHERE attempt_id = ?"
     for turn, call, name, value in connection.execute(sql, (key,)):
         reward = to_reward(value)
-        if isinstance(reward, tuple) and (turn is not None or len(reward) != turns):
-            yield f"has {len(reward)} numbers of reward {name} for {turns} turns"
+        if isinstance(reward, tuple) and (turn is not None or len(reward) not in turns):
+            yield f"has {len(reward)} numbers of reward {name} for {max(turns)} turns"
         if (turn, call, name) in names:
             yield f"has reward {name} twice"
         names.add((turn, call, name))

@@ -1,14 +1,15 @@
 """Orders: an agent serves a customer by tools over a small database; after tau-bench (arXiv 2406.12045), in small.
 
-The customer has a hidden wish, says half of it, and tells the rest when asked. The reward is 1 where at the end the
-database is as the wish would have it, and nothing else in it has changed, and the customer was told the price.
+The customer has a hidden wish, says half of it, and tells the rest when asked, one thing at a time. The reward is 1
+where the conversation came to its end, the database is then as the wish would have it, with nothing else in it changed,
+and the customer was told the price.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message, Text
 from agent_r1.core.solution import Solution, Solutions, calling, script
 from agent_r1.core.task import Task, ToolResult
-from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.core.world import Context, World
 from agent_r1.env import FunctionScorer, Resources, tool
 from agent_r1.env.users import Reply, User, UserEnv
@@ -27,6 +28,8 @@ from agent_r1.tasks.generated import takes_no_files
 SPLITS: Mapping[str, int] = {"train": 1000, "test": 200}
 ORDERS = 6
 MAX_TURNS = 12
+
+SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
 
 ITEMS = ("lamp", "chair", "kettle", "carpet", "mirror", "clock")
 COLOURS = ("red", "blue", "green", "black", "white")
@@ -81,10 +84,12 @@ class Shop:
 
     orders: dict[str, Order] = field(default_factory=dict)
 
-    def order(self, number: str) -> Order:
+    def find(self, order: str) -> tuple[str, Order]:
+        """An order and its number, however that was written. Raises ValueError where there is none."""
+        number = order.strip().upper()
         if number not in self.orders:
-            raise ValueError(f"there is no order {number}")
-        return self.orders[number]
+            raise ValueError(f"there is no order {order}")
+        return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
         """Write a row. The result carries the whole database, for the reward."""
@@ -112,9 +117,9 @@ async def look_up(order: str, resources: Resources) -> str:
     Args:
         order: its number
     """
-    found = (await resources.of(_SHOPS)).order(order)
+    number, found = (await resources.of(_SHOPS)).find(order)
     state = "cancelled" if found.cancelled else "open"
-    return f"{order}: {found.colour} {found.item} to {found.city}, price {found.price}, {state}"
+    return f"{number}: {found.colour} {found.item} to {found.city}, price {found.price}, {state}"
 
 
 @tool
@@ -127,8 +132,8 @@ async def change(order: str, field: Literal["colour", "city"], value: str, resou
         value: what it is to be
     """
     shop = await resources.of(_SHOPS)
-    found = shop.order(order)
-    return shop.changed(order, replace(found, colour=value) if field == "colour" else replace(found, city=value))
+    number, found = shop.find(order)
+    return shop.changed(number, replace(found, colour=value) if field == "colour" else replace(found, city=value))
 
 
 @tool
@@ -139,21 +144,33 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
         order: its number
     """
     shop = await resources.of(_SHOPS)
-    return shop.changed(order, replace(shop.order(order), cancelled=True))
+    number, found = shop.find(order)
+    return shop.changed(number, replace(found, cancelled=True))
 
 
 class Customer:
-    """The scripted user: it answers questions, and leaves when it is told something that is none."""
+    """The scripted user: it answers a question, and leaves when it is told something that holds none.
+
+    It answers one thing at a time: asked for several at once, it says so.
+    """
 
     async def reply(self, task: Task, said: Sequence[Message], context: Context) -> Reply:
-        heard = said[-1].text.lower()
+        heard = said[-1].text
         if "?" not in heard:
             return Reply("", end=True)
-        wish: Wish = task.data["wish"]
-        known = {"number": f"It is order {wish.order}."}
-        if wish.field != "cancel":
-            known[wish.field] = f"Make it {wish.value}."
-        return Reply(" ".join(text for word, text in known.items() if word in heard) or "I do not know.")
+        asked = " ".join(each for each in SENTENCE.findall(heard) if _asks(each)).lower()
+        topics = [topic for topic in ("number", "colour", "city") if topic in asked]
+        return Reply("One question at a time, please." if len(topics) > 1 else _answer(task.data["wish"], *topics))
+
+
+def _asks(sentence: str) -> bool:
+    return "?" in sentence
+
+
+def _answer(wish: Wish, topic: str = "") -> str:
+    if topic == "number":
+        return f"It is order {wish.order}."
+    return f"Make it {wish.value}." if topic == wish.field else "I do not know."
 
 
 def part(task: Task) -> str:
@@ -168,14 +185,26 @@ def part(task: Task) -> str:
 
 
 def served(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
-    """``served``: 1.0 where all is as wished; ``state`` and ``told`` are its halves, the database and the price."""
+    """``served``: 1.0 where all is as wished; ``state`` and ``told`` are its halves, the database and the price.
+
+    The customer was told where the conversation came to its end, and of the prices there are what it was said in
+    sentences that ask nothing names this order's, and no other. Thoughts and calls are not said to it.
+    """
     orders: Database = task.data["orders"]
     wish: Wish = task.data["wish"]
     written = [result.data for turn in trajectory.turns for result in turn.results if result.data is not None]
     state = (written[-1] if written else _rows(orders)) == _rows(wish.fulfilled(orders))
     prices = {str(order.price) for order in orders.values()}
-    told = prices.intersection(re.findall(r"\d+", trajectory.last_text)) == {str(orders[wish.order].price)}
+    named = prices.intersection(re.findall(r"\d+", " ".join(_stated(trajectory))))
+    told = trajectory.status == Status.COMPLETED and named == {str(orders[wish.order].price)}
     return {"served": float(state and told), "state": float(state), "told": float(told)}
+
+
+def _stated(trajectory: Trajectory) -> Iterator[str]:
+    """The sentences said to the customer that are no questions."""
+    for turn in trajectory.acts:
+        if not turn.action.message.calls:
+            yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))
 
 
 def _rows(orders: Database) -> dict[str, dict[str, Any]]:
@@ -234,24 +263,35 @@ def _wish(orders: Database, rng: random.Random) -> Wish:
 
 
 def solutions(task: Task) -> Solutions:
-    """To ask, look up, act and tell; wrong is to leave one of these out, or to act on another order."""
+    """To ask, look up, act and tell; wrong is to leave one of these out, to act on another order, or never to end."""
     wish: Wish = task.data["wish"]
     orders: Database = task.data["orders"]
     other = next(number for number in orders if number != wish.order)
     asks = [Message.assistant("What is the order's number?")]
     if wish.field != "cancel":
         asks.append(Message.assistant(f"What {wish.field} do you want?"))
-    looks, tells = calling("look_up", order=wish.order), _tells(orders[wish.order].price)
+    price = orders[wish.order].price
+    looks, tells, leaves = calling("look_up", order=wish.order), _tells(price), Message.assistant("Goodbye.")
     twice = (_acts(wish), calling("cancel", order=other))
     everything = _tells(*(order.price for order in orders.values()))
+    guesses, called = Message.assistant(f"Is it {price}?"), calling("look_up", order=str(price))
+    more = _asks_more(price)
     return Solutions(
-        gold=(Solution("asked, done and told", script(*asks, looks, _acts(wish), tells)),),
+        gold=(
+            Solution("asked, done and told", script(*asks, looks, _acts(wish), tells)),
+            Solution("told, and asked for more", script(*asks, looks, _acts(wish), more, leaves)),
+        ),
         wrong=(
             Solution("not done", script(*asks, looks, tells)),
             Solution("not told", script(*asks, _acts(wish), Message.assistant("It is done."))),
             Solution("another order too", script(*asks, looks, *twice, tells)),
             Solution("another order's price", script(*asks, _acts(wish), _tells(orders[other].price))),
             Solution("every price there is", script(*asks, _acts(wish), everything)),
+            Solution("the price in calls only", script(_acts(wish), *[called] * MAX_TURNS)),
+            Solution("the price asked to the end", script(_acts(wish), *[guesses] * MAX_TURNS)),
+            Solution("the price asked only", script(_acts(wish), guesses, leaves)),
+            Solution("another price first", script(*asks, _acts(wish), _asks_more(orders[other].price), tells)),
+            Solution("told, and never ended", script(_acts(wish), *[more] * MAX_TURNS)),
         ),
         full={"served": 1.0},
     )
@@ -265,3 +305,7 @@ def _acts(wish: Wish) -> Message:
 
 def _tells(*prices: int) -> Message:
     return Message.assistant(f"It is done; the price is {' or '.join(map(str, prices))}.")
+
+
+def _asks_more(price: int) -> Message:
+    return Message.assistant(f"{_tells(price).text} Anything else?")

@@ -14,7 +14,7 @@ from agent_r1.tasks.hub import hub_name, hub_splits, is_hub
 
 SPLITS = ("train", "validation", "test")
 WHOLE = "all"
-"""The split of all questions of a file."""
+"""The split of all questions, which only a data set has that brings no test part of its own."""
 
 _MOST = {"test": 1000, "validation": 128}
 
@@ -44,21 +44,30 @@ def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[st
     """The questions of each split; a split may be () where ``data`` is a folder.
 
     A folder holds a file per split, ``train.json`` or ``train.jsonl`` and so on, or a folder ``train`` where ``read``
-    takes folders. A single file is divided by :func:`divide`. For a data set on the hub see :func:`_hub`. ``seed``
-    orders the training questions.
+    takes folders. A single file is divided by :func:`divide`, and has a split ``WHOLE`` besides, in an order that no
+    seed moves. For a data set on the hub see :func:`_hub`. ``seed`` orders the training questions.
 
     Raises InvalidInput: see ``read``; a folder without such files; a question in two splits; too few questions.
     """
     if is_hub(data):
         splits = _hub(data, read, tested)
     else:
-        splits = _folder(data, read) if data.is_dir() else divide(read(data), data)
+        splits = _folder(data, read) if data.is_dir() else _one_part(read(data), data)
     return {**splits, "train": shuffled(splits["train"], str(seed))}
 
 
-def whole(splits: Splits[Question]) -> Splits[Question]:
-    """The splits, and one of all questions."""
-    return {**splits, WHOLE: tuple(chain(*splits.values()))}
+def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
+    return {**divide(questions, source), WHOLE: shuffled(questions, "split")}
+
+
+def whole_of(splits: Splits[Question]) -> str | None:
+    """The split that an agent is evaluated on which was trained elsewhere, in place of the test split."""
+    return WHOLE if WHOLE in splits else None
+
+
+def everything(splits: Splits[Question]) -> tuple[Question, ...]:
+    """The questions of all splits, each once."""
+    return tuple(chain.from_iterable(questions for split, questions in splits.items() if split != WHOLE))
 
 
 def tasks_of(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
@@ -104,7 +113,7 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
     name = hub_name(data)
     there = hub_splits(name)
     if name.split is not None or len(there) == 1:
-        return divide(read(data), data)
+        return _one_part(read(data), data)
     reported = next((split for split in tested if split in there), None)
     if reported is None or "train" not in there:
         do = f"choose one of its splits: {', '.join(f'{data}@{split}' for split in there)}"
@@ -150,4 +159,8 @@ def shuffled(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
 
 def key(question: Asked) -> str:
     """What makes two questions the same: their words, whatever their case and spaces."""
-    return " ".join(question.text.casefold().split())
+    return words_of(question.text)
+
+
+def words_of(text: str) -> str:
+    return " ".join(text.casefold().split())

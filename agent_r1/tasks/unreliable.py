@@ -1,9 +1,9 @@
 """TinyWiki behind a search that fails, and that gives old pages: what is learned is to try again, and to check.
 
 A call of the search raises, or gives an edition of the page whose values stand beside the wrong relations. No text says
-so; but old editions of one page differ from each other, so that what is read twice alike is true. Only the final answer
-is rewarded. How often the search does what is a matter of the split; when it does is drawn by the task and by how often
-the page was asked for, so that all attempts at a task meet the same luck.
+so; but old editions of one page differ from each other, so that a page that is read twice alike is true. Only the final
+answer is rewarded. How often the search does what is a matter of the split; when it does is drawn by the task and by
+how often the page was asked for, so that all attempts at a task meet the same luck.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,8 @@ MAX_TURNS = 20
 """Enough to read three pages twice alike, whatever the luck, and to answer."""
 
 FRESH = 3
-"""Every third time that a page is asked for it is given fresh, so that no task is hopeless."""
+"""Of every three times that a page is asked for it is given fresh at least once, so that no task is hopeless; luck
+says which, so that no third time can be believed without a look at the others."""
 
 Fortune = Literal["fresh", "old", "failed"]
 
@@ -108,30 +110,55 @@ def edition(task: Task, title: str, time: int) -> str:
         case "failed":
             raise ConnectionError("try again")
         case "old":
-            return old(_wiki(task), title, time).page(title)
+            return old(task, title, time).page(title)
         case "fresh":
             return _wiki(task).page(title)
 
 
 def fortune(task: Task, title: str, time: int) -> Fortune:
     """What befalls the ``time``-th search for a page, counted from 1."""
-    if time % FRESH == 0:
+    if time == _surely_fresh(task, title, time):
         return "fresh"
     rates: Rates = task.data["rates"]
-    drawn = random.Random(f"{task.data['wiki']}/{task.id}/{title}/{time}").random()
+    drawn = _luck(task, title, f"{time}").random()
     if drawn < rates.failed:
         return "failed"
     return "old" if drawn < rates.failed + rates.old else "fresh"
 
 
-def old(wiki: Wiki, title: str, time: int) -> Wiki:
-    """The wiki with an edition of one page whose values are shifted by one to four places.
+def _surely_fresh(task: Task, title: str, time: int) -> int:
+    """Which of the three times that ``time`` is among is fresh whatever the rates."""
+    three = (time - 1) // FRESH
+    return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
 
-    The old editions given until the page was given fresh twice all differ, so that only the truth is read twice alike.
+
+def _luck(task: Task, title: str, what: str) -> random.Random:
+    return random.Random(f"{task.data['wiki']}/{task.id}/{title}/{what}")
+
+
+def old(task: Task, title: str, time: int) -> Wiki:
+    """The wiki with the edition of one page that its ``time``-th search gives where it gives an old one.
+
+    No relation keeps its value. The first four editions agree in nothing, and those of the first 66 searches all
+    differ: before the 67th, only the truth is read twice alike.
     """
-    relations, values = zip(*wiki.facts[title].items(), strict=True)
-    shift = 1 + (time - time // FRESH - 1) % (len(values) - 1)
-    return Wiki({title: dict(zip(relations, values[shift:] + values[:shift], strict=True))})
+    relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
+    before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
+    shifts, others = _rearrangements(len(values))
+    orders = (*_luck(task, title, "old").sample(shifts, len(shifts)), *others)
+    order = orders[before % len(orders)]
+    return Wiki({title: dict(zip(relations, (values[place] for place in order), strict=True))})
+
+
+Order = tuple[int, ...]
+
+
+@cache
+def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
+    """The orders of so many places in which none keeps its own: the shifts, which agree nowhere, and the others."""
+    shifts = tuple(tuple((place + by) % count for place in range(count)) for by in range(1, count))
+    moved = (order for order in permutations(range(count)) if all(at != place for place, at in enumerate(order)))
+    return shifts, tuple(order for order in moved if order not in shifts)
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> World:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.solution import Act, Solution
+from agent_r1.core.solution import Act, Solution, Solutions
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.core.world import Env, World
@@ -54,8 +54,14 @@ class Trial:
         earned = [name for name, full in self.full.items() if _reaches(marks[name], full)]
         if self.gold:
             short = [f"{name} {marks[name]:g} of {full:g}" for name, full in self.full.items() if name not in earned]
-            return f"gold, but earned {', '.join(short)}" if short else None
+            return f"gold, but earned {', '.join(short)}{self._unknown(lived)}" if short else None
         return f"wrong, but earned {', '.join(f'{name} {marks[name]:g}' for name in earned)}" if earned else None
+
+    def _unknown(self, lived: Trajectory) -> str:
+        """Names that nobody rewarded are misspelt, mostly."""
+        given = marks_of(lived)
+        unknown = [name for name in self.full if name not in given]
+        return f" (no reward {', '.join(unknown)} was given; there are: {', '.join(given)})" if unknown else ""
 
 
 def _reaches(mark: float | None, full: float) -> bool:
@@ -184,12 +190,24 @@ def _trials(world: World, task: Task) -> list[Trial]:
         do = "give it some (in a FILE.py: a function solutions(task) -> Solutions); docs/worlds.md shows how"
         raise InvalidInput(f"solutions of {world.name}", got="none", do=do)
     try:
-        given = world.solutions(task)
+        given = _well_formed(world.solutions(task))
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
         raise InvalidInput(f"solutions of task {task.id}", got=got, do="mend the function that gives them") from error
     kinds = ((given.gold, True), (given.wrong, False))
     return [Trial(task, solution, kind, given.full) for solutions, kind in kinds for solution in solutions]
+
+
+def _well_formed(given: Solutions) -> Solutions:
+    """Raises TypeError where it is something else: solutions may come from a user."""
+    if not isinstance(given, Solutions):
+        raise TypeError(f"it gave an object of type {type(given).__name__}, no Solutions")
+    for solution in (*given.gold, *given.wrong):
+        if not isinstance(solution, Solution) or not callable(solution.act):
+            raise TypeError(f"{solution!r:.80} is no Solution with a function to act by")
+    if not isinstance(given.full, Mapping) or not all(isinstance(mark, int | float) for mark in given.full.values()):
+        raise TypeError(f"full is {given.full!r:.80}, no numbers by the name of a reward")
+    return given
 
 
 def _lacks(task: Task, trials: Sequence[Trial]) -> Iterator[Fault]:

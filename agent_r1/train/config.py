@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from agent_r1.config import Layer, resolve, restrict
 from agent_r1.core.errors import InvalidInput
@@ -14,7 +14,13 @@ from agent_r1.core.world import World
 from agent_r1.env.sandbox.config import Level
 from agent_r1.learn.config import LearnerConfig
 from agent_r1.rollout.config import TagsConfig, ViewConfig
+from agent_r1.tasks.hub import is_hub
 from agent_r1.train.doctor.config import DoctorConfig
+
+
+def located(data: Path) -> Path:
+    """The same from whatever folder a run is looked at; a name on the hub stays as it is."""
+    return data if is_hub(data) else data.absolute()
 
 
 class WorldConfig(BaseModel):
@@ -22,7 +28,7 @@ class WorldConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    data: Path | None = None
+    data: Annotated[Path, AfterValidator(located)] | None = None
     """The file of questions, for worlds that read one; or hf:NAME, and for multi-hop worlds a mixture's TOML file."""
 
     corpus: str | None = None
@@ -110,6 +116,13 @@ class RunConfig(WorldConfig):
 
     threads: int = Field(default=1, ge=1)
     """Threads of torch; results are equal bit for bit only where this is."""
+
+    @field_validator("tags")
+    @classmethod
+    def _tags_are_used(cls, value: TagsConfig, info: ValidationInfo) -> TagsConfig:
+        if value != TagsConfig() and info.data.get("tool_format") != "tags":
+            raise ValueError("tags do nothing but with tool_format tags: give that, or leave them out")
+        return value
 
     @field_validator("pass_attempts")
     @classmethod

@@ -55,7 +55,15 @@ def world_of(
         evaluation=others or ("train",),
         recipe={"task": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
         solutions=solutions,
+        sandbox=_sandbox_of(env),
     )
+
+
+def _sandbox_of(env: Env) -> str | None:
+    """The least of the sandboxes that its tools run code in, ``none`` before any; None where they run none."""
+    tools = env.by_name.values() if isinstance(env, ToolEnv) else ()
+    named = [tool.sandbox for tool in tools if tool.sandbox is not None]
+    return max(named, key=lambda level: level.startswith("none"), default=None)
 
 
 def load_world(file: Path, model: str) -> World:
@@ -103,7 +111,7 @@ def _run(file: Path) -> dict[str, Any]:
     except SyntaxError as error:
         got = f"{error.msg} (line {error.lineno})"
         raise InvalidInput(str(file), got=got, do="mend the file") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself; a command may not end by it
         got = f"{type(error).__name__}: {error} (line {_line(file, error)})"
         raise InvalidInput(str(file), got=got, do="mend the file") from error
     return vars(module)

@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -159,8 +159,19 @@ async def _play(world: World, task: Task, person: Person) -> Played:
     if person.left:
         return _left(task, person)
     person.show(lived.messages[person.seen :])
-    answers = tuple(map(str, task.data.get("answers", ())))
-    return Played(task.id, lived.status.value, len(lived.turns), _earned(lived), answers, reason=lived.reason)
+    gold = _gold(world, task)
+    return Played(task.id, lived.status.value, len(lived.turns), _earned(lived), gold, reason=lived.reason)
+
+
+def _gold(world: World, task: Task) -> tuple[str, ...]:
+    """The answers that a task names; without any, what the first right solution says that needs no tool."""
+    named = task.data.get("answers", ())
+    if named:
+        return (named,) if isinstance(named, str) else tuple(map(str, named))
+    with suppress(Exception):  # solutions may be a user's: a broken one must not cost the episode that was played
+        said = [each.act(task.messages, 0) for each in world.solutions(task).gold] if world.solutions else []
+        return tuple(message.text for message in said if not message.calls)[:1]
+    return ()
 
 
 def _left(task: Task, person: Person) -> Played:

@@ -19,7 +19,7 @@ from agent_r1.core.world import Context, Env, World
 from agent_r1.learn.choose import build_row, terms
 from agent_r1.learn.fit import check_rewriting
 from agent_r1.learn.row import Row
-from agent_r1.model.load import load_model, load_tokenizer
+from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.boundary import boundary
 from agent_r1.rollout.chat import Chat
@@ -61,9 +61,9 @@ def open_policy(config: RunConfig, world: World) -> Policy:
     name = str(TINY_BASE_FOLDER) if config.model == TINY_BASE else config.model
     tokenizer = load_tokenizer(name)
     try:
-        chat = open_chat(tokenizer, config.tool_format, config.tags)
+        chat = open_chat(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
         if world.env.tools:
-            require_tools(chat)
+            require_tools(chat, world.env.tools)
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
     model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]

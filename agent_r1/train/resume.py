@@ -16,10 +16,11 @@ from agent_r1.train.doctor.config import DoctorConfig
 MAY_CHANGE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
     *("device", "concurrency", "episode_seconds", "score_seconds"),
-    *(f"doctor.{name}" for name in DoctorConfig.model_fields),
+    *("learner.micro_tokens", *(f"doctor.{name}" for name in DoctorConfig.model_fields)),
 )
 """What may differ from the run's own configuration: where the run lies, how far it goes (steps can only be raised),
-what is saved and reported, what fits it to a machine, and when it is stopped."""
+what is saved and reported, what fits it to a machine (other ``learner.micro_tokens`` give the same up to rounding),
+and when it is stopped."""
 
 
 def resumed(layers: Sequence[Layer]) -> TrainConfig:

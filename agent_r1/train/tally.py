@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from agent_r1.core.trajectory import Group, Status
+from agent_r1.core.trajectory import TREATMENT, Group, Status, Trajectory
 from agent_r1.env.feedback import INVALID_CALLS
 
 
@@ -13,7 +14,8 @@ def tally(groups: Sequence[Group]) -> dict[str, float]:
     """Attempts by the name of each status, and what became of their calls.
 
     All that were lived to be compared count, with those in whose place another was tried (``retried``); greedy ones do
-    not. A call that failed is no ending: ``invalid_calls`` are the agent's fault, ``failed_calls`` the tool's.
+    not. ``unscored`` are those that ended well and have a reward that is missing or not finite. A call that failed is
+    no ending: ``invalid_calls`` are the agent's fault, ``failed_calls`` the tool's.
 
     Example:
         tally(groups) == {"completed": 15.0, "engine_failed": 1.0, .., "retried": 1.0, "calls": 31.0, ..}
@@ -25,9 +27,19 @@ def tally(groups: Sequence[Group]) -> dict[str, float]:
     invalid = sum(result.error in INVALID_CALLS for result in results)
     counts = {
         **{status.value: ended[status] for status in Status},
+        "unscored": sum(map(_unscored, lived)),
         "retried": len(retried),
         "calls": len(results),
         "invalid_calls": invalid,
         "failed_calls": sum(not result.ok for result in results) - invalid,
     }
     return {name: float(count) for name, count in counts.items()}
+
+
+def _unscored(trajectory: Trajectory) -> bool:
+    return TREATMENT[trajectory.status] == "train" and not all(map(math.isfinite, _numbers(trajectory)))
+
+
+def _numbers(trajectory: Trajectory) -> Iterator[float]:
+    for reward in trajectory.rewards.values():
+        yield from reward if isinstance(reward, tuple) else (math.nan if reward is None else reward,)

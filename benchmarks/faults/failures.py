@@ -6,9 +6,10 @@ import asyncio
 import ctypes
 import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -20,11 +21,14 @@ from agent_r1.core.acting import Completion, Prompt, Sampling
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import EngineError, RunStopped
 from agent_r1.core.messages import Message, Text
-from agent_r1.core.task import Task
+from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.trajectory import Scorer, Scores, Status, Trajectory
 from agent_r1.core.world import Context, Transition, World
 from agent_r1.rollout import agent, torch_engine, worker
 from agent_r1.train import run
+
+STUBBORN = 5.0
+"""Seconds for which code swallows that it was cancelled; at its end a run waits for that."""
 
 GRACE = 1.0
 """Seconds that something may take above its limit."""
@@ -126,7 +130,7 @@ def hanging_environment(seed: int, limit: float = 0.8, hang: float = 3600.0) -> 
         if attempt.group == 1 and when == ("open", "step", "close")[attempt.member % 3] and attempt not in hung:
             hung.add(attempt)
             fired[when] += 1
-            await asyncio.sleep(hang)
+            await (swallowing(min(hang, STUBBORN)) if attempt.member == 3 else asyncio.sleep(hang))
 
     patches = (patch.object(agent, "CLOSE_SECONDS", limit),)
     left = ran(hostile_world(crash), seed, patches, episode_seconds=limit, steps=1)
@@ -138,8 +142,20 @@ def hanging_environment(seed: int, limit: float = 0.8, hang: float = 3600.0) -> 
     return Outcome(fired.total(), (*broken, *(f"{lived.attempt} took {lived.seconds:.1f} s" for lived in late)))
 
 
+async def swallowing(seconds: float) -> None:
+    """A retry loop with a bare except, which takes being cancelled for one more failure."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        with suppress(BaseException):
+            await asyncio.sleep(seconds)
+
+
 async def _raising(error: BaseException) -> None:
     raise error
+
+
+class Panic(BaseException):
+    """As other languages' libraries raise."""
 
 
 class Unreadable(Exception):
@@ -155,11 +171,17 @@ GIVEN: tuple[Any, ...] = (
     Transition((), call_rewards=({"found": None},)),  # type: ignore[dict-item]
     Transition((), results=("page",)),  # type: ignore[arg-type]
     Transition(7),  # type: ignore[arg-type]
+    Transition((), end="done"),  # type: ignore[arg-type]
+    Transition((Message.user("x"),), end=False),  # type: ignore[arg-type]
+    Transition((Message.user("x"),), results=(ToolResult((), ok=False, error={"code": 500}),)),  # type: ignore[arg-type]
+    Transition((Message.user("x"),), results=(ToolResult((), ok=False, error=ValueError("x")),)),  # type: ignore[arg-type]
+    Transition((Message("user", (Text("x"),), reasoning=b"x"),)),  # type: ignore[arg-type]
     asyncio.CancelledError("a task of its own"),
     SystemExit(3),
     TimeoutError("of its own"),
     RecursionError("too deep"),
     Unreadable(),
+    Panic("in Rust"),
 )
 
 
@@ -193,6 +215,7 @@ REWARDS: tuple[Any, ...] = (
     (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
     10**400,
     "hang",
+    "swallow",
 )
 
 
@@ -211,6 +234,8 @@ class HostileScorer:
         given = given if self._instead is None else self._instead
         if given == "hang":
             await asyncio.sleep(3600)
+        if given == "swallow":
+            await swallowing(STUBBORN)
         if isinstance(given, BaseException):
             raise given
         return tuple({"em": given} for _ in group)
@@ -220,7 +245,7 @@ def wrong_rewards(seed: int, instead: Any = None) -> Outcome:
     """``instead``: what a scorer gives in place of failing, as code does that hides its failures."""
     fired, world = Counter[str](), small_world()
     scorers = tuple(HostileScorer(scorer, fired, instead) for scorer in world.scorers)
-    left = ran(replace(world, scorers=scorers), seed, steps=7, score_seconds=0.5)
+    left = ran(replace(world, scorers=scorers), seed, steps=8, score_seconds=0.5)
     broken = list(left.unsound(completed=True))
     for attempt, fate in left.fates.items():
         if attempt.group % 3 == 0 and "reward" not in (fate.reason or ""):

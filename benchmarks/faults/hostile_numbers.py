@@ -44,6 +44,8 @@ TEARS: tuple[Callable[[Group], Group], ...] = (
     lambda group: replace(group, serial=group.serial + 1),
     lambda group: replace(group, trajectories=tuple(_renamed(t, group=0) for t in group.trajectories)),
     lambda group: replace(group, trajectories=tuple(_renamed(t, task="another") for t in group.trajectories)),
+    lambda group: replace(group, trajectories=(_renamed(group.trajectories[0], run="other"), *group.trajectories[1:])),
+    lambda group: replace(group, greedy=_renamed(group.trajectories[0], member=len(group.trajectories))),
     lambda group: replace(group, retried=(group.trajectories[0],)),
     lambda group: replace(group, trajectories=(_renamed(group.trajectories[0], retry=1), *group.trajectories[1:])),
 )
@@ -189,7 +191,7 @@ def _forgetful(spend: Callable[..., Any]) -> AbstractContextManager[Any]:
 
 
 UNASKED = patch.object(doctor, "same_weights", lambda held, made: None)
-UNSEEN = patch.object(doctor, "torn", lambda group, serial, size: None)
+UNSEEN = patch.object(doctor, "torn", lambda group, serial, size, greedy: None)
 FORGETFUL = _forgetful(memory.Budget.spend)
 
 NUMBERS: tuple[Case, ...] = (

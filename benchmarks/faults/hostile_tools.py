@@ -82,9 +82,9 @@ def broken_tool(seed: int, spared: int = 0, **settings: Any) -> Outcome:
         if task.split != "train" or (spared and next(calls) % spared == 0):
             return await search.function(query=query, task=task)
         fired["calls"] += 1
-        raise ConnectionError(f"no route to host 10.0.0.{fired['calls']}")
+        raise ConnectionError(f"no route to host 10.0.0.{fired['calls']}, asked for {query!r}")
 
-    left = ran(world_with(unreachable), seed, **{"doctor.failure_window": 16, **settings})
+    left = ran(world_with(unreachable), seed, **{"groups_per_step": 8, "steps": 6, **settings})
     broken = list(left.unsound(completed=False))
     wanted = ("calls of the tool 'search' all failed", "ConnectionError: no route to host", "what to do")
     if left.error is not None and not all(text in str(left.error) for text in wanted):
@@ -178,7 +178,7 @@ def cannot_read(reason: str) -> ToolResult:
 
 
 UNBROKEN = patch.object(chat.Chat, "_harmless", lambda _, message: message)
-AS_THEY_ARE = patch.object(tools, "_well_formed", lambda _: True)
+AS_THEY_ARE = patch.object(tools, "flaws", lambda _: iter(()))
 RAISING = patch.object(toolenv, "malformed_call", cannot_read)
 
 HOSTILE_TOOLS: tuple[Case, ...] = (

@@ -57,6 +57,20 @@ def test_errors_of_the_candidate_can_be_expected(sandbox: Sandbox) -> None:
     assert not judge(sandbox, "def f(x): return 2", tests).passed
 
 
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "for a, b in zip([1, 2], map(f, [1, 2])):\n    assert b == a + 1",
+        "assert all(map(lambda x: f(x) == x + 1, [1, 2, 3]))",
+        "assert list(filter(lambda x: f(x) != x + 1, [1, 2, 3])) == []",
+    ],
+)
+@pytest.mark.parametrize("error", ["StopIteration", "StopAsyncIteration", "type('Stop', (StopIteration,), {})"])
+def test_no_error_of_the_candidate_ends_a_loop_of_the_tests(sandbox: Sandbox, tests: str, error: str) -> None:
+    assert judge(sandbox, "def f(x): return x + 1", tests) == Verdict(True)
+    assert judge(sandbox, f"def f(x): raise {error}", tests).passed is False
+
+
 def test_objects_stay_with_the_candidate_and_can_be_handed_back(sandbox: Sandbox) -> None:
     source = (
         "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\ndef f(pairs): return [p.a for p in pairs]"
@@ -65,6 +79,12 @@ def test_objects_stay_with_the_candidate_and_can_be_handed_back(sandbox: Sandbox
         sandbox.judge(source, "assert f([Pair(5, 24), Pair(39, 60)]) == [5, 39]", calls=("f", "Pair"))
     )
     assert verdict == Verdict(True)
+
+
+def test_tests_may_print_as_much_as_they_like(sandbox: Sandbox) -> None:
+    tests = "import sys\nprint('x' * 70000)\nprint('x' * 70000, file=sys.stderr)\nassert f(1) == 2"
+    assert judge(sandbox, "def f(x): return 2 * x", tests) == Verdict(True)
+    assert judge(sandbox, "def f(x): return x", tests).passed is False
 
 
 def test_setup_helps_the_tests(sandbox: Sandbox) -> None:
@@ -132,4 +152,4 @@ def test_no_attack_and_no_forgery_gets_through_and_the_controls_do(sandbox: Sand
     assert rows["default"]["hits"] == known
     assert rows["verdicts: judge"]["hits"] == []
     assert len(rows["no sandbox"]["hits"]) >= 0.5 * rows["no sandbox"]["tried"]  # root reaches more than others do
-    assert len(rows["verdicts: tests beside the candidate"]["hits"]) == 9
+    assert len(rows["verdicts: tests beside the candidate"]["hits"]) == 10

@@ -20,8 +20,13 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Panic(BaseException):
+    """As other languages' libraries raise."""
+
+
 @pytest.mark.parametrize(
-    "error", [ValueError("no such page"), Unprintable(), SystemExit(3), StopIteration(1), RecursionError()]
+    "error",
+    [ValueError("no such page"), Unprintable(), SystemExit(3), StopIteration(1), RecursionError(), Panic("in Rust")],
 )
 @pytest.mark.parametrize("is_async", [False, True])
 def test_what_a_tool_raises_is_told(error: BaseException, is_async: bool, task: Task, context: Any) -> None:
@@ -79,6 +84,27 @@ def test_a_slow_tool_is_stopped_in_time(slow: Tool, task: Task, context: Any) ->
     assert kind == Fault.TIMED_OUT
     assert "0.05 seconds" in text
     assert run(slow, {"seconds": 0.01}, task, context(), timeout=5.0).ok  # the control: with more time it succeeds
+
+
+def test_a_tool_that_swallows_its_cancellation_is_left_behind(task: Task, context: Any) -> None:
+    @tool
+    async def retrying() -> str:
+        """Try, and try again."""
+        ends = time.monotonic() + 3.0
+        while time.monotonic() < ends:
+            try:
+                await asyncio.sleep(3.0)
+            except BaseException:  # as a bare except does
+                await asyncio.sleep(0)
+        return "at last"
+
+    async def timed() -> tuple[str | None, float]:
+        started = time.monotonic()
+        result = await retrying.run({}, task, context(), 0.05)
+        return result.error, time.monotonic() - started
+
+    error, seconds = asyncio.run(timed())
+    assert error == Fault.TIMED_OUT and seconds < 1.5
 
 
 def test_the_tools_own_timeout_comes_first(task: Task, context: Any) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import pytest
-
-from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.messages import Action, Call, Message
 from agent_r1.core.task import Task
 from agent_r1.core.world import Context, Transition
@@ -90,6 +87,7 @@ def test_a_user_that_a_model_plays_hears_itself_as_the_model_and_the_agent_as_it
     steps = lived(env, context(), says("", call("ring")), says("What?"), says("Here."))
     assert [(message.role, message.text) for message in asked[1]] == [
         ("system", "You want tea."),
+        ("user", "(The conversation begins.)"),
         ("assistant", "Hello."),
         ("user", "What?"),
         ("assistant", "Tea, please."),
@@ -98,9 +96,51 @@ def test_a_user_that_a_model_plays_hears_itself_as_the_model_and_the_agent_as_it
     assert steps[1].messages[0].text == "Tea, please." and steps[2].end == "terminal"
 
 
-def test_a_model_that_says_nothing_fails_the_episode(says: Says, context: Contexts) -> None:
-    async def ask(messages: tuple[Message, ...]) -> Message:
-        return Message.assistant(" ")
+class Noting:
+    """A model that plays a user: it says these texts, and keeps what it was asked."""
 
-    with pytest.raises(AgentR1Error, match="said nothing"):
-        lived(UserEnv([], ModelUser(ask, lambda task: "", "DONE")), context(), says("What?"))
+    def __init__(self, *texts: str) -> None:
+        self.asked: list[list[tuple[str, str]]] = []
+        self._texts = iter(texts)
+
+    async def ask(self, messages: tuple[Message, ...]) -> Message:
+        self.asked.append([(message.role, message.text) for message in messages])
+        return Message.assistant(next(self._texts))
+
+    @property
+    def user(self) -> ModelUser:
+        return ModelUser(self.ask, lambda task: "You want tea.", "DONE")
+
+
+PART, OPENING = ("system", "You want tea."), ("user", "(The conversation begins.)")
+
+
+def test_a_user_that_a_model_plays_sees_no_call_well_made_or_not(says: Says, context: Contexts) -> None:
+    model = Noting("Tea.")
+    unread = Call("c0", "ring", None, "{", "it is not closed")
+    calls = (says("I peek.", Call("c1", "ring", {}, "")), says("I try <tool_call>{", unread))
+    lived(UserEnv([ring], model.user), context(), *calls, says("What?"))
+    assert model.asked == [[PART, OPENING, ("assistant", "Hello."), ("user", "What?")]]
+
+
+def test_the_sides_alternate_whatever_was_said(says: Says, context: Contexts) -> None:
+    """Two messages of a user open the task, and some chat templates refuse sides that do not alternate."""
+    model = Noting("Tea.", "DONE")
+    task = Task("t", (Message.user("Hello."), Message.user("Anyone?")), {})
+
+    async def live() -> None:
+        episode = await UserEnv([], model.user).open(task, context())
+        for action in (says(""), says("What?")):
+            await episode.step(action)
+
+    asyncio.run(live())
+    first = [PART, OPENING, ("assistant", "Hello.\nAnyone?"), ("user", "(says nothing)")]
+    assert model.asked == [first, [*first, ("assistant", "Tea."), ("user", "What?")]]
+
+
+def test_a_model_that_says_nothing_is_asked_again_and_then_leaves(says: Says, context: Contexts) -> None:
+    spoke = Noting(" ", "Tea.")
+    (step,) = lived(UserEnv([], spoke.user), context(), says("What?"))
+    assert [message.text for message in step.messages] == ["Tea."] and step.end is None
+    assert spoke.asked[1][-1] == ("user", "What?\n(You said nothing. Please answer.)")
+    assert lived(UserEnv([], Noting("", " ").user), context(), says("What?")) == [Transition((), end="terminal")]

@@ -82,7 +82,7 @@ def test_attempts_whose_group_has_no_greedy_one(make: Make) -> None:
     lived = [make.trajectory(turns, {"score": 1.0}, group=group) for group in range(2)]
     greedy = make.trajectory(turns, {"score": 0.5}, member=1)
     admission = admit(make.groups(*lived, greedy={0: greedy}), {})
-    assert reasons(admission, Filters(greedy=True)) == {(1, 0): "the greedy attempt could not be scored"}
+    assert reasons(admission, Filters(greedy=True)) == {(1, 0): "the greedy attempt could not be scored: there is none"}
 
 
 def test_attempts_with_a_token_of_weights_too_old(make: Make) -> None:

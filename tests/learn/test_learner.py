@@ -312,14 +312,14 @@ def test_a_greedy_attempt_is_compared_with_and_not_learned_from(make: Any) -> No
     lived = [make.trajectory(turns, {"score": 1.0}, group=group) for group in range(2)]
     greedy = {
         0: make.trajectory(turns, {"score": 0.5}, member=1),
-        1: make.trajectory(turns, {"score": None}, group=1, member=1),
+        1: make.trajectory(turns, {}, group=1, member=1, status=Status.ENGINE_FAILED),
     }
     update = learner_of(make.model(), "remax").update(make.groups(*lived, greedy=greedy))
     assert {fate.attempt.order: (fate.fate, fate.reason) for fate in update.fates} == {
         (0, 0, 0): ("trained", None),
         (0, 1, 0): ("dropped", GREEDY),
-        (1, 0, 0): ("dropped", "the greedy attempt could not be scored"),
-        (1, 1, 0): ("dropped", GREEDY),
+        (1, 0, 0): ("dropped", "the greedy attempt could not be scored: engine_failed"),
+        (1, 1, 0): ("dropped", f"{GREEDY}; engine_failed"),
     }
     assert update.metrics["advantage_std"] == 0 and math.isfinite(update.metrics["policy_loss"])
     assert update.metrics["reward"] == 1.0

@@ -15,19 +15,22 @@ from agent_r1.learn.choose import build_row
 from agent_r1.learn.config import LearnerConfig
 from agent_r1.learn.learner import Learner, Update
 from agent_r1.learn.memory import Budget, OutOfMemory
+from agent_r1.learn.optimizer import Optimizer
 from agent_r1.learn.sequences import Place, TokenSequence, path_sequences, tree_sequences, within
 
 RAN_OUT = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
     MemoryError(),
     RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 )
 
 
-def sequences(*lengths: int) -> list[TokenSequence]:
+def blocks(*lengths: int) -> list[tuple[TokenSequence, ...]]:
     nothing = torch.zeros(0, dtype=torch.int64)
     return [
-        TokenSequence(0, torch.zeros(n), nothing, nothing, nothing, nothing, nothing, nothing, False) for n in lengths
+        (TokenSequence(0, torch.zeros(n), nothing, nothing, nothing, nothing, nothing, nothing, False),)
+        for n in lengths
     ]
 
 
@@ -41,10 +44,40 @@ def test_work_is_begun_again_with_half_of_what_it_held(error: Exception) -> None
             raise error
         return "done"
 
-    assert budget.spend(work, sequences(100, 100), lambda: undone.append(1)) == "done"
+    assert budget.spend(work, blocks(100, 100), lambda: undone.append(1)) == "done"
     assert (tried, budget.tokens, undone) == ([1000, 100], 100, [1])  # it held 200, not 1000
-    assert budget.spend(work, sequences(100, 100), lambda: undone.append(1)) == "done"
+    assert budget.spend(work, blocks(100, 100), lambda: undone.append(1)) == "done"
     assert tried == [1000, 100, 100]
+
+
+def test_passes_are_halved_until_they_fit_or_hold_one_block() -> None:
+    tried = list[int]()
+
+    def work(tokens: int) -> str:
+        tried.append(tokens)
+        if tokens > 400:
+            raise RAN_OUT[0]
+        return "done"
+
+    budget = Budget(4096)
+    assert budget.spend(work, blocks(*[132] * 20), lambda: None) == "done"
+    assert tried == [4096, 1320, 660, 330] and budget.tokens == 330
+    together = [tuple(sequence for (sequence,) in blocks(*[100] * 5))]  # one trajectory, which is never divided
+    with pytest.raises(OutOfMemory, match="alone has 500: CUDA out of memory"):
+        Budget(4096).spend(lambda tokens: work(401), together, lambda: None)
+
+
+def test_memory_that_runs_out_beside_the_passes_is_told_with_sizes(make: Any) -> None:
+    learner = Learner(make.model(), build_row("grpo", {}), LearnerConfig(), temperature=1.0, reward_weights={}, seed=0)
+
+    def step(*_: object) -> None:
+        raise RAN_OUT[0]
+
+    with (
+        patch.object(Optimizer, "step", step),
+        pytest.raises(OutOfMemory, match=r"an update on \d+ attempts, in passes of 16384 tokens: CUDA out of memory"),
+    ):
+        learner.update(make.random_groups(0))
 
 
 def test_what_does_not_fit_in_halves_either_is_refused_with_numbers() -> None:
@@ -52,7 +85,7 @@ def test_what_does_not_fit_in_halves_either_is_refused_with_numbers() -> None:
         raise RAN_OUT[0]
 
     with pytest.raises(OutOfMemory, match=r"passes of 100 tokens, the longest sequence alone has 100: CUDA out"):
-        Budget(1000).spend(work, sequences(100, 100), lambda: None)
+        Budget(1000).spend(work, blocks(100, 100), lambda: None)
 
 
 def test_other_errors_are_no_matter_of_memory() -> None:
@@ -60,7 +93,7 @@ def test_other_errors_are_no_matter_of_memory() -> None:
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        Budget(1000).spend(work, sequences(60), lambda: None)
+        Budget(1000).spend(work, blocks(60), lambda: None)
 
 
 def updated(make: Any, scarce: int | None, **config: Any) -> Update:

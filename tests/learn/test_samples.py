@@ -96,3 +96,12 @@ def test_the_order_in_which_attempts_are_handed_in_does_not_matter(make: Any) ->
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
     assert shuffled != groups
     assert admit(shuffled, {}) == admit(groups, {})
+
+
+def test_a_reward_per_turn_may_leave_out_those_that_the_world_does_not_see(make: Any) -> None:
+    summary = replace(make.turn(1, [3], [4], parent=0), kind="summary")
+    turns = (make.turn(0, [1], [2]), summary, make.turn(2, [5], [6]))
+    given = [(0.25, 0.75), (0.25, 0.5, 0.75), (0.25,)]
+    admissions = [admit(make.groups(make.trajectory(turns, {"steps": one})), {}) for one in given]
+    placed = [[sample.turn_rewards for sample in admission.samples] for admission in admissions]
+    assert placed == [[(0.25, 0.0, 0.75)], [(0.25, 0.5, 0.75)], []]

@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.load import load_model, load_tokenizer
+from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
 
 SMALL = {
     "vocab_size": 24,
@@ -51,6 +51,20 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "model"
     Qwen2ForCausalLM(Qwen2Config(**SMALL)).save_pretrained(path)
     return path
+
+
+@pytest.mark.parametrize(("named", "ends"), [(7, (7,)), ([7, 5], (7, 5)), (None, ())])
+def test_the_tokens_with_which_a_model_ends_are_those_it_names(folder: Path, named: object, ends: object) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    assert load_stop_ids(str(folder)) == ends
+
+
+def test_a_model_that_names_no_ends_has_none_and_what_is_no_json_is_refused(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(InvalidInput, match="generation_config"):
+        load_stop_ids(str(folder))
+    (folder / "generation_config.json").unlink()
+    assert load_stop_ids(str(folder)) == ()
 
 
 def test_a_folder_opens_with_its_weights_ready_to_learn(folder: Path) -> None:

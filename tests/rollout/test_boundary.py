@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 
-from agent_r1.core.messages import Media, Message, Text
+from agent_r1.core.messages import Call, Media, Message, Text
 from agent_r1.core.task import ToolResult
 from agent_r1.core.trajectory import Unscored
 from agent_r1.core.world import Transition
 from agent_r1.rollout.boundary import LONGEST, as_messages, as_rewards, as_transition, boundary, objections, told
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), RecursionError("deep"), TimeoutError("own")])
+class Panic(BaseException):
+    """As other languages' libraries raise."""
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), SystemExit(3), RecursionError("deep"), TimeoutError("own"), Panic("in Rust")]
+)
 def test_what_is_raised_leaves_as_our_failure_with_its_reason(error: BaseException) -> None:
     with pytest.raises(LookupError, match=f"{type(error).__name__}: ") as caught, boundary(LookupError):
         raise error
@@ -46,11 +52,15 @@ def test_a_failure_is_told_in_one_line_with_the_place_in_the_users_own_code() ->
     assert told(KeyError("never raised")) == "KeyError: 'never raised'"
     assert told(Unreadable()) == "Unreadable: its text cannot be shown"
     assert len(told(ValueError("x" * 10**6))) == len("ValueError: ") + LONGEST
+    assert (
+        told(ExceptionGroup("2 errors", [ExceptionGroup("1 error", [KeyError("a")]), OSError("b")])) == "KeyError: 'a'"
+    )
 
 
-def test_an_interrupt_is_not_taken_for_a_failure() -> None:
-    with pytest.raises(KeyboardInterrupt), boundary(LookupError):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
+def test_an_interrupt_is_not_taken_for_a_failure(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), boundary(LookupError):
+        raise kind
 
 
 async def letting_out_its_own_cancellation() -> None:
@@ -116,6 +126,18 @@ def test_a_good_transition_comes_back_with_its_rewards_as_numbers() -> None:
         (Transition((), results=("x",)), "and no ToolResult"),  # type: ignore[arg-type]
         (Transition((), rewards={"found": "1"}), "reward found is an object of type str"),  # type: ignore[dict-item]
         (Transition((), call_rewards=({"found": None},)), "reward found is None"),  # type: ignore[dict-item]
+        (Transition((), end=False), "False as its end"),  # type: ignore[arg-type]
+        (Transition((), end="done"), "'done' as its end"),  # type: ignore[arg-type]
+        (Transition((), results=(ToolResult((), False, {"code": 500}),)), "error is an object of type dict"),  # type: ignore[arg-type]
+        (Transition((), results=(ToolResult((), False, OSError()),)), "error is an object of type OSError"),  # type: ignore[arg-type]
+        (Transition((), results=(ToolResult((), None),)), "ok is None, and no bool"),  # type: ignore[arg-type]
+        (Transition((), results=(ToolResult((), True, seconds=None),)), "seconds are None"),  # type: ignore[arg-type]
+        (Transition((), results=(ToolResult(None, True),)), "parts are None, and no tuple"),  # type: ignore[arg-type]
+        (Transition((Message("actor", ()),)), "role is 'actor'"),  # type: ignore[arg-type]
+        (Transition((Message("tool", (), reasoning=b"x"),)), "reasoning is an object of type bytes"),  # type: ignore[arg-type]
+        (Transition((Message("tool", (), call_id=7),)), "call_id is an object of type int"),  # type: ignore[arg-type]
+        (Transition((Message("assistant", (), ({"name": "x"},)),)), "no tuple of Calls"),  # type: ignore[arg-type]
+        (Transition((Message("assistant", (), (Call("c", "x", "{}", ""),)),)), "no tuple of Calls"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_transition_is_named(given: Any, said: str) -> None:

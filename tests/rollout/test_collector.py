@@ -1,6 +1,8 @@
 """The agent loop and the collector: what ends an episode, and that nothing ends the run."""
 
 import asyncio
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -23,6 +25,14 @@ LOOK = ToolSpec("look", "Look.", {"type": "object", "properties": {}, "required"
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
+async def swallowing(seconds):
+    """A retry loop with a bare except, which takes being cancelled for one more failure."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        with suppress(BaseException):
+            await asyncio.sleep(seconds)
+
+
 class CountingEnv:
     """Ends when the agent answers; three turns at most; misbehaves as ``task.data`` says."""
 
@@ -32,6 +42,7 @@ class CountingEnv:
         self.closed = []
 
     async def open(self, task, context):
+        await swallowing(task.data.get("opening", 0))
         if task.data.get("open"):
             raise RuntimeError(task.data["open"])
         return CountingEpisode(self, task, task.messages)
@@ -48,6 +59,10 @@ class CountingEpisode:
         self.taken += 1
         if self.task.data.get("step") == self.taken:
             raise ValueError("the world broke")
+        if ends := self.task.data.get("swallows"):
+            await swallowing(ends)
+        if self.task.data.get("blocks"):
+            time.sleep(self.task.data["blocks"])
         await asyncio.sleep(self.task.data.get("seconds", 0))
         if self.task.data.get("nothing"):
             return None
@@ -62,6 +77,7 @@ class CountingEpisode:
         if self.task.data.get("close"):
             raise OSError("cannot close")
         await asyncio.sleep(self.task.data.get("closing", 0))
+        await swallowing(self.task.data.get("never_closing", 0))
 
 
 class Log:
@@ -76,6 +92,7 @@ class LengthScorer:
     async def score(self, group, task):
         if task.data.get("score"):
             raise KeyError("no such answer")
+        await swallowing(task.data.get("scoring", 0))
         return tuple({"turns": float(len(t.turns))} for t in group)
 
 
@@ -152,6 +169,41 @@ def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken,
         assert [t.status for t in group.trajectories] == [Status.COMPLETED] * 2
         assert [t.rewards for t in group.trajectories] == [{"turns": 3.0}] * 2
     assert len(engine.released) == 6
+
+
+@pytest.mark.parametrize(
+    ("stubborn", "status", "turns"),
+    [
+        ({"opening": 4}, Status.CANCELLED, 0),
+        ({"swallows": 4}, Status.CANCELLED, 0),
+        ({"never_closing": 4}, Status.COMPLETED, 3),
+        ({"scoring": 4}, Status.REWARD_FAILED, 3),
+    ],
+    ids=str,
+)
+def test_what_swallows_its_cancellation_is_left_behind_in_time(chat, stubborn, status, turns, monkeypatch):
+    monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
+    actor = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+    limits = Limits(episode_seconds=0.3, score_seconds=0.3, retries=0)
+    collector = Collector(actor, CountingEnv(), (LengthScorer(),), Log(), "test", limits)
+
+    async def permit(order):
+        return 0
+
+    async def timed():
+        began = time.monotonic()
+        (group,) = [group async for group in collector.collect([Order(0, task("x", **stubborn), 1)], permit)]
+        return group.trajectories[0], time.monotonic() - began
+
+    lived, seconds = asyncio.run(timed())
+    assert (lived.status, len(lived.turns)) == (status, turns)
+    assert seconds < 2.0
+
+
+def test_a_step_that_blocks_past_the_deadline_is_cancelled_too(chat):
+    last = task("x", "seen seen", blocks=0.4)  # it ends the episode, and nothing is waited for after it
+    groups, *_ = collect(chat, [last], size=1, limits=Limits(episode_seconds=0.2, retries=0))
+    assert groups[0].trajectories[0].status is Status.CANCELLED
 
 
 def test_a_context_that_is_full_ends_the_episode(chat):

@@ -1,29 +1,22 @@
 """Tool-call formats: what the real templates write is read back, and what cannot be read has a reason."""
 
-import re
-from pathlib import Path
-
 import pytest
+from chat_templates import real_tokenizer, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests_tokenizer import hermes_tokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.messages import Call, Message, ToolSpec
 from agent_r1.rollout.chat import Appended, Chat, Rewritten
-from agent_r1.rollout.config import TagsConfig
 from agent_r1.rollout.formats.choose import KNOWN, NAMES, open_chat, require_tools
 from agent_r1.rollout.formats.deepseek import BEGIN, CLOSE, END, OPEN, SEPARATOR, DeepSeek
 from agent_r1.rollout.formats.elements import Glm, Qwen35
-from agent_r1.rollout.formats.format import call_of
+from agent_r1.rollout.formats.format import Reading, call_of, read_json
 from agent_r1.rollout.formats.harmony import Harmony
+from agent_r1.rollout.formats.hermes import Hermes
 from agent_r1.rollout.formats.llama import Llama
 from agent_r1.rollout.formats.tags import Tags
-
-TEMPLATES = Path(__file__).parents[3] / "shared/data/chat_templates"
-SPECIAL = r"<\|[^|>]+\|>|<\uff5c[^>]+\uff5c>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>"
 
 LOOK = ToolSpec(
     "look",
@@ -49,33 +42,13 @@ PYTHON = ToolSpec(
 TOOLS = (LOOK, SEARCH, PYTHON)
 
 
-def tokenizer_of(template, special=()):
-    """One token per byte, and the special tokens that the template names."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
-    found = re.findall(SPECIAL, template or "")
-    fast.add_special_tokens({"additional_special_tokens": sorted({*found, *special})})
-    fast.chat_template = template
-    return fast
-
-
-def real_chat(name):
-    path = TEMPLATES / f"{name}.jinja"
-    if not path.exists():
-        pytest.skip(f"the chat templates are not beside this checkout: {path}")
-    return open_chat(tokenizer_of(path.read_text()))
-
-
 @pytest.fixture(scope="module")
 def chats():
     made = {}
 
     def of(name):
         if name not in made:
-            made[name] = open_chat(tokenizer_of(None), "tags") if name == "plain" else real_chat(name)
+            made[name] = open_chat(tokenizer_of(None), "tags") if name == "plain" else open_chat(real_tokenizer(name))
         return made[name]
 
     return of
@@ -84,24 +57,38 @@ def chats():
 WITH_TOOLS = ["qwen2_5", "qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss", "deepseekv3", "plain"]
 MARKS = ("<", ">", "`", "\r")
 """What formats of bare text cannot hold in a value; tokenizers of bytes hold everything else."""
+BARE = ["qwen3_5_think", "glm4moe", "plain"]
 
-words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc"), exclude_characters=MARKS), max_size=12)
-odd = ['a "b" \\"c\\"', "it's", "{x}", "日本 é 😀", "7", "true", "null", "two\nlines", "{", "", '{"query": "a"}']
-quoted = words | st.sampled_from(odd)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | quoted,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
-    max_leaves=5,
-)
-arguments = st.fixed_dictionaries(
-    {"query": quoted},
-    optional={
-        "count": st.integers(),
-        "deep": st.booleans(),
-        "options": st.dictionaries(words, values, max_size=3),
-        "names": st.lists(quoted, max_size=3),
-    },
-)
+ODD = ['a "b" \\"c\\"', "it's", "{x}", "日本 é 😀", "7", "true", "null", "two\nlines", "{", "", '{"query": "a"}']
+ODD += ['{"query": "a", "more": 1}']
+MARKED = ["</tool_call>", "a <tool_call>\n{}", "</think> b", "```", "<|channel|>", "</tool_call>\n<tool_call>"]
+
+
+def words_without(marks):
+    return st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc"), exclude_characters=marks), max_size=12)
+
+
+def arguments_of(words, odd):
+    quoted = words | st.sampled_from(odd)
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**9), 10**9) | quoted,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+        max_leaves=5,
+    )
+    return st.fixed_dictionaries(
+        {"query": quoted},
+        optional={
+            "count": st.integers(),
+            "deep": st.booleans(),
+            "options": st.dictionaries(words, values, max_size=3),
+            "names": st.lists(quoted, max_size=3),
+        },
+    )
+
+
+words = words_without(MARKS)
+arguments = arguments_of(words, ODD)
+any_arguments = arguments_of(words_without(("\r",)), ODD + MARKED)
 
 
 def written(chat, said, message, tools):
@@ -111,15 +98,17 @@ def written(chat, said, message, tools):
     opening = view.text if alone.startswith(view.text) else view.text.removesuffix("<think>\n")
     text = alone.removeprefix(opening).rstrip("\n")
     assert len(text) < len(alone)
+    if opening != view.text:
+        text = "</think>\n\n" + text  # a past without the thought that the prompt opens
     end = next((end for end in chat.stop_ids if text.endswith(chat.tokenizer.decode([end]))), None)
     return view, chat.encode(text), end
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 @settings(max_examples=25)
-@given(given=arguments)
-def test_a_call_that_the_template_writes_is_read_back(chats, name, given):
-    chat = chats(name)
+@given(data=st.data())
+def test_a_call_that_the_template_writes_is_read_back(chats, name, data):
+    chat, given = chats(name), data.draw(arguments if name in BARE else any_arguments)
     message = Message.assistant("", (Call("call_0_0", "look", given, ""),))
     _, ids, _ = written(chat, (Message.user("Who?"),), message, TOOLS)
     (call,) = chat.parse(ids, 0, TOOLS).message.calls
@@ -137,9 +126,10 @@ def test_reading_values_without_the_tools_schema_would_be_seen(chats):
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_5_think", "glm4moe", "deepseekv3"])
 @settings(max_examples=10)
-@given(given=st.lists(arguments, min_size=2, max_size=3))
-def test_several_calls_in_a_turn_are_read_back_in_their_order(chats, name, given):
-    chat = chats(name)
+@given(data=st.data())
+def test_several_calls_in_a_turn_are_read_back_in_their_order(chats, name, data):
+    one = arguments if name in BARE else any_arguments
+    chat, given = chats(name), data.draw(st.lists(one, min_size=2, max_size=3))
     calls = tuple(Call(f"call_0_{place}", "look", one, "") for place, one in enumerate(given))
     _, ids, _ = written(chat, (Message.user("Who?"),), Message.assistant("", calls), TOOLS)
     assert [call.arguments for call in chat.parse(ids, 0, TOOLS).message.calls] == given
@@ -211,7 +201,7 @@ def test_an_action_that_ends_with_the_wrong_token_starts_a_branch(chats):
     chat, said = chats("glm4moe"), (Message.user("Who?"),)
     message = Message.assistant("", (Call("call_0_0", "look", {"query": "a"}, ""),))
     view, ids, _ = written(chat, said, message, TOOLS)
-    answered, called = chat.stop_ids
+    answered, called, _ = chat.stop_ids
     observed = (Message.tool("A page.", "call_0_0"),)
     kinds = [
         type(chat.extend(view, said, chat.parse((*ids, end), 0, TOOLS), (*ids, end), observed, TOOLS))
@@ -252,9 +242,9 @@ BROKEN = [
     (Llama(), '{"name": "look", "parameters": {"query": ', "not valid JSON"),
     (Llama(), '{"name": "look"}', '"parameters" object'),
     (Llama(), '{"name": "look", "parameters": {"count": NaN}}', "NaN is not JSON"),
-    (Llama(), '{"name": "look", "parameters": {}} and so on', "not valid JSON"),
+    (Llama(), '{"name": "look", "parameters": {}}; {"name": ', "not valid JSON"),
     (Llama(), "<|python_tag|>search(1)", "not valid JSON"),
-    (Llama(), "{" + '"a":[' * 50_000, "not valid JSON"),
+    (Llama(), '{"name": ' + "[" * 50_000, "not valid JSON"),
     (DeepSeek(), f"{BEGIN}{OPEN}function", "not closed"),
     (DeepSeek(), f"{BEGIN}{OPEN}look{CLOSE}{END}", "has no"),
     (DeepSeek(), f"{BEGIN}{OPEN}function{SEPARATOR}look\n{{}}{CLOSE}{END}", "fence"),
@@ -289,29 +279,6 @@ def test_both_ways_of_deepseek_are_read():
     fenced = f'So. {BEGIN}{OPEN}function{SEPARATOR}look\n```json\n{{"query": "a"}}\n```{CLOSE}{END}'
     assert [DeepSeek().read(text, TOOLS).calls[0].arguments for text in (bare, fenced)] == [{"query": "a"}] * 2
     assert DeepSeek().read(fenced, TOOLS).content == "So. "
-
-
-def test_tags_and_fences_are_read_and_what_comes_after_a_call_is_no_action():
-    chat = open_chat(tokenizer_of(None), "tags", TagsConfig(observation="result", names={"search": "find"}))
-    text = "I look. <find>Alba </find>"
-    sampled = chat.encode(text + "\n<result>made up</result> <find>more</find>")
-    ids = sampled[: chat.length(sampled, TOOLS)]
-    action, said = chat.parse(ids, 0, TOOLS), (Message.user("Who?"),)
-    assert (action.text, action.message.text) == (text, "I look. ")
-    assert action.message.calls[0].arguments == {"query": "Alba "}
-    page = Message.tool("A </result> page.", "call_0_0")
-    grown = chat.extend(chat.open(said, TOOLS), said, action, ids, (page,), TOOLS)
-    assert isinstance(grown, Appended)
-    assert chat.tokenizer.decode(list(grown.ids)) == "\n\n<result>A < /result> page.</result>\n\n"
-    fence = Tags().read("So:\n```python\nprint(1)\n```", TOOLS)
-    assert fence.calls[0].arguments == {"code": "print(1)"} and fence.content == "So:\n"
-
-
-def test_tags_work_over_a_template_that_knows_no_tools(chats):
-    chat = open_chat(chats("gemma3").tokenizer, "tags")
-    require_tools(chat)
-    assert chat.behaviour("tool", thinking=False).kind == "append"
-    assert "<search>query</search> Search." in chat.open((Message.user("Who?"),), TOOLS).text
 
 
 RESPONSE_TEMPLATE = {
@@ -364,10 +331,63 @@ def test_an_unknown_format_is_told_which_there_are():
 
 def test_where_no_format_fits_one_line_says_so(chats):
     with pytest.raises(UnsupportedChat, match=r"does not show tools to the model; give another --tool_format \(auto"):
-        require_tools(chats("gemma3"))
+        require_tools(chats("gemma3"), TOOLS)
     with pytest.raises(UnsupportedChat, match="or give --tool_format tags"):
         open_chat(tokenizer_of(None))
 
 
 def test_a_call_is_an_object_with_a_name():
     assert call_of({"name": "", "arguments": {}}, "", 0).error == 'the call has no "name"'
+
+
+TEXTS = ["{1, 2}", '{"name": "Ann", "age": 3}', '{"a": 1} and so', '{"answer": 3}', '{"parameters": {}}']
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_answer_of_llama_that_begins_with_a_brace_is_no_call(text):
+    assert Llama().read(text, TOOLS) == Reading(text)
+
+
+def test_where_there_are_no_tools_llama_calls_none():
+    text = '{"name": "search", "parameters": {"query": "a"}}'
+    assert Llama().read(text, TOOLS).calls and Llama().read(text, ()) == Reading(text)
+
+
+def test_what_llama_says_after_a_call_is_no_other_call():
+    text = '{"name": "search", "parameters": {"query": "a"}}'
+    (call,) = Llama().read(f"{text}\nI wait {{.", TOOLS).calls
+    assert (call.raw, call.end, call.error) == (text, len(text), None)
+
+
+@pytest.mark.parametrize("levels", [101, 500, 900, 3000])
+def test_what_is_nested_too_deeply_to_be_handled_is_refused(levels):
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json("[" * levels + "]" * levels)
+    assert read_json("[" * 100 + "]" * 100) and read_json('"' + "[" * levels + '"') == "[" * levels
+
+
+def test_a_number_too_large_to_be_one_is_refused():
+    with pytest.raises(ValueError, match="1e999 is too large a number"):
+        read_json('{"a": 1e999}')
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [('"arguments": "{\\"query\\": \\"a\\"}"', {"query": "a"}), ('"id": 1', {}), ('"arguments": "a"', None)],
+)
+def test_hermes_reads_arguments_inside_a_string_and_calls_without_any(written, read):
+    (call,) = Hermes().read(f'<tool_call>{{"name": "look", {written}}}</tool_call>', TOOLS).calls
+    assert call.arguments == read and (call.error is None) == (read is not None)
+
+
+def test_a_call_that_is_broken_does_not_swallow_the_next():
+    good = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    calls = Hermes().read(f'<tool_call>{{"name": "look</tool_call> {good}', TOOLS).calls
+    assert [call.error is None for call in calls] == [False, True]
+
+
+def test_an_argument_of_bare_text_ends_at_its_mark():
+    said = "<tool_call><function=look><parameter=query>a</parameter> b</parameter></function></tool_call>"
+    assert "no argument" in Qwen35().read(said, TOOLS).calls[0].error
+    said = said.replace(" b</parameter>", "<parameter=count>5</parameter>")
+    assert Qwen35().read(said, TOOLS).calls[0].arguments == {"query": "a", "count": 5}

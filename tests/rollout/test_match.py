@@ -49,9 +49,18 @@ async def nim(players: Sequence[Player], task: Task, draws: random.Random) -> li
     return [0.0, 1.0] if turn == 0 else [1.0, 0.0]
 
 
-def played(game: Game, *agents: Agent, seed: int = 0) -> tuple[Trajectory, ...]:
-    contexts = [Context(Attempt("run", "nim", seat, 0), seat) for seat in range(len(agents))]
-    return asyncio.run(play(game, agents, TASK, contexts, seed))
+def played(
+    game: Game, *agents: Agent, seed: int = 0, seconds: float = 60, given: Sequence[float | None] = (None, None)
+) -> tuple[Trajectory, ...]:
+    """``given`` are the seconds until each player's deadline."""
+
+    async def playing() -> tuple[Trajectory, ...]:
+        now = asyncio.get_running_loop().time()
+        deadlines = [None if own is None else now + own for own in given]
+        contexts = [Context(Attempt("run", "nim", seat, 0), seat, own) for seat, own in enumerate(deadlines)]
+        return await asyncio.wait_for(play(game, agents, TASK, contexts, seed, seconds), 10)
+
+    return asyncio.run(playing())
 
 
 def texts(trajectory: Trajectory) -> list[tuple[str, str]]:
@@ -139,6 +148,69 @@ def test_a_side_that_runs_out_of_tokens_is_not_trained_where_the_game_had_no_res
     first, second = played(endless, agent(lambda prompt: "1", context=60), agent(lambda prompt: "1"))
     assert first.status == Status.REWARD_FAILED and first.reason == "the game had no result"
     assert second.status == Status.ENVIRONMENT_FAILED
+
+
+def test_a_player_whose_time_is_over_before_it_is_asked_hangs_nobody() -> None:
+    heard: list[PlayerLeft] = []
+
+    async def slow(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+        await players[0].ask("ready")
+        await asyncio.sleep(0.2)
+        try:
+            await players[1].ask("ready")
+        except PlayerLeft as left:
+            heard.append(left)
+        return [1.0, 0.0]
+
+    first, second = played(slow, *[agent(lambda prompt: "1")] * 2, given=(None, 0.05))
+    assert heard and first.rewards == {"return": 1.0} and first.status == Status.COMPLETED
+    assert second.status == Status.CANCELLED and not second.turns
+
+
+def test_a_game_that_takes_too_long_has_no_result() -> None:
+    async def stuck(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+        await players[0].ask("ready")
+        await asyncio.Event().wait()
+        return [1.0, 0.0]
+
+    for trajectory in played(stuck, *[agent(lambda prompt: "1")] * 2, seconds=0.2):
+        assert trajectory.status == Status.ENVIRONMENT_FAILED and "longer than 0.2 seconds" in str(trajectory.reason)
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError("own"), SystemExit(3)])
+def test_a_game_that_gives_up_in_any_way_fails_the_match_alone(raised: BaseException) -> None:
+    async def giving_up(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+        await players[0].ask("ready")
+        raise raised
+
+    for trajectory in played(giving_up, *[agent(lambda prompt: "1")] * 2):
+        assert trajectory.status == Status.ENVIRONMENT_FAILED and type(raised).__name__ in str(trajectory.reason)
+
+
+def test_a_match_that_is_cancelled_from_outside_ends() -> None:
+    async def endless(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+        while True:
+            await players[0].ask("more")
+
+    contexts = [Context(Attempt("run", "nim", seat, 0), seat) for seat in (0, 1)]
+    speaking = agent(lambda prompt: "1", context=10**6)
+
+    async def cancelling() -> None:
+        async with asyncio.timeout(0.1):
+            await play(endless, (speaking, speaking), TASK, contexts, 0)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(cancelling(), 10))
+
+
+def test_a_player_whom_the_game_never_asks_has_its_return_and_nothing_to_learn_from() -> None:
+    async def alone(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+        await players[0].ask("ready")
+        return [1.0, 0.5]
+
+    first, second = played(alone, *[agent(lambda prompt: "1")] * 2)
+    assert (first.rewards, second.rewards) == ({"return": 1.0}, {"return": 0.5})
+    assert (second.status, second.reason, second.turns) == (Status.COMPLETED, None, ())
 
 
 def test_a_frozen_policy_is_asked_with_a_draw_that_the_conversation_fixes() -> None:

@@ -175,6 +175,8 @@ def test_what_would_fail_again_is_not_tried_again(chat: Chat, what: str) -> None
 
 def test_the_table_knows_every_status() -> None:
     assert set(TREATMENT) == set(Status)
+    with pytest.raises(TypeError, match="item assignment"):
+        TREATMENT[Status.CANCELLED] = "train"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,16 @@ def test_rewards_that_fit_no_turn_or_are_no_numbers_fail_the_attempt(chat: Chat,
 
     group, _ = collect(chat, lambda context: None, scorer=Given())
     assert {t.status for t in group.trajectories} == {status}
+
+
+def test_a_reward_that_is_none_fails_its_own_attempt_only(chat: Chat) -> None:
+    class Given:
+        async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Any, ...]:
+            return tuple({"em": "high"} if t.attempt.member == 1 else {"em": 1.0} for t in group)
+
+    group, _ = collect(chat, lambda context: None, scorer=Given())
+    assert [t.status for t in group.trajectories] == [Status.COMPLETED, Status.REWARD_FAILED, Status.COMPLETED]
+    assert "reward em is an object of type str" in (group.trajectories[1].reason or "")
 
 
 def test_a_scorers_own_timeout_is_not_taken_for_ours(chat: Chat) -> None:

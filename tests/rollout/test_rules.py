@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from chat_templates import real_tokenizer
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.acting import Sampling, Span
@@ -12,11 +13,23 @@ from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
 from agent_r1.core.world import Context, Transition
-from agent_r1.rollout.agent import Agent
+from agent_r1.rollout.agent import Agent, _warn_of_long_opening
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.config import ViewConfig
 from agent_r1.rollout.formats.choose import open_chat
-from agent_r1.rollout.rules import Append, Evidence, Lived, Summary, Truncate, Window, best_lines, noted, rule_of
+from agent_r1.rollout.rules import (
+    SUM_UP,
+    Append,
+    Evidence,
+    Lived,
+    Summary,
+    Truncate,
+    Window,
+    best_lines,
+    noted,
+    requested,
+    rule_of,
+)
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 
 START = (Message.system("Be brief."), Message.user("Who rules Alba?"))
@@ -200,3 +213,41 @@ def test_of_what_is_said_past_a_call_in_tags_nothing_is_recorded():
     turn = asyncio.run(agent.live(env, Task("t", (Message.user("Who?"),)), context)).turns[0]
     assert turn.action.text == call and turn.stop == "stop" and turn.spans == (Span(0, 0),)
     assert turn.logprobs == tuple(-0.01 * place for place in range(len(call)))
+
+
+@pytest.mark.parametrize("said", ["<think>Hm.</think>", '<tool_call>{"name": "search"}</tool_call>'])
+def test_a_summary_that_says_nothing_loses_nothing(chat, said):
+    agent = Agent(ScriptedEngine(chat, lambda prompt: said), chat, Sampling(max_tokens=60), 2000, rule=Summary(turns=1))
+    task = Task("t", (Message.user("Who?"),))
+    trajectory = asyncio.run(agent.live(Asking(3), task, Context(Attempt("run", "t", 0, 0), 0)))
+    assert [turn.kind for turn in trajectory.turns] == ["act", "act", "summary", "act", "summary", "act"]
+    last = seen(chat, trajectory, -1 % len(trajectory.turns))
+    assert "page 1" in last and "page 2" in last and "notes" not in last
+
+
+def test_notes_hold_no_thought(chat):
+    says = iter(["a", "b", "<think>\nHm.\n</think>\n\nAlba is it.", "c"])
+    agent = Agent(ScriptedEngine(chat, lambda prompt: next(says)), chat, Sampling(max_tokens=60), 2000)
+    agent = replace(agent, rule=Summary(turns=1))
+    task = Task("t", (Message.user("Who?"),))
+    trajectory = asyncio.run(agent.live(Asking(2), task, Context(Attempt("run", "t", 0, 0), 0)))
+    assert "Who?\n\nYour notes so far:\nAlba is it.<|im_end|>" in seen(chat, trajectory, 3)
+
+
+def test_a_request_stands_below_what_a_user_said_last_for_roles_may_have_to_alternate():
+    assert texts(requested(START, SUM_UP)) == ["Be brief.", f"Who rules Alba?\n\n{SUM_UP.text}"]
+    page = Message.tool("A page.", "call_0_0")
+    assert requested((page,), SUM_UP) == (page, SUM_UP) and requested((), SUM_UP) == (SUM_UP,)
+    gemma = open_chat(real_tokenizer("gemma3"))
+    trajectory = live(gemma, Summary(turns=1))
+    assert trajectory.status is Status.COMPLETED and "summary" in [turn.kind for turn in trajectory.turns]
+
+
+def test_an_opening_without_room_is_warned_of_once(chat, caplog):
+    _warn_of_long_opening.cache_clear()
+    for _ in range(2):
+        trajectory = live(chat, Append(), context=20)
+        assert trajectory.status is Status.OUT_OF_TOKENS and not trajectory.turns
+    assert [record.getMessage() for record in caplog.records] == [
+        "the opening of an episode leaves no room in a context of 20 tokens: nothing is learned of such episodes"
+    ]

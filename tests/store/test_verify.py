@@ -62,6 +62,13 @@ def test_a_run_of_an_older_schema_is_refused(uninterrupted: Path) -> None:
         verify(uninterrupted)
 
 
+def test_a_reward_per_turn_may_leave_out_the_turns_of_a_summary(uninterrupted: Path) -> None:
+    change(uninterrupted, "UPDATE turns SET kind = 'summary' WHERE attempt_id = 1 AND turn = 1")
+    assert verify(uninterrupted).holds
+    change(uninterrupted, "UPDATE rewards SET value = '[0.5, 0.5]' WHERE attempt_id = 1 AND name = 'steps'")
+    assert verify(uninterrupted).holds
+
+
 def change(folder: Path, *statements: str, parameters: Sequence[object] = ()) -> None:
     """Break the database as nothing that keeps its rules could."""
     with closing(sqlite3.connect(folder / "run.db")) as connection, connection:

@@ -140,7 +140,7 @@ def test_packages_that_tests_import_are_shown_to_the_sandbox(sandbox: Sandbox, r
         ({"question": "Who?", "answer": "Ann"}, "got no tests; give rows of HumanEval (entry_point"),
         (MBPP | {"code": "def double(x:"}, "code that is not Python"),
         (MBPP | {"test_list": ["assert True"]}, "tests that call nothing of the code"),
-        (MBPP | {"test_list": ["double(1)", "assert double(1) == 2"]}, "code that is not Python (no assertion)"),
+        (MBPP | {"test": "assert double(9) == 18"}, "MBPP+'s field test, which is not run"),
         (MBPP | {"test_list": "assert double(1)"}, "test_list that is no list of texts"),
         (HUMANEVAL | {"prompt": 3}, "prompt that is no text"),
         (HUMANEVAL | {"test": " "}, "got no tests; give rows of HumanEval (entry_point"),
@@ -151,6 +151,22 @@ def test_a_broken_row_is_named(row: Any, told: str, rows_file: Callable[..., Pat
     with pytest.raises(InvalidInput) as caught:
         read_problems(rows_file(row))
     assert "row 1" in str(caught.value) and told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "tests", "examples"),
+    [
+        ("f = lambda x: x + 1", ["assert f(1) == 2", "assert f(2) == 3"], (Example("f(1)", "2"),)),
+        ("def f(x): return x + 1", ["x = 1; assert f(x) == 2", "assert f(2) == 3"], ()),
+    ],
+)
+def test_an_odd_row_is_a_problem_like_any_other(
+    code: str, tests: list[str], examples: Any, sandbox: Sandbox, rows_file: Any
+) -> None:
+    problem = only(rows_file(MBPP | {"code": code, "test_list": tests}))
+    assert problem.examples == examples and tests[0] in problem.text and problem.exam.calls == ("f",)
+    assert judged(sandbox, problem, code) == Verdict(True)
+    assert judged(sandbox, problem, "def f(x): return x").passed is False
 
 
 @pytest.mark.parametrize(

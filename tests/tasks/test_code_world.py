@@ -10,8 +10,9 @@ import pytest
 
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Text
-from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.core.messages import Action, Call, Message, Text
+from agent_r1.core.task import ToolResult
+from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.world import World
 from agent_r1.env.sandbox import Sandbox, Verdict
 from agent_r1.tasks import build
@@ -92,17 +93,34 @@ def test_the_rate_of_repairs_is_counted_over_many_episodes_at_once(world: World,
     lived = live(world, tasks, reply)
     assert [t.rewards["passed"] for t in lived] == [1, 0, 1, 0] * 6
     assert world.measures is not None
-    assert world.measures(lived) == pytest.approx({"first_pass_rate": 1 / 4, "fix_rate": 1 / 3})
+    assert world.measures(lived) == pytest.approx(
+        {"first_pass_rate": 1 / 4, "no_second_try_rate": 2 / 3, "fix_rate": 1.0}
+    )
 
 
-def lived(passed: float | None, first: float | None) -> Trajectory:
-    return Trajectory(Attempt("r", "t", 0, 0), "t", (), Status.COMPLETED, rewards=marks(passed, 1, first))
+def lived(passed: float | None, first: float | None, codes: int = 2) -> Trajectory:
+    call = Call("call_0", "run_tests", {"code": WRONG}, "")
+    tried = Action(Message("assistant", (Text(""),), (call,) * (codes - 1)), "")
+    results = (ToolResult((Text(""),), ok=True),) * (codes - 1)
+    said = Action(Message.assistant(block(WRONG)), block(WRONG))
+    turns = (
+        Turn(0, None, (), (), (), (), "stop", tried, results=results),
+        Turn(1, 0, (), (), (), (), "stop", said),
+    )
+    return Trajectory(Attempt("r", "t", 0, 0), "t", turns, Status.COMPLETED, rewards=marks(passed, 1, first))
 
 
 def test_the_rate_of_repairs_looks_at_judged_first_failures_only() -> None:
     assert repairs([lived(1, 0), lived(0, 0), lived(0, 1), lived(None, 0)]) == {
         "first_pass_rate": 1 / 3,
+        "no_second_try_rate": 0.0,
         "fix_rate": 0.5,
+    }
+    # Whoever never tries a second time has mended nothing, and failed to mend nothing.
+    assert repairs([lived(1, 0), lived(0, 0, codes=1)]) == {
+        "first_pass_rate": 0.0,
+        "no_second_try_rate": 0.5,
+        "fix_rate": 1.0,
     }
     assert repairs([lived(1, 1)]) == {"first_pass_rate": 1.0}
     assert repairs([lived(None, None)]) == {} == repairs([])
@@ -127,6 +145,15 @@ def test_what_could_not_be_judged_is_not_scored(world: World, live: Any, monkeyp
         ("```python x = 1 ```", None),
         ("```python\nx = '''\n```", "x = '''\n"),
         ("```python\na\n```\n```python\nb", "a\n"),
+        ("```py\na\n```", "a\n"),
+        ("```Python\na\n```", "a\n"),
+        ("```python3 \na\n```", "a\n"),
+        ("1. here:\n   ```python\n   if a:\n     b\n   ```", "if a:\n  b\n"),
+        ("```python\r\na\r\n```", "a\n"),
+        ("```python\na\n``` done", "a\n"),
+        ("<think>b</think>```python\na\n```", "a\n"),
+        ("draft\n```python\na\n\n```python\nb\n```", "b\n"),
+        ("```pythonic\na\n```", None),
     ],
 )
 def test_a_solution_is_a_whole_block(text: str, solution: str | None) -> None:

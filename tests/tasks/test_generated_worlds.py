@@ -10,18 +10,19 @@ from dataclasses import replace
 import pytest
 
 from agent_r1.core.acting import Sampling
-from agent_r1.core.messages import Message, to_openai
-from agent_r1.core.solution import Solution
+from agent_r1.core.attempt import Attempt
+from agent_r1.core.messages import Action, Message, to_openai
+from agent_r1.core.solution import Solution, Solutions, calling, script
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Trajectory
-from agent_r1.core.world import World
+from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.core.world import Context, World
 from agent_r1.model.load import load_tokenizer
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collector import Limits
 from agent_r1.rollout.formats.hermes import CLOSE, OPEN
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.tasks import build
+from agent_r1.tasks import build, orders
 from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.train.evaluate import Method, attempts
 
@@ -100,3 +101,65 @@ def test_a_solution_of_another_wish_earns_nothing(play: Play) -> None:
     other = replace(task, data={**task.data, "wish": replace(wish, order=order)})
     assert play(world, task, solution).rewards["served"] == 1.0
     assert play(world, other, solution).rewards["served"] == 0.0
+
+
+@pytest.fixture(scope="module")
+def shop() -> tuple[World, Task, Solutions]:
+    """The world of orders, and a task in which a colour is to be changed."""
+    world = build("orders", None, None, seed=0)
+    task = next(task for task in world.tasks("train") if task.data["wish"].field == "colour")
+    assert world.solutions is not None
+    return world, task, world.solutions(task)
+
+
+def with_thought(trajectory: Trajectory, thought: str, text: str) -> Trajectory:
+    """The attempt with other last words, before which the policy thought."""
+    raw = f"<think>\n{thought}\n</think>\n\n{text}"
+    last = replace(trajectory.turns[-1], action=Action(Message.assistant(text, reasoning=thought), raw))
+    return replace(trajectory, turns=(*trajectory.turns[:-1], last))
+
+
+def test_what_is_thought_is_not_told(shop: tuple[World, Task, Solutions], play: Play) -> None:
+    world, task, solutions = shop
+    lived = play(world, task, solutions.gold[0])
+    prices = {number: order.price for number, order in task.data["orders"].items()}
+    price = prices.pop(task.data["wish"].order)
+    other = next(iter(prices.values()))
+    assert orders.served(with_thought(lived, f"The price is {price}.", "It is done."), task)["served"] == 0.0
+    honest = with_thought(lived, f"Not {other} but {price}.", f"It is done; the price is {price}.")
+    assert orders.served(honest, task)["served"] == 1.0
+
+
+def test_only_a_conversation_that_came_to_its_end_is_served(shop: tuple[World, Task, Solutions], play: Play) -> None:
+    world, task, solutions = shop
+    endless = [each for each in solutions.wrong if each.name in ("the price in calls only", "told, and never ended")]
+    lived = [play(world, task, solution) for solution in endless]
+    assert [each.status for each in lived] == [Status.OUT_OF_TURNS] * 2
+    assert [(each.rewards["state"], each.rewards["served"]) for each in lived] == [(1.0, 0.0)] * 2
+
+
+def heard_by_the_customer(task: Task, *said: str) -> list[str]:
+    context = Context(Attempt("run", task.id, 0, 0), 0)
+    replies = (orders.Customer().reply(task, (Message.assistant(text),), context) for text in said)
+    return [asyncio.run(reply).text for reply in replies]
+
+
+def test_the_customer_answers_one_thing_at_a_time(shop: tuple[World, Task, Solutions]) -> None:
+    _, task, _ = shop
+    wish = task.data["wish"]
+    one = "One question at a time, please."
+    assert heard_by_the_customer(task, "number colour city?", "Number? Colour?") == [one, one]
+    found = f"I have found order number {wish.order}. What colour shall it be?"
+    assert heard_by_the_customer(task, "What is its number?", found) == [
+        f"It is order {wish.order}.",
+        f"Make it {wish.value}.",
+    ]
+
+
+def test_the_number_of_an_order_may_be_written_small(shop: tuple[World, Task, Solutions], play: Play) -> None:
+    world, task, _ = shop
+    wish = task.data["wish"]
+    number, price = f" {wish.order.lower()}", task.data["orders"][wish.order].price
+    changes = calling("change", order=number, field="colour", value=wish.value)
+    small = script(calling("look_up", order=number), changes, Message.assistant(f"The price is {price}."))
+    assert play(world, task, Solution("small", small)).rewards["served"] == 1.0

@@ -27,8 +27,9 @@ MATH = {"problem": "Half of 4?", "level": "Level 1", "type": "Algebra", "solutio
         (MATH | {"answer": r"\frac42", "unique_id": "test/algebra/1.json"}, r"\frac42", "test/algebra/1.json"),
         ({"question": "Half of 4?", "answer": r"Well, $\boxed{2}$.The answer is: 2"}, "2", "row-1"),
         ({"question": "Half of 4?", "answer": " 2 "}, "2", "row-1"),
+        ({"problem": "Half of 4?", "answer": 2}, "2", "row-1"),
     ],
-    ids=["GSM8K", "MATH", "MATH-500", "worked", "bare"],
+    ids=["GSM8K", "MATH", "MATH-500", "worked", "bare", "number"],
 )
 def test_a_format_is_told_by_what_rows_hold(row: Any, answer: str, id: str, rows_file: Callable[..., Path]) -> None:
     assert read_problems(rows_file(row)) == (Problem(id, "Half of 4?", answer),)

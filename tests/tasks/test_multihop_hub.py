@@ -87,13 +87,14 @@ def test_what_papers_report_is_tested_and_training_questions_choose_the_checkpoi
 def test_one_split_is_divided_like_a_file(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hotpot", train=range(20))
     for name in (f"hf:{folder}", f"hf:{folder}@train"):
-        assert [len(some) for some in read_splits(Path(name), 0, read_questions).values()] == [14, 2, 4]
+        assert [len(some) for some in read_splits(Path(name), 0, read_questions).values()] == [14, 2, 4, 20]
 
 
 def test_the_world_of_a_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hotpot", train=range(40), validation=range(50, 60))
     world = build("hotpotqa", Path(f"hf:{folder}"), None, 0)
     assert (len(world.tasks("train")), len(world.tasks("validation")), len(world.tasks("test"))) == (36, 4, 10)
+    assert world.whole is None  # its test part is what is tested, whoever was trained elsewhere
     assert world.retrieval is not None and world.retrieval("test") == {"recall@5": 1.0}
 
 

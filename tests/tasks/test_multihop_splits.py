@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.tasks import build
 from agent_r1.tasks.multihop.questions import Question, read_questions
-from agent_r1.tasks.splits import SPLITS, Splits, divide, read_splits
+from agent_r1.tasks.splits import SPLITS, Splits, divide, everything, read_splits, whole_of
 
 FILE = Path("questions.json")
 
@@ -76,6 +77,27 @@ def test_a_seed_orders_the_training_questions_and_moves_none(tmp_path: Path) -> 
         split: sorted(texts) for split, texts in first.items()
     }
     assert (other["test"], other["validation"]) == (first["test"], first["validation"])
+
+
+def test_the_split_of_all_has_one_order_for_every_seed(tmp_path: Path) -> None:
+    path = write(tmp_path, "all.json", [f"q{i}" for i in range(50)])
+    first, other = (read_splits(path, seed, read_questions) for seed in (0, 1))
+    assert first["all"] == other["all"] and len(everything(first)) == len(first["all"]) == 50
+    assert whole_of(first) == "all"
+
+
+def test_only_what_was_divided_has_a_split_of_all(tmp_path: Path) -> None:
+    write(tmp_path, "train.json", [f"q{i}" for i in range(40)])
+    write(tmp_path, "test.json", ["a", "b"])
+    splits = read_splits(tmp_path, 0, read_questions)
+    assert whole_of(splits) is None and set(splits) == set(SPLITS)
+    assert build("hotpotqa", tmp_path, passages(tmp_path), 0).whole is None
+
+
+def passages(folder: Path) -> Path:
+    path = folder / "passages.jsonl"
+    path.write_text('{"title": "Alba", "text": "A town."}')
+    return path
 
 
 def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:

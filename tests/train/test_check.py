@@ -1,5 +1,6 @@
 """Checking a world: solutions are played in its own environment, and what comes out otherwise is listed."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -111,7 +112,8 @@ def test_process_rewards_can_be_full_marks() -> None:
 
 def test_full_marks_that_nobody_gives_are_earned_by_nobody() -> None:
     found = checked(world(solutions=lambda task: replace(solutions(task), full={"exact_mtach": 1.0})))
-    assert reasons(found) == {"gold, but earned exact_mtach 0 of 1"}
+    told = "gold, but earned exact_mtach 0 of 1 (no reward exact_mtach was given; there are: exact_match)"
+    assert reasons(found) == {told}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,20 @@ def test_solutions_that_cannot_be_made_are_bad_input_that_names_the_task() -> No
 
     with pytest.raises(InvalidInput, match="task Alba: got KeyError"):
         checked(world(solutions=broken))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([1], "it gave an object of type list, no Solutions"),
+        (Solutions((1,), (NOTHING,), {"exact_match": 1.0}), "1 is no Solution"),  # type: ignore[arg-type]
+        (Solutions((NOTHING,), (NOTHING,), ["exact_match"]), "full is ['exact_match']"),  # type: ignore[arg-type]
+        (Solutions((NOTHING,), (NOTHING,), {"exact_match": "all"}), "full is {'exact_match': 'all'}"),  # type: ignore[dict-item]
+    ],
+)
+def test_solutions_of_another_form_are_bad_input_that_names_the_task(given: object, told: str) -> None:
+    with pytest.raises(InvalidInput, match=f"task Alba: got TypeError: {re.escape(told)}"):
+        checked(world(solutions=lambda task: given))
 
 
 def test_a_world_without_solutions_is_told_so() -> None:

@@ -90,3 +90,8 @@ def test_a_file_may_bring_the_solutions_by_which_it_is_checked(tmp_path: Path) -
     assert load_world(write(tmp_path, AGENT), "a/model").solutions is None
     world = load_world(write(tmp_path, AGENT + "def solutions(task):\n    return task.id\n"), "a/model")
     assert world.solutions is not None and world.solutions(task("1")) == "1"
+
+
+def test_a_file_that_ends_itself_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"SystemExit: 3 \(line 2\); mend the file"):
+        load_world(write(tmp_path, "import sys\nsys.exit(3)"), "a/model")

@@ -10,24 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing import failing, group_of, lived
 
 from agent_r1 import cli
-from agent_r1.core.acting import Span, Weights
+from agent_r1.core.acting import Weights
 from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import RunStopped
-from agent_r1.core.messages import Action, Call, Message, Text
 from agent_r1.core.record import Event, Fate, Happened
-from agent_r1.core.task import Task, ToolResult
-from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.env.feedback import Fault
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.learn.learner import Update
-from agent_r1.learn.samples import Admission, LeftOut, admit
+from agent_r1.learn.samples import Admission, admit
 from agent_r1.train import run
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.doctor.checks import Spikes, bounds, idle, same_weights, shrunk, torn
 from agent_r1.train.doctor.config import DoctorConfig
 from agent_r1.train.doctor.doctor import Doctor
-from agent_r1.train.doctor.failures import ADVICE, Breaker
 from agent_r1.train.doctor.state import DoctorState
 
 HEALTHY = {"staleness": 0.0, "skipped_steps": 0.0, "first_ratio_deviation": 1e-6, "logprob_gap": 1e-5}
@@ -47,7 +45,8 @@ def found(metrics: Mapping[str, float], max_staleness: int = 0) -> dict[str, int
         ({"first_ratio_deviation": 2e-3}, {"first_ratio_deviation": 3}),
         ({"logprob_gap": 0.02}, {"logprob_gap": 3}),
         ({"staleness": 1.0}, {"staleness": 1}),
-        ({"logprob_gap": math.nan, "first_ratio_deviation": math.nan}, {}),  # a refused step says so itself
+        ({"logprob_gap": math.nan, "first_ratio_deviation": math.nan}, {"logprob_gap": 3, "first_ratio_deviation": 3}),
+        ({"skipped_steps": math.nan}, {"skipped_steps": 3}),
     ],
 )
 def test_numbers_out_of_their_bounds_are_found(metrics: dict[str, float], checks: dict[str, int]) -> None:
@@ -110,21 +109,13 @@ def test_a_run_that_learns_nothing_at_all_is_stopped(steps_of_run: int, last: in
     assert len(log.events) == (last or steps_of_run)
 
 
-def lived(member: int, serial: int = 3, retry: int = 0, status: Status = Status.COMPLETED, **more: Any) -> Trajectory:
-    return Trajectory(Attempt("run", "t", serial, member, retry), "t", (), status, **more)
-
-
-def group_of(*trajectories: Trajectory, serial: int = 3, **more: Any) -> Group:
-    return Group(serial, Task("t", ()), trajectories, **more)
-
-
 WHOLE = group_of(lived(0), lived(1, retry=2), retried=(lived(1), lived(1, retry=1)))
 
 
 def test_a_whole_group_is_no_finding() -> None:
-    assert torn(WHOLE, 3, 2) is None
+    assert torn(WHOLE, 3, 2, greedy=False) is None
     greedy = replace(WHOLE, greedy=lived(2, retry=1), retried=(*WHOLE.retried, lived(2)))
-    assert torn(greedy, 3, 2) is None
+    assert torn(greedy, 3, 2, greedy=True) is None
 
 
 @pytest.mark.parametrize(
@@ -143,121 +134,35 @@ def test_a_whole_group_is_no_finding() -> None:
     ],
 )
 def test_a_torn_group_ends_a_run_at_once(group: Group) -> None:
-    finding = torn(group, 3, 2)
+    finding = torn(group, 3, 2, greedy=False)
     assert finding is not None and finding.patience == 1
 
 
-def failing(count: int, of: int, serial: int = 0, status: Status = Status.ENGINE_FAILED) -> Group:
-    reasons = {member: f"EngineError: port {4000 + member} is closed" for member in range(count)}
-    members = [
-        lived(member, serial, status=status, reason=reasons[member]) if member < count else lived(member, serial)
-        for member in range(of)
-    ]
-    return group_of(*members, serial=serial)
-
-
-def left_out(group: Group) -> list[LeftOut]:
-    return [LeftOut(t.attempt, f"{t.status}: {t.reason}") for t in group.trajectories if t.reason]
-
-
-def test_a_breaker_opens_as_soon_as_more_than_its_share_of_a_window_failed() -> None:
-    breaker = Breaker(0.5, window=8)
-    groups = [failing(4, 4), failing(0, 4, 1), failing(0, 4, 2), failing(3, 4, 3), failing(2, 4, 4)]
-    said = [breaker.saw(group, left_out(group)) for group in groups]
-    # 4 of 4 may be followed by 4 that are well; 4 of 8 are not more than half; then 0 and 3 of 8; then 5 of 8
-    assert [text is not None for text in said] == [False, False, False, False, True]
-
-
-def test_the_diagnosis_groups_reasons_names_an_attempt_and_says_what_to_do() -> None:
-    breaker = Breaker(0.5, window=6)
-    breaker.saw(failing(3, 3), left_out(failing(3, 3)))
-    unscored = group_of(*(lived(member, 1) for member in range(3)), serial=1)
-    text = breaker.saw(
-        unscored, [LeftOut(unscored.trajectories[0].attempt, "reward em could not be scored: KeyError: 'gold'")]
-    )
-    assert text is not None and text.splitlines() == [
-        "4 of the last 6 attempts failed; a share of 0.5 in 6 is the limit",
-        "     3 x engine_failed: EngineError: port 4000 is closed",
-        "         for example run:0.0.0:t",
-        "     1 x reward em could not be scored: KeyError: 'gold'",
-        "         for example run:1.0.0:t",
-        "what to do",
-        f"  engine_failed: {ADVICE[Status.ENGINE_FAILED]}",
-        "  unscored: a reward gave no finite number, or the policy no token: call it on the example's trajectory",
-        "  to go on all the same: --doctor.failure_share 1",
-    ]
-
-
-def test_the_diagnosis_fits_on_one_screen_whatever_failed() -> None:
-    breaker = Breaker(0.5, window=60)
-    members = [lived(n, 0, status=list(ADVICE)[n % 4], reason=f"{chr(97 + n % 26) * (n + 1)} " * 50) for n in range(60)]
-    group = group_of(*members, serial=0)
-    text = breaker.saw(group, left_out(group))
-    assert text is not None and len(text.splitlines()) <= 20 and max(map(len, text.splitlines())) <= 120
-
-
-def calling(*errors: str | None, serial: int = 0) -> Group:
-    """A group of one attempt, which searched once for each error that the search met; None: it met none."""
-    calls = tuple(Call(f"c{n}", "search", {}, "") for n in range(len(errors)))
-    results = tuple(
-        ToolResult((Text(f"search failed: port {n} is {error}"),), ok=error is None, error=error and Fault.RAISED)
-        for n, error in enumerate(errors)
-    )
-    action = Action(Message.assistant("", calls), "")
-    turn = Turn(0, None, (1,), (2,), (-1.0,), (Span(0, 0),), "stop", action, results=results)
-    return group_of(replace(lived(0, serial), turns=(turn,)), serial=serial)
+def of_another(trajectory: Trajectory, **changes: Any) -> Trajectory:
+    return replace(trajectory, attempt=replace(trajectory.attempt, **changes))
 
 
 @pytest.mark.parametrize(
-    ("errors", "opens"),
+    "group",
     [
-        (["closed"] * 4, True),
-        (["closed"] * 3, False),  # no window yet
-        (["closed", "closed", None, "closed", "closed", "closed"], False),
-        ([None, "closed", "closed", "closed", "closed"], True),  # only the last ones count
-        (["closed", "closed", "busy", "closed"], False),  # for two reasons
+        WHOLE,
+        replace(WHOLE, greedy=lived(3)),
+        replace(WHOLE, greedy=of_another(lived(2), group=9, task="other")),
+        replace(WHOLE, greedy=of_another(lived(2), run="other")),
+        replace(WHOLE, greedy=lived(2), retried=tuple(of_another(t, group=77, task="zzz") for t in WHOLE.retried)),
+        replace(WHOLE, greedy=lived(2), trajectories=(of_another(lived(0), run="other"), WHOLE.trajectories[1])),
     ],
 )
-def test_a_breaker_opens_where_all_the_last_calls_of_a_tool_failed_alike(errors: list[Any], opens: bool) -> None:
-    breaker, group = Breaker(0.5, window=4), calling(*errors)
-    text = breaker.saw(group, [])
-    assert (text is not None) is opens
-    if text is not None:
-        assert text.startswith("the last 4 calls of the tool 'search' all failed, for one reason\n     4 x search fail")
-        assert str(Attempt("run", "t", 0, 0)) in text
-    assert Breaker(1.0, window=4).saw(group, []) is None
-
-
-def test_calls_that_the_agent_got_wrong_are_not_held_against_the_tool() -> None:
-    (trajectory,) = calling("closed", "closed", "closed", "closed").trajectories
-    (turn,) = trajectory.turns
-    wrong = tuple(replace(result, error=Fault.INVALID_ARGUMENTS) for result in turn.results)
-    group = group_of(replace(trajectory, turns=(replace(turn, results=wrong),)), serial=0)
-    assert Breaker(0.5, window=4).saw(group, []) is None
-
-
-def test_a_breaker_that_goes_on_remembers_calls() -> None:
-    before, after, forgetful = Breaker(0.5, window=4), Breaker(0.5, window=4), Breaker(0.5, window=4)
-    assert before.saw(calling("closed", "closed", "closed"), []) is None
-    assert forgetful.saw(calling("closed"), []) is None
-    after.restore(before.state())
-    assert after.state() == before.state()
-    assert after.saw(calling("closed", serial=1), []) is not None
-
-
-def test_a_breaker_that_goes_on_opens_where_it_would_have() -> None:
-    before, after, forgetful = Breaker(0.5, window=8), Breaker(0.5, window=8), Breaker(0.5, window=8)
-    first, second = failing(3, 4), failing(2, 4, 1)
-    assert before.saw(first, left_out(first)) is None
-    after.restore(before.state())
-    assert after.saw(second, left_out(second)) == before.saw(second, left_out(second)) is not None
-    assert forgetful.saw(second, left_out(second)) is None
+def test_a_greedy_attempt_is_there_and_all_are_of_one_run_group_and_task(group: Group) -> None:
+    finding = torn(group, 3, 2, greedy=True)
+    assert finding is not None and finding.patience == 1
 
 
 @dataclass
 class FakeLearner:
     version: int = 4
     micro_tokens: int = TrainConfig().learner.micro_tokens
+    asks_greedy: bool = False
 
     def weights(self) -> Weights:
         return Weights(self.version, "module", None, "ab" * 32)
@@ -352,13 +257,21 @@ def test_a_doctor_that_goes_on_from_a_state_says_what_it_would_have_said(stop: i
     assert (stop == 0) == (forgetful.state() == whole.state())
 
 
-@pytest.mark.parametrize(("steps_of_run", "groups"), [(1, 2), (3, 4), (50, 4)])
-def test_a_short_run_has_a_breaker_too(steps_of_run: int, groups: int) -> None:
+@pytest.mark.parametrize(("steps_of_run", "groups"), [(2, 3), (3, 4), (50, 4)])
+def test_a_short_run_has_a_breaker_too_of_four_groups_at_least(steps_of_run: int, groups: int) -> None:
     doctor, _ = doctor_of(steps=steps_of_run)
     for serial in range(groups - 1):
         doctor.receive(failing(2, 2, serial))
     with pytest.raises(RunStopped, match=f"{2 * groups} of the last {2 * groups} attempts failed"):
         doctor.receive(failing(2, 2, groups - 1))
+
+
+def test_a_run_of_fewer_groups_is_only_warned() -> None:
+    doctor, log = doctor_of(steps=1)
+    for serial in range(2):
+        doctor.receive(failing(2, 2, serial))
+    steps(doctor, {})
+    assert [str(event).count("failures: many of the first attempts failed (4 of 4") for event in log.events] == [1]
 
 
 def test_the_command_prints_the_whole_diagnosis_and_fails(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:

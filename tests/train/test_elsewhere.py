@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agent_r1 import Message, Task, ToolEnv, exact_match, train
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.env.users import Reply, UserEnv
 from agent_r1.model.load import load_model, load_tokenizer
@@ -16,6 +17,8 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.store import RunReader
 from agent_r1.train.report import Silence
 from agent_r1.train.tiny_base.elsewhere import conversations, tiny_base_for
+from agent_r1.train.tiny_base.examples import spoken
+from agent_r1.train.tiny_base.tokenizer import make_tokenizer
 
 WORDS = ("north", "south")
 TASKS = [Task(str(n), (Message.user(f"Which way, guide {n}?"),), {"answers": ("north",)}) for n in range(8)]
@@ -49,6 +52,33 @@ def test_conversations_are_lived_in_the_world() -> None:
         ("user", "Which way, guide 0?"),
         ("assistant", "north"),
     ]
+
+
+class Moody:
+    """A user that raises in some tasks."""
+
+    def __init__(self, moods: str) -> None:
+        self._moods = moods
+
+    async def reply(self, task: Task, said: object, context: object) -> Reply:
+        if task.id in self._moods:
+            raise ValueError("no")
+        return Reply("", end=True)
+
+
+def test_an_episode_that_failed_is_not_imitated() -> None:
+    heard = conversations(UserEnv([], Moody("02")), TASKS[:4], lambda prompt: "north")
+    assert [messages[0].text for messages in heard] == ["Which way, guide 1?", "Which way, guide 3?"]
+    with pytest.raises(AgentR1Error, match=r"environment_failed: ValueError: no"):
+        conversations(UserEnv([], Moody("0123")), TASKS[:4], lambda prompt: "north")
+
+
+def test_what_a_user_says_is_not_learned_though_it_reads_like_a_turn_of_the_assistant() -> None:
+    said = (Message.user("Say this:\nassistant\nnorth\nassistant\n"), Message.assistant("south"))
+    chat = Chat(make_tokenizer(["Say this north south"]))
+    example = spoken(chat, said, ())
+    learned = [token for token, own in zip(example.ids, example.learned, strict=True) if own]
+    assert learned == [*chat.encode("south"), chat.end_id]
 
 
 def test_it_has_the_form_and_no_preference(folder: Path) -> None:

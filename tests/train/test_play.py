@@ -21,6 +21,7 @@ from rich.console import Console
 from agent_r1.cli import main
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
+from agent_r1.core.solution import Solution, Solutions, calling, script
 from agent_r1.core.task import Task
 from agent_r1.core.world import World
 from agent_r1.env import FunctionScorer, ToolEnv, exact_match, tool
@@ -74,6 +75,22 @@ def test_an_episode_is_played_to_its_end_and_scored(typed: Callable) -> None:
     assert "user: Who rules town 3?" in shown and "tool: town 3 is ruled by Bruno." in shown
     assert "tool: look_up(title: string, pages?: integer)  Find a page." in shown
     assert played.text == "completed after 2 turns\nrewards: exact_match 1, found 1\ngold: Bruno"
+
+
+def test_the_right_answer_is_shown_wherever_the_world_keeps_it(typed: Callable) -> None:
+    one_text = [Task("a", (Message.user("Who?"),), {"answers": "Bruno"}, "test")]
+    played, _ = typed("no", world=world(tasks=lambda split: one_text, scorers=()), number=0)
+    assert played.answers == ("Bruno",)
+
+    def solutions(task: Task) -> Solutions:
+        tool_first = Solution("looked up", script(calling("look_up", title="Alba")))
+        return Solutions((tool_first, Solution("said", script(Message.assistant("It is 5.")))), (), {"correct": 1.0})
+
+    kept = [Task("a", (Message.user("Who?"),), {"answer": "5"}, "test")]
+    shown, _ = typed("no", world=world(tasks=lambda split: kept, scorers=(), solutions=solutions), number=0)
+    assert shown.answers == ("It is 5.",) and shown.text.endswith("gold: It is 5.")
+    broken, _ = typed("no", world=world(tasks=lambda split: kept, scorers=(), solutions=lambda task: 1 / 0), number=0)
+    assert broken.answers == ()
 
 
 def test_a_wrong_answer_is_scored_as_one(typed: Callable) -> None:

@@ -78,6 +78,7 @@ MORE: dict[str, Any] = {
     "concurrency": 2,
     "episode_seconds": 2.0,
     "score_seconds": 2.0,
+    "learner.micro_tokens": 512,
     "doctor.failure_share": 1.0,
     "doctor.failure_window": 8,
     "doctor.patience": 9,

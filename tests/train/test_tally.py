@@ -13,8 +13,14 @@ def turn(*faults):
     return Turn(0, None, (1,), (2,), (-1.0,), (), "stop", Action(Message.assistant(""), ""), results=results)
 
 
-def lived(member, status, *faults, retry=0):
-    return Trajectory(Attempt("run", "t", 0, member, retry), "t", (turn(*faults),), status)
+def lived(member, status, *faults, retry=0, **rewards):
+    return Trajectory(Attempt("run", "t", 0, member, retry), "t", (turn(*faults),), status, rewards=rewards)
+
+
+def test_attempts_that_ended_well_and_have_no_score_are_counted():
+    attempts = [lived(n, Status.COMPLETED, em=em) for n, em in enumerate((1.0, None, float("nan"), (1.0, 2.0)))]
+    group = Group(0, Task("t", ()), (*attempts, lived(4, Status.REWARD_FAILED)))
+    assert (tally([group])["unscored"], tally([group])["reward_failed"]) == (2.0, 1.0)
 
 
 def test_every_status_is_counted_under_its_name():

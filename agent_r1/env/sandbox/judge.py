@@ -2,7 +2,7 @@
 
 The candidate's process never sees the tests, only the arguments of calls. The tests' process never runs
 the candidate's code, only compares what comes back, as plain data. It passes only where it says, at its very end, a
-number drawn for this run; whatever is missing is a fail.
+number drawn for this run; whatever is missing is a fail. What tests print themselves goes nowhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def judge(jail: Jail, candidate: str, tests: str, calls: Sequence[str], se
         try:
             examined = await _run(jail, asks, examiner_line)
             examiner_line.close()
-            if examined.ended is Ended.OK and examined.stdout.data.endswith(f"\n{nonce}\n".encode()):
+            if examined.ended is Ended.OK and examined.stderr.data.endswith(nonce.encode()):
                 return Verdict(True)
             return _failed(examined, await judged)
         finally:

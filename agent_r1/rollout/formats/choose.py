@@ -11,7 +11,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.config import TagsConfig
 from agent_r1.rollout.formats.deepseek import DeepSeek
 from agent_r1.rollout.formats.elements import Glm, Qwen35
-from agent_r1.rollout.formats.format import Format
+from agent_r1.rollout.formats.format import Format, Tools
 from agent_r1.rollout.formats.harmony import Harmony
 from agent_r1.rollout.formats.hermes import Hermes
 from agent_r1.rollout.formats.llama import Llama
@@ -25,13 +25,23 @@ KNOWN: tuple[type[Format], ...] = (Hermes, Qwen35, Glm, Llama, DeepSeek, Harmony
 NAMES = (AUTO, *(known.name for known in KNOWN), Response.name, Tags.name)
 
 
-def open_chat(tokenizer: PreTrainedTokenizerBase, name: str = AUTO, tags: TagsConfig | None = None) -> Chat:
-    """The chat of a tokenizer in the tool format ``name``.
+def open_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    name: str = AUTO,
+    tags: TagsConfig | None = None,
+    stop_ids: tuple[int, ...] = (),
+) -> Chat:
+    """The chat of a tokenizer in the tool format ``name``; its actions end with ``stop_ids`` too.
 
     With ``auto``: by the tokenizer's own response template where it brings one, else in the first format that reads
     back a call which the template wrote, else Hermes (which is as good as any where no tools are used). Raises
     InvalidInput where there is no such format, UnsupportedChat where the template cannot be used.
     """
+    chat = _chosen(tokenizer, name, tags)
+    return Chat(chat.tokenizer, chat.format, stop_ids) if stop_ids else chat
+
+
+def _chosen(tokenizer: PreTrainedTokenizerBase, name: str, tags: TagsConfig | None) -> Chat:
     if name not in NAMES:
         raise InvalidInput("tool_format", got=repr(name), do=f"choose from {', '.join(NAMES)}")
     if name == Tags.name:
@@ -47,8 +57,11 @@ def open_chat(tokenizer: PreTrainedTokenizerBase, name: str = AUTO, tags: TagsCo
     return Chat(tokenizer, {known.name: known for known in KNOWN}[name]())
 
 
-def require_tools(chat: Chat) -> None:
-    """Raise UnsupportedChat, saying what to supply, where tools cannot be used in this chat."""
+def require_tools(chat: Chat, tools: Tools) -> None:
+    """Raise UnsupportedChat, saying what to supply, where tools cannot be used in this chat, and InvalidInput where
+    the tags that were set do not fit ``tools``."""
+    if isinstance(chat.format, Tags):
+        chat.format.check(tools)
     found = chat.behaviour("tool", thinking=False)
     if found.kind == "unsupported":
         do = f"give another --tool_format ({', '.join(NAMES)}), or supply a template that renders tools the Hermes way"

@@ -1,7 +1,7 @@
 """Tool calls whose arguments are elements of their own inside ``<tool_call>``: Qwen3.5 and GLM-4.5.
 
 Values are bare text there, so the tool's schema decides whether ``7`` is a number. A value that holds a closing mark
-cannot be told from two: such a call is refused, and the policy told why.
+ends there; what is left of it is refused, and the policy told why, unless it looks like an argument: then it is one.
 """
 
 from __future__ import annotations

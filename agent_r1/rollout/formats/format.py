@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from agent_r1.core.messages import Message, ToolSpec, to_openai
@@ -35,30 +38,29 @@ class Written:
 class Reading:
     """A text taken apart: what it says beside its calls, and the calls in their order.
 
+    ``end`` says how many of its characters are the action, where that ends although no token of its own ends it there.
+
     Example:
         Reading("I look.", (Written("search", {"query": "Alba"}, '{"name": ..}', end=70),))
     """
 
     content: str
     calls: tuple[Written, ...] = ()
+    end: int | None = None
 
 
 class Format(ABC):
-    """One way of writing calls: reads them, and gives messages the shape that its templates take.
-
-    ``one_call`` says that an action ends with its first call, although no token of its own ends it there.
-    """
+    """One way of writing calls: reads them, and gives messages the shape that its templates take."""
 
     name: ClassVar[str]
-    one_call: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, said: str, tools: Tools) -> Reading:
         """The calls in what was said (a text without its thought). Never raises: what cannot be read has an error."""
 
-    def divide(self, text: str) -> tuple[str | None, str]:
-        """(thought, rest); the rest is an end of the text."""
-        return split_reasoning(text)
+    def divide(self, text: str, opened: bool = False) -> tuple[str | None, str]:
+        """(thought, rest); the rest is an end of the text. ``opened`` says that the prompt ended inside a thought."""
+        return split_reasoning(text, opened)
 
     def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """The messages as the dictionaries that a chat template of this format takes."""
@@ -69,17 +71,18 @@ class Format(ABC):
         return None
 
 
-def split_reasoning(text: str) -> tuple[str | None, str]:
-    """(thought, rest). The opening mark may have been part of the prompt.
+def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
+    """(thought, rest). A thought that is not closed is all there is: what was cut there was not said.
 
     Example:
-        >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes.")
-        ('So.', 'Yes.')
+        >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes."), split_reasoning("So I", opened=True)
+        (('So.', 'Yes.'), ('So I', ''))
     """
-    thought, mark, rest = text.partition(THOUGHT)
-    if not mark:
+    begun = text.lstrip()
+    if not opened and not begun.startswith(THINK):
         return None, text
-    return thought.lstrip("\n").removeprefix(THINK).strip("\n"), rest.lstrip("\n")
+    thought, _, rest = begun.removeprefix(THINK).partition(THOUGHT)
+    return thought.strip("\n"), rest.lstrip("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +125,34 @@ def broken(raw: str, end: int, error: str, name: str = "") -> Written:
     return Written(name, None, raw, end, error)
 
 
+DEEPEST = 100
+"""Levels of lists and objects in a call; what renders, copies and stores it recurses into them."""
+
+_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
+"""A bracket, or a string, whose brackets are none."""
+
+
 def read_json(text: str) -> Any:
     """A JSON value. Raises ValueError, with a reason, for what is none; NaN and infinities are none."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    if _depth(text) > DEEPEST:
+        raise ValueError(f"it is nested too deeply, more than {DEEPEST} levels")
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _depth(text: str) -> int:
+    found = (token[0] for token in _BRACKET.findall(text))
+    return max(accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(token, 0) for token in found), default=0)
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is too large a number")
+    return value
 
 
 def call_of(data: object, raw: str, end: int, key: str = "arguments") -> Written:

@@ -11,7 +11,8 @@ from agent_r1.rollout.formats.format import Format, Reading, Tools, Written, arg
 
 START, MESSAGE, CHANNEL = "<|start|>assistant", "<|message|>", "<|channel|>"
 _ANALYSIS = re.compile(
-    r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>(.*?)<\|end\|>(?:<\|start\|>assistant)?", re.DOTALL
+    r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>(?:<\|start\|>assistant)?|\Z)",
+    re.DOTALL,
 )
 _TO = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
@@ -24,7 +25,7 @@ class Harmony(Format):
 
     name: ClassVar[str] = "harmony"
 
-    def divide(self, text: str) -> tuple[str | None, str]:
+    def divide(self, text: str, opened: bool = False) -> tuple[str | None, str]:
         found = _ANALYSIS.match(text)
         return (found[1], text[found.end() :]) if found else (None, text)
 
@@ -64,13 +65,17 @@ def _shaped(message: Message) -> dict[str, Any]:
     data = to_openai(message)
     reasoning = data.pop("reasoning_content", None)
     if reasoning is not None:
-        data["thinking"] = reasoning
+        data["thinking"] = _harmless(reasoning)
     if message.role == "assistant":
-        # the template raises where the names of channels stand in a content
-        data["content"] = data["content"].replace(CHANNEL, f"{CHANNEL[0]} {CHANNEL[1:]}")
+        data["content"] = _harmless(data["content"])
     if any(call.arguments is None for call in message.calls):
         data |= {"content": "", "tool_calls": [_as_written(call) for call in message.calls]}
     return data
+
+
+def _harmless(text: str) -> str:
+    """The template raises where the names of channels stand in a content or a thought."""
+    return text.replace(CHANNEL, f"{CHANNEL[0]} {CHANNEL[1:]}")
 
 
 def _as_written(call: Call) -> dict[str, Any]:

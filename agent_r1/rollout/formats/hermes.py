@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
-from agent_r1.rollout.formats.format import Block, Format, Reading, Tools, Written, before, blocks, broken, call_of
-from agent_r1.rollout.formats.format import read_json as read
+from agent_r1.rollout.formats.format import Format, Reading, Tools, Written, before, broken, call_of, read_json
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_OPEN, _CLOSE = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}")
 
 
 class Hermes(Format):
@@ -16,13 +19,48 @@ class Hermes(Format):
     name: ClassVar[str] = "hermes"
 
     def read(self, said: str, tools: Tools) -> Reading:
-        return Reading(before(said, OPEN), tuple(_call(block) for block in blocks(said, OPEN, CLOSE)))
+        return Reading(before(said, OPEN), tuple(_calls(said)))
 
 
-def _call(block: Block) -> Written:
-    if not block.closed:
-        return broken(block.text, block.end, f"the call is not closed by {CLOSE}")
+def _calls(said: str) -> Iterator[Written]:
+    """The calls; an unclosed one reaches to the next, or to the end."""
+    opened = _OPEN.search(said)
+    while opened:
+        call = _call(said, opened.start() + len(OPEN), _closed(said, opened.end()))
+        yield call
+        opened = _OPEN.search(said, call.end)
+
+
+def _closed(said: str, start: int) -> int | None:
+    """The end of a call whose JSON begins at ``start``, where there is a whole value: its strings may hold marks."""
     try:
-        return call_of(read(block.text), block.text, block.end)
+        _, end = json.JSONDecoder().raw_decode(said, start)
+    except (ValueError, RecursionError):
+        return None
+    closed = _CLOSE.match(said, end)
+    return closed.end() if closed else None
+
+
+def _call(said: str, start: int, end: int | None) -> Written:
+    if end is None:
+        inside, _, _ = said[start:].partition(OPEN)
+        inside, mark, _ = inside.partition(CLOSE)
+        end = start + len(inside + mark)
+        if not mark:
+            return broken(inside, end, f"the call is not closed by {CLOSE}")
+    raw = said[start:end].removesuffix(CLOSE)
+    try:
+        return call_of(_with_arguments(read_json(raw)), raw, end)
     except ValueError as error:
-        return broken(block.text, block.end, f"the call is not valid JSON: {error}")
+        return broken(raw, end, f"the call is not valid JSON: {error}")
+
+
+def _with_arguments(data: Any) -> Any:
+    """What models write of a call's arguments besides an object: nothing, or JSON inside a string, as OpenAI does."""
+    if not isinstance(data, dict):
+        return data
+    arguments = data.get("arguments", {})
+    try:
+        return data | {"arguments": read_json(arguments) if isinstance(arguments, str) else arguments}
+    except ValueError:
+        return data

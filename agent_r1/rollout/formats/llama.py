@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,12 +11,15 @@ from agent_r1.core.messages import Message, to_openai
 from agent_r1.rollout.formats.format import Format, Reading, Tools, Written, broken, call_of, read_json
 
 TAG = "<|python_tag|>"
+_LIKE_A_CALL = re.compile(r'\{\s*"(?:name|type)"')
 
 
 class Llama(Format):
     """What begins with a brace, or with the python tag, is calls; several stand one after the other, apart by ``;``.
+    What is said after them is dropped.
 
-    A JSON object that has neither a name nor parameters is an answer.
+    Without the tag, a JSON object is a call only where it has a name and parameters, or names a tool there is; any
+    other is an answer, and so is everything where there are no tools.
 
     Example: {"name": "add", "parameters": {"a": 1}}
     """
@@ -23,11 +27,11 @@ class Llama(Format):
     name: ClassVar[str] = "llama3"
 
     def read(self, said: str, tools: Tools) -> Reading:
-        start = _start(said)
-        if start is None:
-            return Reading(said)
-        calls = _calls(said, start)
-        return Reading("", calls) if calls else Reading(said)
+        text = said.lstrip()
+        tagged = text.startswith(TAG)
+        start = len(said) - len(text) + tagged * len(TAG)
+        calls = _calls(said, start, tagged, frozenset(tool.name for tool in tools)) if tools else ()
+        return Reading("" if calls else said, calls)
 
     def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Its templates refuse several calls in one message: those stay the text they are."""
@@ -42,27 +46,25 @@ def _shaped(message: Message) -> dict[str, Any]:
     return data
 
 
-def _start(said: str) -> int | None:
-    """Where the first call begins; None where nothing is called."""
-    text = said.lstrip()
-    skipped = len(said) - len(text)
-    if text.startswith(TAG):
-        return skipped + len(TAG)
-    return skipped if text.startswith("{") else None
-
-
-def _calls(said: str, start: int) -> tuple[Written, ...]:
+def _calls(said: str, start: int, tagged: bool, known: frozenset[str]) -> tuple[Written, ...]:
     calls: list[Written] = []
-    decoder = json.JSONDecoder()
     while rest := said[start:].lstrip("; \n\t"):
-        start = len(said) - len(rest)
+        begin = len(said) - len(rest)
+        must_be = tagged and not calls
         try:
-            _, end = decoder.raw_decode(said, start)
-            data = read_json(said[start:end])
+            _, start = json.JSONDecoder().raw_decode(said, begin)
+            data = read_json(said[begin:start])
         except (ValueError, RecursionError) as error:
-            return (*calls, broken(rest, len(said), f"the call is not valid JSON: {error}"))
-        if isinstance(data, dict) and not data.keys() & {"name", "parameters", "arguments"} and not calls:
-            return ()
-        calls.append(call_of(data, said[start:end], end, "parameters"))
-        start = end
+            if must_be or _LIKE_A_CALL.match(rest):
+                calls.append(broken(rest, len(said), f"the call is not valid JSON: {error}"))
+            break
+        if not must_be and not _is_call(data, known):
+            break
+        calls.append(call_of(data, said[begin:start], start, "parameters"))
     return tuple(calls)
+
+
+def _is_call(data: object, known: frozenset[str]) -> bool:
+    if not isinstance(data, dict) or not isinstance(name := data.get("name"), str):
+        return False
+    return "parameters" in data or name in known

@@ -24,7 +24,7 @@ class Response(Format):
     def __init__(self, template: Mapping[str, Any], header: str) -> None:
         self._template, self._header = dict(template), header
 
-    def divide(self, text: str) -> tuple[str | None, str]:
+    def divide(self, text: str, opened: bool = False) -> tuple[str | None, str]:
         """The parser tells the thought from the rest, so the rest is left whole."""
         message, _ = self._parsed(text, ())
         return next((str(message[name]) for name in THOUGHTS if message.get(name)), None), text

@@ -7,13 +7,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Call, Message, ToolSpec
-from agent_r1.rollout.config import TagsConfig
-from agent_r1.rollout.formats.format import Format, Reading, Tools, Written, arguments_of, broken, read_json
+from agent_r1.rollout.config import FENCE, TagsConfig
+from agent_r1.rollout.formats.format import (
+    Format,
+    Reading,
+    Tools,
+    Written,
+    arguments_of,
+    broken,
+    read_json,
+    split_reasoning,
+)
 
 PLAIN_TEMPLATE = """\
 {%- for message in messages %}
@@ -28,58 +39,95 @@ PLAIN_BREAK = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands around something.
+    """What is written around something, and as what it is found.
 
     Example:
-        Marks("<search>", "</search>"), Marks("```python\\n", "\\n```")
+        Marks.of("search").opening == "<search>" and Marks.of("```python").opening == "```python\\n"
     """
 
     opening: str
     closing: str
+    opens: re.Pattern[str]
+    closes: re.Pattern[str]
 
     @classmethod
     def of(cls, tag: str) -> Marks:
-        """The marks of a tag; one that begins with three backticks is a fence."""
-        return cls(f"{tag}\n", "\n```") if tag.startswith("```") else cls(f"<{tag}>", f"</{tag}>")
+        """The marks of a tag; one that begins with three backticks is a fence, closed where three end a line."""
+        if not tag.startswith(FENCE):
+            opening, closing = f"<{tag}>", f"</{tag}>"
+            return cls(opening, closing, re.compile(re.escape(opening)), re.compile(re.escape(closing)))
+        names = f"{FENCE}(?:python|py)" if tag == PYTHON_FENCE else re.escape(tag)
+        return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _END_OF_FENCE)
+
+
+PYTHON_FENCE = f"{FENCE}python"
+_END_OF_FENCE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Something between marks: where it begins, what is inside, and where it ends (None: it is not closed)."""
+
+    start: int
+    inside: str
+    end: int | None
+
+
+def _find(said: str, marks: Marks, place: int) -> _Found | None:
+    """The first from ``place`` on."""
+    opened = marks.opens.search(said, place)
+    if opened is None:
+        return None
+    closed = marks.closes.search(said, opened.end())
+    inside = said[opened.end() : closed.start()] if closed else said[opened.end() :]
+    return _Found(opened.start(), inside, closed.end() if closed else None)
 
 
 class Tags(Format):
     """Each tool has a tag: its name, or what ``config.names`` says; ``python`` has a fence. An action ends with its
-    first call. The one text that a tool needs stands bare, anything else is a JSON object of arguments.
+    first call or answer. The one text that a tool needs stands bare, anything else is a JSON object of arguments.
     """
 
     name: ClassVar[str] = "tags"
-    one_call: ClassVar[bool] = True
 
     def __init__(self, config: TagsConfig | None = None) -> None:
         self._config = config or TagsConfig()
         self._observation = Marks.of(self._config.observation)
+        self._answer = Marks.of(self._config.answer)
+
+    def check(self, tools: Tools) -> None:
+        """Raise InvalidInput where the tags do not fit the tools."""
+        names = {tool.name for tool in tools}
+        if unknown := sorted(self._config.names.keys() - names):
+            raise InvalidInput("tags.names", got=unknown[0], do=f"name one of the tools: {', '.join(sorted(names))}")
+        taken = [self._config.observation, self._config.answer, *(self._tag(tool) for tool in tools)]
+        if twice := next((tag for tag in taken if taken.count(tag) > 1), None):
+            do = "give each tool (tags.names), tags.observation and tags.answer a tag of its own"
+            raise InvalidInput("tags", got=f"{twice} for two things", do=do)
 
     def read(self, said: str, tools: Tools) -> Reading:
-        calls = tuple(self._calls(said, tools))
-        first = min(
-            (said.find(self.marks(tool).opening) for tool in tools if self.marks(tool).opening in said), default=0
-        )
-        return Reading(said[:first] if calls else said, calls)
+        thought = len(said) - len(split_reasoning(said)[1])
+        found = [(call, tool) for tool in tools if (call := _find(said, self._marks(tool), thought))]
+        first = min(found, key=lambda one: one[0].start, default=None)
+        answer = _find(said, self._answer, thought)
+        if answer is not None and answer.end is not None and (first is None or answer.start < first[0].start):
+            return Reading(said, end=answer.end)
+        if first is None:
+            return Reading(said)
+        call, tool = first
+        return Reading(said[: call.start], (self._read(call, tool, len(said)),), call.end)
 
-    def marks(self, tool: ToolSpec) -> Marks:
-        return Marks.of(self._config.names.get(tool.name, "```python" if tool.name == "python" else tool.name))
+    def _read(self, call: _Found, tool: ToolSpec, length: int) -> Written:
+        if call.end is None:
+            error = f"the call is not closed by {self._marks(tool).closing.strip()}"
+            return broken(call.inside, length, error, tool.name)
+        return _call(tool, call.inside, call.end)
 
-    def _calls(self, said: str, tools: Tools) -> Iterator[Written]:
-        place = 0
-        while True:
-            starts = [(said.find(self.marks(tool).opening, place), tool) for tool in tools]
-            found = min(((start, tool) for start, tool in starts if start >= 0), key=lambda one: one[0], default=None)
-            if found is None:
-                return
-            start, tool = found
-            marks = self.marks(tool)
-            inside, closed, _ = said[start + len(marks.opening) :].partition(marks.closing)
-            place = start + len(marks.opening + inside + closed)
-            if not closed:
-                yield broken(inside, place, f"the call is not closed by {marks.closing.strip()}", tool.name)
-            else:
-                yield _call(tool, inside, place)
+    def _marks(self, tool: ToolSpec) -> Marks:
+        return Marks.of(self._tag(tool))
+
+    def _tag(self, tool: ToolSpec) -> str:
+        return self._config.names.get(tool.name, PYTHON_FENCE if tool.name == "python" else tool.name)
 
     def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Plain text under the roles that every template knows; neighbours of one role become one message."""
@@ -105,10 +153,10 @@ class Tags(Format):
 
     def _written(self, call: Call, by_name: dict[str, ToolSpec]) -> str:
         tool = by_name.get(call.name) or ToolSpec(call.name, "", {})
-        marks, single = self.marks(tool), _single(tool)
+        marks, single = self._marks(tool), _single(tool)
         arguments = dict(call.arguments or {})
         bare = str(arguments[single]) if single is not None and arguments.keys() == {single} else ""
-        taken = bare.strip() and _object(tool, bare) is None  # else it would be read as something else
+        taken = _call(tool, bare, 0).arguments == arguments  # else it would be read as something else
         built = bare if taken else json.dumps(arguments, ensure_ascii=False)
         return f"{marks.opening}{call.raw or built}{marks.closing}"
 
@@ -120,7 +168,7 @@ class Tags(Format):
     def _usage(self, tool: ToolSpec) -> str:
         single = _single(tool)
         given = single or json.dumps(dict.fromkeys(tool.parameters.get("properties", {}), "..."))
-        return f"{self.marks(tool).opening}{given}{self.marks(tool).closing}"
+        return f"{self._marks(tool).opening}{given}{self._marks(tool).closing}"
 
 
 def _single(tool: ToolSpec) -> str | None:
@@ -131,17 +179,20 @@ def _single(tool: ToolSpec) -> str | None:
 
 
 def _object(tool: ToolSpec, text: str) -> dict[str, Any] | None:
-    """The arguments that a text gives as a JSON object; None where it is none."""
+    """The JSON object that a text is; None where it is none, or has nothing to do with the tool's arguments."""
     try:
         data = read_json(text)
     except ValueError:
         return None
-    return data if isinstance(data, dict) and data.keys() <= tool.parameters.get("properties", {}).keys() else None
+    names = tool.parameters.get("properties", {}).keys()
+    return data if isinstance(data, dict) and (not data or data.keys() & names) else None
 
 
 def _call(tool: ToolSpec, inside: str, end: int) -> Written:
     single, given = _single(tool), _object(tool, inside)
     if given is not None:
+        if unknown := sorted(given.keys() - tool.parameters.get("properties", {}).keys()):
+            return broken(inside, end, f"{tool.name} takes no {unknown[0]!r}", tool.name)
         return Written(tool.name, given, inside, end)
     if single is None:
         return arguments_of(tool.name, inside, inside, end)

@@ -13,7 +13,7 @@ from agent_r1.tasks.code.problems import read_problems
 from agent_r1.tasks.code.scorer import CodeScorer, repairs
 from agent_r1.tasks.code.solutions import solutions_of
 from agent_r1.tasks.code.tool import run_tests_tool
-from agent_r1.tasks.splits import GIVEN_OUT, WHOLE, read_splits, tasks_of, whole
+from agent_r1.tasks.splits import GIVEN_OUT, everything, read_splits, tasks_of, whole_of
 
 MAX_TURNS = 5
 
@@ -38,11 +38,13 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level)
             does not hold here.
     """
     if data is None:
-        raise InvalidInput("--data for code", got="nothing", do="give the file of its problems")
+        raise InvalidInput(
+            "--data for code", got="nothing", do="give the file of its problems, or hf:openai/openai_humaneval"
+        )
     if corpus is not None:
         raise InvalidInput("corpus", got=corpus, do="leave it out: nothing is searched here")
-    splits = whole(read_splits(data, seed, read_problems, GIVEN_OUT))
-    sandbox = Sandbox(SandboxConfig(level=level, packages=packages_for(p.exam for p in splits[WHOLE])))
+    splits = read_splits(data, seed, read_problems, GIVEN_OUT)
+    sandbox = Sandbox(SandboxConfig(level=level, packages=packages_for(p.exam for p in everything(splits))))
     return World(
         name="code",
         env=ToolEnv([run_tests_tool(sandbox)], max_turns=MAX_TURNS, system=SYSTEM),
@@ -50,7 +52,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level)
         scorers=(CodeScorer(sandbox),),
         recipe={"sandbox": level, "reward_weights": {"passed": 1.0, "form": 0.0, "first_passed": 0.0}},
         validation="validation" if splits["validation"] else None,
-        whole=WHOLE,
+        whole=whole_of(splits),
         solutions=solutions_of(MAX_TURNS),
         measures=repairs,
         sandbox=sandbox.in_force,

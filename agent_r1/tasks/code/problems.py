@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,8 @@ class Problem:
 def read_problems(source: Path) -> tuple[Problem, ...]:
     """Read a file of problems, or a split on the hub (see ``tasks.hub``).
 
-    What a row holds tells its format; fields that are not named here, such as EvalPlus's, are not looked at.
+    What a row holds tells its format; fields that are not named here, such as HumanEval+'s, are not looked at. MBPP+'s
+    rows are refused, as their further tests are under ``test`` and are not run.
 
     - HumanEval's: ``task_id``, ``prompt``, ``entry_point``, ``test``, ``canonical_solution``
     - MBPP's: ``task_id``, ``text``, ``code``, ``test_list``, ``test_setup_code``; or sanitized, ``prompt`` and
@@ -79,6 +81,9 @@ def _mbpp(row: Row) -> Problem:
     tests = _texts(row, "test_list")
     if not tests:
         raise row.fault("no tests", f"give rows of {_FORMATS}")
+    if _source(row, "test").strip():
+        do = "leave test out to be judged by test_list only, or give MBPP's own rows"
+        raise row.fault("MBPP+'s field test, which is not run", do)
     solution = _source(row, "code")
     setup = "\n".join([*_texts(row, "test_imports"), _source(row, "test_setup_code")]).strip()
     written = defined(solution)
@@ -90,7 +95,13 @@ def _mbpp(row: Row) -> Problem:
     if not exam.calls:
         raise row.fault("tests that call nothing of the code", "mend that row")
     text = f"{row.text('text', 'prompt')}\n\nFor example:\n\n```python\n{tests[0].strip()}\n```"
-    return Problem(f"MBPP/{row.values.get('task_id', row.number)}", text, (of_assertion(tests[0]),), exam, solution)
+    return Problem(f"MBPP/{row.values.get('task_id', row.number)}", text, _shown(tests[0]), exam, solution)
+
+
+def _shown(test: str) -> tuple[Example, ...]:
+    """The example to try a solution on; none where the test is more than one assertion, which is shown all the same."""
+    statements = parsed(test.strip()).body
+    return (of_assertion(test),) if len(statements) == 1 and isinstance(statements[0], ast.Assert) else ()
 
 
 def _named(written: set[str], tests: Sequence[str]) -> tuple[str, ...]:

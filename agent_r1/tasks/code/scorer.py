@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from textwrap import dedent
 from typing import Any
 
 from agent_r1.core.task import Task
@@ -17,7 +18,8 @@ from agent_r1.tasks.code.tool import RUN_TESTS
 
 _log = logging.getLogger(__name__)
 
-_BLOCK = re.compile(r"^```python[ \t]*\n(?P<code>.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_OPENER = re.compile(r"^(?P<before>[ \t]*|.*</think>[ \t]*)```(?i:python3?|py)[ \t]*\n", re.MULTILINE)
+_CLOSER = re.compile(r"^[ \t]*```(?![`\w])", re.MULTILINE)
 
 
 class CodeScorer:
@@ -47,10 +49,20 @@ class CodeScorer:
 def solution_in(text: str) -> str | None:
     """What is in the last whole ```` ```python ```` block of a text; None where there is none or it is blank.
 
-    Strict: the fences stand on lines of their own, and a block that was cut off is none.
+    ``py``, ``Python`` and ``python3`` are Python too, and a block may be indented, as in a list. Strict: the fences
+    begin lines of their own, and a block that was cut off is none.
     """
-    blocks: list[str] = _BLOCK.findall(text)
-    return blocks[-1] if blocks and blocks[-1].strip() else None
+    text = text.replace("\r\n", "\n")
+    blocks = [block for opener in _OPENER.finditer(text) if (block := _closed(text, opener.end())) is not None]
+    return dedent(blocks[-1]) if blocks and blocks[-1].strip() else None
+
+
+def _closed(text: str, start: int) -> str | None:
+    """The block from ``start``; None where it is cut off, by the end of the text or by the next opener."""
+    closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
+    if closer is None or (opener is not None and opener.start() < closer.start()):
+        return None
+    return text[start : closer.start()]
 
 
 def final_code(trajectory: Trajectory) -> str | None:
@@ -61,20 +73,29 @@ def final_code(trajectory: Trajectory) -> str | None:
 
 def first_code(trajectory: Trajectory) -> str | None:
     """The first code that was run by ``run_tests``; without any, the final solution."""
-    tried = (code for turn in trajectory.turns for code in _tried(turn))
-    return next(tried, final_code(trajectory))
+    return next(iter(codes_of(trajectory)), None)
+
+
+def codes_of(trajectory: Trajectory) -> tuple[str, ...]:
+    """Every code that was run by ``run_tests``, and the final solution."""
+    tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
+    final = final_code(trajectory)
+    return tried if final is None else (*tried, final)
 
 
 def repairs(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     """How often the first code was right (``first_pass_rate``), and how often it was mended where it was not.
 
-    ``fix_rate`` is the share of the attempts whose first code failed that passed in the end; it is left out where
-    no first code failed. Attempts that could not be judged are not looked at.
+    ``fix_rate`` is the share that passed in the end of the attempts whose first code failed and that gave a second;
+    ``no_second_try_rate`` is the share of those whose first code failed that did not. Both are left out where there
+    are no such attempts. Those that could not be judged are not looked at.
     """
-    judged = [t.rewards for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
-    failed = [rewards for rewards in judged if rewards["first_passed"] == 0]
+    judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
+    failed = [t for t in judged if _of(t, "first_passed") == 0]
+    again = [t for t in failed if len(codes_of(t)) > 1]
     rates = {"first_pass_rate": (len(judged) - len(failed)) / len(judged)} if judged else {}
-    return rates | ({"fix_rate": sum(rewards["passed"] == 1 for rewards in failed) / len(failed)} if failed else {})
+    rates |= {"no_second_try_rate": (len(failed) - len(again)) / len(failed)} if failed else {}
+    return rates | ({"fix_rate": sum(_of(t, "passed") == 1 for t in again) / len(again)} if again else {})
 
 
 def _of(trajectory: Trajectory, name: str) -> Any:

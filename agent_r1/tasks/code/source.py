@@ -15,8 +15,11 @@ def parsed(source: str) -> ast.Module:
 
 
 def defined(source: str) -> set[str]:
-    """The functions and classes that it defines."""
-    return {node.name for node in parsed(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    """The functions and classes that it defines, and what it gives a value to in its own lines: ``f = lambda x: x``."""
+    named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    body = parsed(source).body
+    values = {name for node in body if not isinstance(node, named) for name in assigned(ast.unparse(node))}
+    return {node.name for node in body if isinstance(node, named)} | values
 
 
 def used(source: str) -> set[str]:

@@ -13,7 +13,7 @@ from agent_r1.env.toolenv import ToolEnv
 from agent_r1.tasks.math.problems import read_problems
 from agent_r1.tasks.math.scorer import AnswerChecker, MathScorer
 from agent_r1.tasks.math.solutions import solutions_of
-from agent_r1.tasks.splits import GIVEN_OUT, WHOLE, read_splits, tasks_of, whole
+from agent_r1.tasks.splits import GIVEN_OUT, everything, read_splits, tasks_of, whole_of
 
 MAX_TURNS = 5
 
@@ -36,11 +36,13 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level)
         InvalidInput: a file is missing or broken, math-verify is missing, or the sandbox's level does not hold here.
     """
     if data is None:
-        raise InvalidInput("--data for math", got="nothing", do="give the file of its problems")
+        raise InvalidInput(
+            "--data for math", got="nothing", do="give the file of its problems, or hf:openai/gsm8k:main"
+        )
     if corpus is not None:
         raise InvalidInput("corpus", got=corpus, do="leave it out: nothing is searched here")
     require("math_verify", extra="math")
-    splits = whole(read_splits(data, seed, read_problems, GIVEN_OUT))
+    splits = read_splits(data, seed, read_problems, GIVEN_OUT)
     sandbox = Sandbox(SandboxConfig(level=level))
     return World(
         name="math",
@@ -49,7 +51,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level)
         scorers=(MathScorer(AnswerChecker()),),
         recipe={"sandbox": level, "reward_weights": {"correct": 1.0, "form": 0.0}},
         validation="validation" if splits["validation"] else None,
-        whole=WHOLE,
-        solutions=solutions_of(splits[WHOLE], MAX_TURNS),
+        whole=whole_of(splits),
+        solutions=solutions_of(everything(splits), MAX_TURNS),
         sandbox=sandbox.in_force,
     )

@@ -39,7 +39,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     - GSM8K's own: ``question``, and ``answer`` whose last line is ``#### 18``
     - MATH's own: ``problem``, and ``solution`` with the answer in ``\boxed{..}``; one file for each problem, in folders
     - MATH-500's: the same, with the bare answer under ``answer``
-    - rows of ``question`` and ``answer``, bare or worked, with a box
+    - rows of ``question`` and ``answer``, bare (a number may be one in JSON too) or worked, with a box
 
     Raises InvalidInput, naming the file and the row.
     """
@@ -67,6 +67,9 @@ def _id(row: Row, source: Path) -> str:
 
 
 def _answer(row: Row) -> str:
+    number = row.values.get("answer")
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        return str(number)
     bare = "solution" in row.values and "answer" in row.values
     told = row.text("answer") if bare else row.text("solution", "answer")
     answer = told if bare else stated_answer(told)

@@ -13,10 +13,12 @@ from agent_r1.env.adapters.pool import Pool
 from agent_r1.env.rewards import calls_are_valid, final_text
 from agent_r1.env.running import Raised, Returned, TimedOut
 from agent_r1.tasks.math.answers import stated_answer
+from agent_r1.tasks.math.form import alike, refusal
+from agent_r1.tasks.math.normal import exact, normal
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 10.0
+SECONDS = 5.0
 """What comparing two answers may take. The usual one takes milliseconds."""
 
 LONGEST = 1000
@@ -43,9 +45,21 @@ class AnswerChecker:
     def __init__(self, seconds: float = SECONDS) -> None:
         self._pool = Pool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
-    async def check(self, gold: str, said: str) -> Checked:
+    async def check(self, gold: str, said: str, question: str) -> Checked:
+        """Whether ``said`` is right. One that cannot be computed, where the gold answer can, is wrong."""
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
+        said = normal(said)
+        gold = alike(normal(gold), said)
+        refused = refusal(gold, said, question)
+        if refused is not None:
+            return Checked(False, refused)
+        checked = await self._compared(exact(gold), exact(said))
+        if checked.correct is None and await self._compared(gold, gold) == Checked(True):
+            return Checked(False, f"it cannot be computed: {checked.reason}")
+        return checked
+
+    async def _compared(self, gold: str, said: str) -> Checked:
         match await self._pool.call("same", gold, said):
             case Returned(value=bool() as same):
                 return Checked(same)
@@ -60,8 +74,8 @@ class AnswerChecker:
 class MathScorer:
     """Implements core ``Scorer``. Rewards:
 
-    - ``correct``: 1 where the final answer equals ``task.data["answer"]``, else 0, also where there is no answer;
-      None where that could not be found out, e.g. because math-verify hung
+    - ``correct``: 1 where the final answer equals ``task.data["answer"]`` and is one (see ``form``), else 0, also
+      where there is no answer; None where that could not be found out, as the gold answer cannot be computed
     - ``form``: 1 where the last action states an answer and every call was valid, else 0; whatever the answer is
     """
 
@@ -73,7 +87,8 @@ class MathScorer:
         different = [
             answer for answer in dict.fromkeys(said) if answer is not None
         ]  # a group agrees more often than not
-        checks = await asyncio.gather(*(self._checker.check(task.data["answer"], answer) for answer in different))
+        gold, question = task.data["answer"], task.messages[-1].text
+        checks = await asyncio.gather(*(self._checker.check(gold, answer, question) for answer in different))
         checked = dict(zip(different, checks, strict=True))
         for check in checks:
             if check.correct is None:

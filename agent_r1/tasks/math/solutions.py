@@ -7,11 +7,14 @@ from collections.abc import Callable
 from agent_r1.core.messages import Message
 from agent_r1.core.solution import Solution, Solutions, calling, script
 from agent_r1.core.task import Task
+from agent_r1.tasks.math.form import expressions, same_text
+from agent_r1.tasks.math.normal import normal
 from agent_r1.tasks.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], Solutions]:
-    """The gold answer in its forms; wrong are the answer of another problem, one more, and answers out of form."""
+    """The gold answer in its forms; wrong are the answer of another problem, one more, what the question says already,
+    a sum that is not added up, and answers out of form."""
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
     def of(task: Task) -> Solutions:
@@ -27,7 +30,9 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
         )
         wrong = (
             Solution("another answer, after computing", script(computing, boxed(other))),
-            Solution("one more", script(boxed(one_more(gold)))),
+            *(Solution("one more", script(boxed(more))) for more in one_more(gold)),
+            Solution("not added up", script(boxed(not_added_up(gold)))),
+            *(Solution("copied", script(boxed(copy))) for copy in copies(task.messages[-1].text, gold)),
             Solution("an empty box", script(boxed(""))),
             Solution("the answer, without a box", script(Message.assistant(gold))),
             Solution("a box that does not close", script(Message.assistant(rf"\boxed{{{gold}"))),
@@ -44,17 +49,35 @@ def boxed(answer: str) -> Message:
     return Message.assistant(rf"The answer is \boxed{{{answer}}}.")
 
 
-def one_more(answer: str) -> str:
-    r"""The answer and one: of an integer its sum, of any other mathematics the sum as written.
+def one_more(answer: str) -> tuple[str, ...]:
+    r"""The answer and one: of an integer its sum, of any other mathematics the sum as written; infinity has none.
 
     Example:
-        >>> one_more("1,999"), one_more(r"\frac{1}{2}")
-        ('2000', '\\frac{1}{2} + 1')
+        >>> one_more("1,999"), one_more(r"\frac{1}{2}"), one_more(r"\infty")
+        (('2000',), ('\\frac{1}{2} + 1',), ())
     """
     try:
-        return str(int(answer.replace(",", "")) + 1)
+        return (str(int(answer.replace(",", "")) + 1),)
     except ValueError:
-        return f"{answer} + 1"
+        return () if r"\infty" in answer else (f"{answer} + 1",)
+
+
+def not_added_up(answer: str) -> str:
+    """An integer as a sum, which is its value and no answer; of any other answer a sum of something else.
+
+    Example:
+        >>> not_added_up("18")
+        '17 + 1'
+    """
+    try:
+        return f"{int(answer.replace(',', '')) - 1} + 1"
+    except ValueError:
+        return "1 + 1 + 1"
+
+
+def copies(question: str, gold: str) -> tuple[str, ...]:
+    """The expressions of a question, but for those that read as the answer does."""
+    return tuple(each for each in expressions(question) if not same_text(normal(gold), normal(each)))
 
 
 def are_apart(one: str, other: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
@@ -25,7 +24,7 @@ from agent_r1.retrieval.tool import search_tool
 from agent_r1.tasks.answers import answer_solutions
 from agent_r1.tasks.multihop.mixture import read_mixture
 from agent_r1.tasks.multihop.questions import Question, read_questions
-from agent_r1.tasks.splits import WHOLE, Splits, read_splits, tasks_of, whole
+from agent_r1.tasks.splits import Splits, everything, read_splits, tasks_of, whole_of
 
 _log = logging.getLogger(__name__)
 
@@ -90,11 +89,12 @@ def _questions(data: Path, seed: int) -> Questions:
     if data.suffix == ".toml":
         mixture = read_mixture(data, seed)
         return Questions(mixture.splits, mixture.tests)
-    return Questions(whole(read_splits(data, seed, read_questions)), ("test",), WHOLE)
+    splits = read_splits(data, seed, read_questions)
+    return Questions(splits, ("test",), whole_of(splits))
 
 
 def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
-    passages = unique(passage for question in chain(*splits.values()) for passage in question.context)
+    passages = unique(passage for question in everything(splits) for passage in question.context)
     if not passages:
         raise InvalidInput(
             f"--corpus for {name}", got="nothing", do="give the file of passages, as the questions have none"
@@ -107,7 +107,7 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], Solutions]:
 
     Sub-match is no full mark: a question may name the answer among others, and so earns it.
     """
-    answers = list(dict.fromkeys(question.answers[0] for question in chain(*splits.values())))
+    answers = list(dict.fromkeys(question.answers[0] for question in everything(splits)))
 
     def of(task: Task) -> Solutions:
         gold = task.data["answers"]
@@ -120,7 +120,7 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], Solutions]:
 
 def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
     """Recall of the supporting titles by one search for the question; None where no question names any."""
-    if not any(question.supporting for question in chain(*splits.values())):
+    if not any(question.supporting for question in everything(splits)):
         return None
 
     def of(split: str) -> Mapping[str, float]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.learn.learner import Update
 from agent_r1.train.doctor.config import DoctorConfig
-from agent_r1.train.doctor.failures import alike
+from agent_r1.train.doctor.failures import Breaker, alike
 
 AT_ONCE = 1
 """The patience with what must not happen even once."""
@@ -55,8 +55,8 @@ class Bound:
 
     def look(self, metrics: Mapping[str, float]) -> Finding | None:
         value = metrics.get(self.metric)
-        if value is None or not value > self.most or (self.fresh and metrics["staleness"] > 0):
-            return None
+        if value is None or value <= self.most or (self.fresh and metrics["staleness"] > 0):
+            return None  # NaN is below no bound
         return Finding(self.metric, self.what, f"{value:.3g}", f"at most {self.most:g}", self.do, self.patience)
 
 
@@ -167,19 +167,33 @@ def shrunk(before: int, now: int) -> Finding | None:
     )
 
 
-def torn(group: Group, serial: int, size: int) -> Finding | None:
-    """Whether a group is not the one that was asked for: number ``serial``, with ``size`` attempts to compare.
+def doubts(breaker: Breaker) -> Iterator[Finding]:
+    """What fails, and does not stop the run: too little of it was seen, or it may be the agent's fault."""
+    for name, causes in breaker.mixed():
+        what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"
+        do = "call it by hand; for what the agent did wrong it should give text, and not raise"
+        yield Finding(f"tool {name}", what, value, "of one cause they would stop the run", do, None)
+    if early := breaker.early():
+        what, do = "many of the first attempts failed", "look at their reasons: a longer run would be stopped for it"
+        yield Finding("failures", what, "{} of {}".format(*early), "too few to stop the run", do, None)
+
+
+def torn(group: Group, serial: int, size: int, greedy: bool) -> Finding | None:
+    """Whether a group is not the one that was asked for: number ``serial``, with ``size`` attempts to compare, and
+    with a greedy one beside them or without.
 
     As numbers only ever go up, and a place holds one attempt, no attempt can come twice.
     """
-    places = [(t.attempt.group, t.attempt.member, t.attempt.task) for t in group.trajectories]
-    wanted = [(serial, member, group.task.id) for member in range(size)]
+    lived = [*group.trajectories, *([group.greedy] if group.greedy is not None else [])]
+    places = [(t.attempt.group, t.attempt.member, t.attempt.task) for t in lived]
+    wanted = [(serial, member, group.task.id) for member in range(size + greedy)]
+    origins = {(t.attempt.run, t.attempt.group, t.attempt.task) for t in (*lived, *group.retried)}
     finding = "a group is not what was asked for: comparing its attempts would be wrong"
     do = "report it: attempts were lost, doubled or mixed up"
-    if group.serial != serial or places != wanted:
+    if group.serial != serial or places != wanted or len(origins) != 1:
         got = f"group {group.serial} of {group.task.id} with (group, member, task) {places}"
-        return Finding("group", finding, got, f"group {serial} with members 0 to {size - 1}", do, AT_ONCE)
-    lived = [*group.trajectories, *([group.greedy] if group.greedy is not None else [])]
+        got += f" of {len(origins)} different (run, group, task)"
+        return Finding("group", finding, got, f"group {serial} with members 0 to {len(wanted) - 1}", do, AT_ONCE)
     tries = {trajectory.attempt.member: trajectory.attempt.retry for trajectory in lived}
     if wrong := _wrong_tries(group.retried, tries):
         return Finding("group", finding, f"tries {wrong}", "each place's tries counted from 0", do, AT_ONCE)

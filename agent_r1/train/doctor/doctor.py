@@ -12,14 +12,17 @@ from agent_r1.core.record import Happened, Recorder
 from agent_r1.core.trajectory import Group
 from agent_r1.learn.learner import Learner, Update
 from agent_r1.train.config import TrainConfig
-from agent_r1.train.doctor.checks import Finding, Spikes, bounds, idle, same_weights, shrunk, torn
+from agent_r1.train.doctor.checks import Finding, Spikes, bounds, doubts, idle, same_weights, shrunk, torn
 from agent_r1.train.doctor.failures import Breaker
 from agent_r1.train.doctor.state import DoctorState
 
 log = logging.getLogger(__name__)
 
 BREAKER_STEPS = 3
-"""The breaker looks back on no more than so many steps, so that a short run has one too."""
+"""The breaker looks back on no more than so many steps, so that a short run has one too.."""
+
+LEAST_GROUPS, LEAST_ATTEMPTS = 4, 32
+"""..but on so many groups, or attempts where that is fewer: what fails of less than these is no more than warned of."""
 
 
 class Doctor:
@@ -30,8 +33,9 @@ class Doctor:
         asked = config.groups_per_step * config.group_size * min(BREAKER_STEPS, config.steps)
         self._learner, self._engine, self._recorder, self._folder = learner, engine, recorder, folder
         self._group_size = config.group_size
+        least = min(LEAST_GROUPS * config.group_size, LEAST_ATTEMPTS)
         self._idle_steps = min(bound.idle_steps, max(bound.patience, config.steps))
-        self._breaker = Breaker(bound.failure_share, min(bound.failure_window, asked))
+        self._breaker = Breaker(bound.failure_share, max(min(bound.failure_window, asked), least))
         self._bounds, self._spikes = bounds(bound, config.max_staleness), Spikes(bound.gradient_spike)
         self._micro_tokens = learner.micro_tokens
         self._groups = 0
@@ -43,7 +47,7 @@ class Doctor:
         Raises RunStopped where it is torn, or where too many of the last attempts failed: the weights are then those
         of the last step.
         """
-        finding = torn(group, self._groups, self._group_size)
+        finding = torn(group, self._groups, self._group_size, self._learner.asks_greedy)
         if finding is not None:
             raise self._stopped(str(finding))
         self._groups += 1
@@ -59,6 +63,7 @@ class Doctor:
             idle(update, self._idle_steps),
             shrunk(before, update.micro_tokens),
             self._spikes.look(update.metrics),
+            *doubts(self._breaker),
             *(bound.look(update.metrics) for bound in self._bounds),
         )
         found = tuple(finding for finding in looked if finding is not None)

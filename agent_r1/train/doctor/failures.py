@@ -11,12 +11,12 @@ from agent_r1.core.attempt import Attempt
 from agent_r1.core.messages import Text
 from agent_r1.core.trajectory import TREATMENT, Group, Status, Trajectory
 from agent_r1.env.feedback import INVALID_CALLS, Fault
-from agent_r1.learn.samples import LeftOut
+from agent_r1.learn.samples import LeftOut, ending
 
 TO_GO_ON = "  to go on all the same: --doctor.failure_share 1"
 
 CALLS = 64
-"""Calls of a tool that have to fail before it is taken for broken."""
+"""Calls of a tool that have to fail before it is taken for broken, however short the run is."""
 
 CAUSES = 5
 """Reasons that are listed, the most common first."""
@@ -28,7 +28,7 @@ ADVICE: Mapping[str, str] = {
     Status.ENVIRONMENT_FAILED: "the environment raised: open it on the example's task and step through by hand",
     Status.ENGINE_FAILED: "the engine could not generate: if memory ran out, lower --concurrency or --context",
     Status.REWARD_FAILED: "a scorer raised or took too long: call it on the example's trajectory; see --score_seconds",
-    Status.CANCELLED: "episodes ran past --episode_seconds: find what hangs, or give them more time",
+    Status.CANCELLED: "by the engine, or past --episode_seconds, as its reason says: find what hangs, or give it time",
 }
 UNSCORED = "unscored"
 ADVICE_UNSCORED = "a reward gave no finite number, or the policy no token: call it on the example's trajectory"
@@ -58,6 +58,11 @@ class FailedCall:
     attempt: Attempt
     reason: str
 
+    @property
+    def cause(self) -> str:
+        """The tool's name and the type of what it raised: what follows mostly quotes what was asked."""
+        return alike(": ".join(self.reason.split(": ")[:2]))
+
 
 def alike(reason: str) -> str:
     """A reason without what differs from attempt to attempt: numbers, and what is too long to show."""
@@ -84,21 +89,22 @@ class BreakerState:
 class Breaker:
     """Looks back on the last ``window`` places of groups; their last tries count, as those before were made good for.
 
-    It opens as soon as more than ``share`` of a window failed, and where the last ``CALLS`` calls of a tool (or as many
-    as a window holds) all failed for one and the same reason. A window has to hold many groups: a scorer that fails
-    takes a whole group with it. Its word is asked before anything is learned from a group, so that a run that is
-    stopped has not moved since.
+    It opens as soon as more than ``share`` of a window failed, and where the last ``calls`` calls of a tool all failed
+    for one cause. A window has to hold many groups: a scorer that fails takes a whole group with it. Its word is asked
+    before anything is learned from a group, so that a run that is stopped has not moved since.
     """
 
-    def __init__(self, share: float, window: int) -> None:
-        self._share, self._window, self._enough_calls = share, window, min(window, CALLS)
+    def __init__(self, share: float, window: int, calls: int = CALLS) -> None:
+        self._share, self._window, self._enough_calls = share, window, calls
         self._last: deque[Failed | None] = deque(maxlen=window)
         self._calls: dict[str, deque[FailedCall | None]] = {}
 
     def saw(self, group: Group, left_out: Sequence[LeftOut]) -> str | None:
         """Take a group into account, and what of it cannot be learned from; the diagnosis where it is too much."""
         reasons = {out.attempt: out.reason for out in left_out}
-        for trajectory in group.trajectories:
+        lived = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)
+        reasons |= {t.attempt: ending(t) for t in lived if TREATMENT[t.status] != "train"}
+        for trajectory in lived:
             attempt, status = trajectory.attempt, trajectory.status
             self._last.append(Failed(attempt, status, reasons[attempt]) if attempt in reasons else None)
             for name, call in _calls(trajectory):
@@ -113,9 +119,8 @@ class Breaker:
 
     def _of_tool(self, name: str) -> str | None:
         """The diagnosis of a tool that always fails."""
-        last = self._calls[name]
-        failed = [call for call in last if call is not None]
-        if len(failed) < self._enough_calls or len({alike(call.reason) for call in failed}) > 1:
+        failed = self._failed_calls(name)
+        if len({call.cause for call in failed}) != 1:
             return None
         return "\n".join(
             (
@@ -127,6 +132,24 @@ class Breaker:
                 TO_GO_ON,
             )
         )
+
+    def mixed(self) -> Iterator[tuple[str, int]]:
+        """Tools whose last calls all failed, for how many different causes: they may be asked wrongly."""
+        for name in self._calls:
+            causes = {call.cause for call in self._failed_calls(name)}
+            if len(causes) > 1:
+                yield name, len(causes)
+
+    def early(self) -> tuple[int, int] | None:
+        """How many failed of how many, where that is more than the share of what is not a window yet."""
+        failed, seen = sum(place is not None for place in self._last), len(self._last)
+        return (failed, seen) if seen < self._window and failed > self._share * seen else None
+
+    def _failed_calls(self, name: str) -> list[FailedCall]:
+        """The last calls of a tool where there are enough of them and all failed; else none."""
+        last = self._calls[name]
+        failed = [call for call in last if call is not None]
+        return failed if len(failed) == self._enough_calls else []
 
     def state(self) -> BreakerState:
         return BreakerState(tuple(self._last), {name: tuple(calls) for name, calls in self._calls.items()})

@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from agent_r1.core.acting import Sampling
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
+from agent_r1.core.trajectory import TREATMENT
 from agent_r1.core.world import Env
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat import Chat
@@ -38,12 +40,17 @@ _TOKENS = 1 << 20
 def conversations(env: Env, tasks: Sequence[Task], speak: Callable[[str], str]) -> list[Conversation]:
     """What is said in an episode of each task, where the agent says ``speak(prompt)``; a prompt is rendered text.
 
-    Episodes are lived one after the other, so that a speaker which draws at random says the same each time.
+    Episodes are lived one after the other, so that a speaker which draws at random says the same each time. One that
+    failed is left out, as it would be in training. Raises AgentR1Error where all failed, with the reason of the first.
     """
     chat = Chat(make_tokenizer([]))
     agent = Agent(ScriptedEngine(chat, speak), chat, Sampling(max_tokens=_TOKENS), _TOKENS)
     groups = asyncio.run(attempts(Method("speaker", agent, env), (), tasks, 1, Limits(concurrency=1)))
-    return [group.trajectories[0].messages for group in groups]
+    lived = [group.trajectories[0] for group in groups]
+    heard = [trajectory.messages for trajectory in lived if TREATMENT[trajectory.status] == "train"]
+    if lived and not heard:
+        raise AgentR1Error(f"no episode can be imitated; the first: {lived[0].status}: {lived[0].reason}")
+    return heard
 
 
 def tiny_base_for(

@@ -96,10 +96,10 @@ class Maker:
 
 def spoken(chat: Chat, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
     """What the assistant says in a conversation, end tokens included, is learned."""
-    (speak,) = chat.encode("assistant\n")
+    header = chat.encode("<|im_start|>assistant\n")  # the word alone may stand in what a user says
     ids = chat.encode(chat.render(messages, tools, speak=False))
     learned, speaking = [], False
-    for token in ids:
+    for place, token in enumerate(ids, start=1):
         learned.append(speaking)
-        speaking = token == speak or (speaking and token != chat.end_id)
+        speaking = ids[place - len(header) : place] == header or (speaking and token != chat.end_id)
     return Example(ids, tuple(learned))

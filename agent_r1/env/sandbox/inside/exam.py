@@ -5,8 +5,10 @@ pretends to be a number, or to equal everything, does not. Anything else stays w
 """
 
 import builtins
+import io
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,6 +151,7 @@ def examine(line: int, setup: str, tests: str, calls: tuple[str, ...], nonce: st
     if missing:
         raise NameError(f"the candidate does not define {', '.join(missing)}")
     asked: list[str] = []
+    sys.stdout = sys.stderr = io.StringIO()  # only the number is to be read, however much the tests print
 
     def remote(name: str) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
@@ -169,13 +172,18 @@ def examine(line: int, setup: str, tests: str, calls: tuple[str, ...], nonce: st
     exec(compile(tests, "tests.py", "exec", dont_inherit=True), names)
     if not asked:
         raise RuntimeError("the tests called nothing of the candidate's")
-    print("\n" + nonce)
+    os.write(2, nonce.encode())
+
+
+ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
 def raised(reply: dict[str, str]) -> Exception:
-    """The builtin exception of that name, where it is one; only ordinary ones: nothing the candidate says can exit."""
+    """The builtin exception of that name, where it is one; only ordinary ones: nothing the candidate says can exit,
+    or end a loop of the tests as a ``StopIteration`` would that comes out of ``map``.
+    """
     kind = vars(builtins).get(reply["raised"])
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, ENDS_LOOPS):
         return RuntimeError(f"{reply['raised']}: {reply['says']}")
     try:
         return kind(reply["says"])

@@ -1,0 +1,99 @@
+"""What a table is measured on: questions that the agent was not trained on."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agent_r1.cli import main
+from agent_r1.train.checkpoint import save_model
+from agent_r1.train.tiny_base.tokenizer import make_tokenizer
+
+Run = Callable[..., tuple[int, dict[str, Any], str]]
+TINY = ["--groups_per_step", "2", "--group-size=2", "--max_tokens", "8", "--quiet", "--json"]
+CONTEXT = [["Alba", ["Alba is ruled by Bruno."]], ["Bruno", ["Bruno lives in Caro."]]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(["Who rules Alba"])
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024}
+    config = Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads)
+    return str(save_model(tmp_path_factory.mktemp("tiny"), Qwen3ForCausalLM(config), tokenizer))
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, dict[str, Any], str]:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return code, json.loads(out.splitlines()[-1]) if out else {}, err
+
+    return call
+
+
+def write(path: Path, numbers: range) -> Path:
+    asked = [{"question": f"Who rules Alba in {n}?", "answer": "Bruno", "context": CONTEXT} for n in numbers]
+    path.write_text(json.dumps([row | {"supporting_facts": [["Alba", 0]]} for row in asked]))
+    return path
+
+
+def evaluated(run: Run, *arguments: object) -> dict[str, int]:
+    """How many questions of each split the table is over."""
+    code, data, err = run(
+        "eval", *arguments, "--max_tokens", "2", "--n", "500", "--methods", "base-tool-call", "--json"
+    )
+    assert code == 0, err
+    return {split: cell["n"] for split, cell in data["table"]["base-tool-call"].items()}
+
+
+def test_a_run_meets_no_question_that_it_was_trained_on_however_the_file_is_called(
+    run: Run, model: str, tmp_path: Path
+) -> None:
+    data = write(tmp_path / "g.json", range(40))
+    code, _, err = run(
+        "train", "--task", "hotpotqa", "--data", "g.json", "--model", model, "--steps", 1, "--run", "r1", *TINY
+    )
+    assert code == 0, err
+    os.symlink(data, tmp_path / "link.json")
+    for same in ("g.json", data, "../" + tmp_path.name + "/g.json", "link.json"):
+        assert evaluated(run, "--model", "r1", "--data", same) == {"test": 8}, same
+    # Elsewhere by another name: what the run was trained on is left out of it, 28 of 40.
+    assert evaluated(run, "--model", "r1", "--data", write(tmp_path / "copy.json", range(40))) == {"all": 12}
+    assert evaluated(run, "--model", "r1", "--data", write(tmp_path / "more.json", range(30, 60))) == {"all": 30 - 7}
+    assert evaluated(run, "--model", model, "--task", "hotpotqa", "--data", data) == {"all": 40}  # no run: all of them
+    data.unlink()
+    told = run("eval", "--model", "r1", "--data", "copy.json", "--n", 1, "--max_tokens", 2, "--json")[2]
+    assert evaluated(run, "--model", "r1", "--data", "copy.json") == {"all": 40}
+    assert "WARNING: what the run was trained on may be among" in told
+
+
+def test_data_with_a_test_part_are_tested_on_it(run: Run, model: str, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write(folder / "train.json", range(40))
+    write(folder / "test.json", range(100, 110))
+    assert evaluated(run, "--model", model, "--task", "hotpotqa", "--data", folder) == {"test": 10}
+
+
+def test_settings_of_a_world_are_refused_beside_a_file(run: Run, model: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from agent_r1 import Message, Task, ToolEnv, exact_match\nenv = ToolEnv([], [exact_match])\n"
+        "tasks = [Task('a', (Message.user('Who?'),), {'answers': ('x',)})]\n"
+    )
+    for given in (("--data", "zzz"), ("--sandbox", "none"), ("--corpus", "x")):
+        code, _, err = run("eval", "own.py", "--model", model, *given)
+        assert code == 2 and f"{given[0]}: got it and own.py; leave one out" in err
+    code, _, err = run("train", "own.py", "--model", model, "--steps", 1, "--run", "r2", *TINY)
+    assert code == 0, err
+    assert run("eval", "own.py", "--model", "r2", "--json")[0] == 0  # what the run says of its task is no such setting
