@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+"""The command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (143 by SIGTERM).
 
 A line on stderr says why; a screen of them where a run was stopped because it could only go wrong.
 
@@ -21,9 +21,9 @@ from agent_r1.commands.records import VERIFY
 from agent_r1.commands.training import EVAL, PAPER, TRAIN
 from agent_r1.commands.worlds import CHECK, PLAY, RETRIEVER, TASKS
 from agent_r1.config import fields, keys, knows, nearest
-from agent_r1.core.errors import AgentR1Error, InvalidInput, RunStopped, UnsupportedChat
+from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat
 
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, BAD_INPUT, SIGNALLED, INTERRUPTED = 0, 1, 2, 128, 130
 
 MAIN_SETTINGS = (
     *("task", "data", "corpus", "sandbox", "model", "algorithm", "steps", "seed", "run", "methods", "n"),
@@ -65,16 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except AgentR1Error as error:
         return _complain(error, FAILED)
+    except Interrupted as stopped:
+        return _complain(stopped, SIGNALLED + stopped.number)
     except KeyboardInterrupt:
         return _complain("interrupted; a run that had begun stays in its folder: --resume goes on with it", INTERRUPTED)
     return DONE
 
 
 def enter() -> NoReturn:
-    """The program. An interrupt leaves at once: a long forward pass in another thread is not waited for."""
+    """The program. A signal leaves at once: a long forward pass in another thread is not waited for."""
     code = main()
     sys.stdout.flush()
-    if code == INTERRUPTED:
+    if code > SIGNALLED:
         os._exit(code)
     sys.exit(code)
 

@@ -1,18 +1,16 @@
 """What tests of resuming share: a run of a few small steps, images of it as a kill would leave it, and what it made."""
 
-import hashlib
 import random
 import shutil
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from micro import Made, made_by
+
 from agent_r1.config import Layer, resolve
 from agent_r1.core.world import World
-from agent_r1.store import RunReader
-from agent_r1.store.digest import run_digest
 from agent_r1.tasks import build
 from agent_r1.train import run
 from agent_r1.train.config import TrainConfig
@@ -60,20 +58,6 @@ def micro_world() -> World:
 def config_of(world: World, folder: Path, settings: Mapping[str, Any]) -> TrainConfig:
     layers = [Layer("test", {**MICRO, **settings, "run": str(folder)}), Layer("recipe", world.recipe)]
     return resolve(TrainConfig, layers)
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What two equal runs have in common: the digest of their ledgers, and the bytes of their models."""
-
-    digest: str
-    model: str
-
-
-def made_by(folder: Path) -> Made:
-    with closing(RunReader(folder)) as reader:
-        digest = run_digest(reader)
-    return Made(digest, hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest())
 
 
 class Images(Silence):

@@ -5,6 +5,8 @@
       EngineError       an engine could not generate; the collector turns it into Status.ENGINE_FAILED
       RunStopped        a run that could only go wrong was stopped; the doors print its diagnosis and exit with 1
       UnsupportedChat   a chat template cannot do what the conversation needs
+    KeyboardInterrupt
+      Interrupted       a run was asked to stop by a signal, and did; the doors print how to go on
 
 A failure inside an episode never crosses the rollout boundary as an exception: it becomes a
 ``Status`` and a reason on the trajectory. Errors of ours are for what a person has to mend.
@@ -38,3 +40,11 @@ class RunStopped(AgentR1Error):
 
 class UnsupportedChat(AgentR1Error):
     """A chat template cannot render what the conversation needs; says what to supply."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop by the signal of this ``number``, and did so in order; says how to go on with it."""
+
+    def __init__(self, number: int, line: str) -> None:
+        self.number = number
+        super().__init__(line)

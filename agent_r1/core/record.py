@@ -80,6 +80,13 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoint of ``step`` is on the disk, whole."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Happened:
     """Anything else worth knowing of a run: ``kind`` is a short word, ``detail`` a sentence or JSON."""
 
@@ -87,7 +94,7 @@ class Happened:
     detail: str
 
 
-Event = Dispatched | Finished | Fate | LeftOver | Published | Measured | Spent | Happened
+Event = Dispatched | Finished | Fate | LeftOver | Published | Measured | Spent | Saved | Happened
 
 
 class Recorder(Protocol):

@@ -60,16 +60,15 @@ def write_manifest(folder: Path, identity: Identity, disk: Disk = DISK) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a folder says of itself. Raises Damaged where that cannot be read, InvalidInput where a newer agent-r1
-    wrote it."""
+    """What a folder says of itself. Raises Damaged where that cannot be read, InvalidInput where it is of another
+    format: none is converted."""
     try:
         data: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         found = data.pop("format")
-        if found > MANIFEST_FORMAT:
-            do = f"use the agent-r1 that wrote it, or a newer one; this one reads format {MANIFEST_FORMAT}"
-            raise InvalidInput("saved folder", got=f"{folder} of format {found}, which is newer", do=do)
-        if found < MANIFEST_FORMAT:
-            raise Damaged(f"{folder} has a manifest of format {found}; this version reads {MANIFEST_FORMAT}")
+        if found != MANIFEST_FORMAT:
+            age = "newer" if found > MANIFEST_FORMAT else "older"
+            do = f"use the agent-r1 that wrote it; this one reads format {MANIFEST_FORMAT}"
+            raise InvalidInput("saved folder", got=f"{folder} of format {found}, which is {age}", do=do)
         files = {name: Entry(**entry) for name, entry in data.pop("files").items()}
         return Manifest(Identity(**data), files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,13 +78,13 @@ def read_manifest(folder: Path) -> Manifest:
 def check_whole(folder: Path) -> Manifest:
     """The manifest of a folder whose every file is as it was saved, and that holds no other. Raises as reading does."""
     manifest = read_manifest(folder)
-    found = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
-    for name in sorted(manifest.files.keys() - found.keys()):
+    found = {path.relative_to(folder).as_posix() for path in _files(folder)}
+    for name in sorted(manifest.files.keys() - found):
         raise Damaged(f"{folder} lacks {name}")
-    for name in sorted(found.keys() - manifest.files.keys()):
+    for name in sorted(found - manifest.files.keys()):
         raise Damaged(f"{folder} holds {name}, which is not in its manifest")
     for name, entry in manifest.files.items():
-        if _entry(found[name]) != entry:
+        if _entry_of(folder, name) != entry:
             raise Damaged(f"{folder} holds a {name} that has changed")
     return manifest
 
@@ -95,7 +94,7 @@ def looks_whole(folder: Path) -> bool:
     try:
         entries = read_manifest(folder).files.items()
         return all((folder / name).stat().st_size == entry.size for name, entry in entries)
-    except (Damaged, OSError):
+    except (AgentR1Error, OSError):
         return False
 
 
@@ -115,7 +114,16 @@ def _put(path: Path, text: str) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    """What was saved: hidden files are left there by file managers and network disks."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return (path for path in found if not path.name.startswith("."))
+
+
+def _entry_of(folder: Path, name: str) -> Entry:
+    try:
+        return _entry(folder / name)
+    except OSError as error:
+        raise Damaged(f"{folder} holds a {name} that cannot be read: {error}") from error
 
 
 def _entry(path: Path) -> Entry:

@@ -15,8 +15,10 @@ from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.store.codec import to_action, to_messages, to_result, to_spans
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.law import COMPLETED
+from agent_r1.store.manifest import Manifest
 from agent_r1.store.packed import Tokens, unpack_document
 from agent_r1.store.rows import attempt_key, to_number, to_reward
+from agent_r1.store.saved import check_checkpoint, last_saved, last_step
 from agent_r1.store.schema import open_reader
 
 ATTEMPT = "attempts.run, attempts.task, attempts.group_serial, attempts.member, attempts.retry"
@@ -51,6 +53,19 @@ class RunReader:
     def completed(self) -> bool:
         """Whether the run came to its end, and was not resumed since."""
         return bool(self._connection.execute(f"SELECT {COMPLETED}").fetchone()[0])
+
+    def last_step(self) -> int:
+        """The last step that was measured; 0 where none was."""
+        return last_step(self._connection)
+
+    def last_saved(self) -> int | None:
+        """The step of the last checkpoint that is known to have been saved; None where none is."""
+        return last_saved(self._connection)
+
+    def check_checkpoint(self, checkpoint: Path) -> Manifest:
+        """The manifest of a checkpoint that is whole and of this run. Raises Damaged, or InvalidInput where another
+        agent-r1 wrote it."""
+        return check_checkpoint(self._connection, checkpoint)
 
     def dispatched(self) -> Iterator[Dispatched]:
         """Every attempt that was started."""

@@ -18,6 +18,7 @@ from agent_r1.core.record import (
     LeftOver,
     Measured,
     Published,
+    Saved,
     Spent,
 )
 from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
@@ -46,6 +47,9 @@ LEFT_OVER = """
 """
 
 FATE = "attempt_id, lineage, fate, step, reason"
+
+SAVED = "saved"
+"""The kind of an event whose detail is the step of a checkpoint that was saved."""
 
 
 def _plain(table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> Insert:
@@ -119,9 +123,15 @@ def inserts(event: Event, lineage: int) -> Iterator[Insert]:
             yield _metrics(lineage, step, values, exact=True)
         case Spent(step, values):
             yield _metrics(lineage, step, values, exact=False)
+        case Saved(step):
+            yield _event(lineage, SAVED, str(step))
         case Happened(kind, detail):
-            said = (lineage, time.time(), readable(kind), readable(detail))
-            yield _plain("events", "lineage, at, kind, detail", [said])
+            yield _event(lineage, kind, detail)
+
+
+def _event(lineage: int, kind: str, detail: str) -> Insert:
+    said = (lineage, time.time(), readable(kind), readable(detail))
+    return _plain("events", "lineage, at, kind, detail", [said])
 
 
 def _metrics(lineage: int, step: int, values: Mapping[str, float], exact: bool) -> Insert:

@@ -9,29 +9,61 @@ from pathlib import Path
 
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.store.folder import CONFIGURATION
-from agent_r1.store.manifest import MODEL, check_whole, checkpoints, step_of
+from agent_r1.store.law import COMPLETED
+from agent_r1.store.manifest import MODEL, Damaged, Manifest, check_whole, checkpoints, step_of
+from agent_r1.store.rows import SAVED
+
+
+def last_step(connection: sqlite3.Connection) -> int:
+    """The last step that was measured; 0 where none was."""
+    return int(connection.execute("SELECT coalesce(max(step), 0) FROM standing_metrics").fetchone()[0])
+
+
+def last_saved(connection: sqlite3.Connection) -> int | None:
+    """The step of the last checkpoint that is known to have been saved and still counts; None where none is."""
+    sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN ends USING (lineage)
+              WHERE kind = '{SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
+    found = connection.execute(sql).fetchone()[0]
+    return None if found is None else int(found)
+
+
+def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint that is whole and holds the weights that the ledger has for its step.
+
+    Raises Damaged where it is not, InvalidInput where a newer agent-r1 wrote it.
+    """
+    manifest, step, last = check_whole(checkpoint), step_of(checkpoint), last_step(connection)
+    if step > last:
+        raise Damaged(f"{checkpoint} is of a step after the last that was measured, {last}")
+    sql = "SELECT digest FROM standing_versions WHERE step <= ? ORDER BY version DESC LIMIT 1"
+    made = connection.execute(sql, (step,)).fetchone()
+    if made is None or made[0] != manifest.identity.weights:
+        raise Damaged(f"{checkpoint} holds other weights than those of step {step}")
+    return manifest
 
 
 def broken_checkpoints(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
     """Every checkpoint that is damaged, or whose weights are not those the ledger has for its step."""
-    last = connection.execute("SELECT coalesce(max(step), 0) FROM standing_metrics").fetchone()[0]
     for checkpoint in reversed(checkpoints(folder)):
-        step = step_of(checkpoint)
-        sql = "SELECT digest FROM standing_versions WHERE step <= ? ORDER BY version DESC LIMIT 1"
-        made = connection.execute(sql, (step,)).fetchone()
         try:
-            weights = check_whole(checkpoint).identity.weights
+            check_checkpoint(connection, checkpoint)
         except AgentR1Error as error:
             yield str(error)
-            continue
-        if step > last:
-            yield f"{checkpoint} is of a step after the last that was measured, {last}"
-        elif made is None or made[0] != weights:
-            yield f"{checkpoint} holds other weights than those of step {step}"
+
+
+def lost_checkpoints(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+    """The newest checkpoint that was saved, where it is gone: of a run that completed, only without its model."""
+    saved, there = last_saved(connection), checkpoints(folder)
+    needed = not (_completed(connection) and (folder / MODEL).exists())
+    if needed and saved is not None and (not there or step_of(there[0]) < saved):
+        yield f"that of step {saved}, which was saved, is gone"
 
 
 def broken_model(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
-    """The final model, where it is damaged or holds weights that the run never made."""
+    """The final model, where it is damaged or holds weights that the run never made.
+
+    Until the run is complete it may be the model of an earlier end, whose weights count no more.
+    """
     model = folder / MODEL
     if not model.exists():
         return
@@ -40,7 +72,8 @@ def broken_model(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
     except AgentR1Error as error:
         yield str(error)
         return
-    if connection.execute("SELECT 1 FROM standing_versions WHERE digest = ?", (weights,)).fetchone() is None:
+    made = "standing_versions" if _completed(connection) else "versions"
+    if connection.execute(f"SELECT 1 FROM {made} WHERE digest = ?", (weights,)).fetchone() is None:
         yield f"{model} holds weights that this run never made"
 
 
@@ -52,3 +85,7 @@ def other_configuration(connection: sqlite3.Connection, folder: Path) -> Iterato
             yield f"{folder / CONFIGURATION} differs from the ledger's"
     except (OSError, ValueError) as error:
         yield f"{folder / CONFIGURATION} cannot be read: {error}"
+
+
+def _completed(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute(f"SELECT {COMPLETED}").fetchone()[0])

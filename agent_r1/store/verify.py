@@ -11,7 +11,7 @@ from pathlib import Path
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.law import LAW
 from agent_r1.store.manifest import checkpoints
-from agent_r1.store.saved import broken_checkpoints, broken_model, other_configuration
+from agent_r1.store.saved import broken_checkpoints, broken_model, lost_checkpoints, other_configuration
 from agent_r1.store.schema import TABLES, check_schema, connect_reader
 from agent_r1.store.turns import broken_turns
 
@@ -96,6 +96,7 @@ def _schema(connection: sqlite3.Connection) -> dict[str, str]:
 FILE_RULES: Mapping[str, FileRule] = {
     "turns": broken_turns,
     "checkpoints": broken_checkpoints,
+    "newest checkpoint": lost_checkpoints,
     "model": broken_model,
     "configuration": other_configuration,
 }

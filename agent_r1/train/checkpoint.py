@@ -7,9 +7,10 @@ Each has a manifest.json.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from agent_r1.store.manifest import (
     check_whole,
     checkpoints,
     looks_whole,
+    step_of,
     write_manifest,
 )
 from agent_r1.train.doctor.state import DoctorState
@@ -43,6 +45,7 @@ from agent_r1.train.identity import identity_of
 T = TypeVar("T")
 
 TENSORS, SCALARS, POSITION, DOCTOR = "learner.safetensors", "learner.json", "position.json", "doctor.json"
+DAMAGED = "damaged"
 
 
 class CheckpointError(AgentR1Error):
@@ -88,11 +91,19 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """A checkpoint that cannot be used, and why."""
+
+    folder: Path
+    damage: str
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """The newest whole checkpoint, None where there is none, and what is wrong with each newer one."""
+    """The newest whole checkpoint, None where there is none, and each newer one."""
 
     folder: Path | None
-    skipped: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
 
 
 def copied(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -123,7 +134,7 @@ def save_checkpoint(
     keep: int,
     disk: Disk = DISK,
 ) -> Path:
-    """Write ``run/checkpoints/step-K``, then remove all others but the newest ``keep`` and the best.
+    """Write ``run/checkpoints/step-K``, then remove all others but the newest ``keep`` and the best of each of these.
 
     Of ``model`` only its configuration is read. Nothing is removed before the new one is on the disk, and nothing
     that is damaged counts as kept. Raises CheckpointError; what was there before is then still there.
@@ -144,24 +155,35 @@ def save_checkpoint(
     return folder
 
 
-def newest_whole(run: Path) -> Found:
-    """The checkpoint to go on from. Raises InvalidInput at one that a newer agent-r1 wrote."""
-    skipped: list[str] = []
+def newest_whole(run: Path, check: Callable[[Path], object] = check_whole) -> Found:
+    """The newest checkpoint of which ``check`` does not say that it is Damaged.
+
+    Raises InvalidInput at one of another format.
+    """
+    skipped: list[Skipped] = []
     for folder in checkpoints(run):
         try:
-            check_whole(folder)
+            check(folder)
         except Damaged as damage:
-            skipped.append(str(damage))
+            skipped.append(Skipped(folder, str(damage)))
         else:
             return Found(folder, tuple(skipped))
     return Found(None, tuple(skipped))
 
 
+def set_aside(folder: Path, disk: Disk = DISK) -> Path:
+    """Give a checkpoint that cannot be used a name under which it is none, and never in the way. Raises OSError."""
+    names = (f"{DAMAGED}{count or ''}-{folder.name}" for count in itertools.count())
+    aside = next(place for name in names if not (place := folder.with_name(name)).exists())
+    disk.rename(folder, aside)
+    disk.sync(folder.parent)
+    return aside
+
+
 def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """Read a checkpoint of this model back.
 
-    Raises InvalidInput where it is not whole, a newer agent-r1 wrote it, or it is of another model, tokenizer or
-    chat template.
+    Raises InvalidInput where it is not whole, or is of another format, model, tokenizer or chat template.
     """
     try:
         found = check_whole(folder).identity
@@ -207,10 +229,10 @@ def _saving(folder: Path, identity: Identity, disk: Disk) -> Iterator[Path]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """What a disk refuses, as the one error of saving."""
+    """What a disk refuses, or gives back as something else, as the one error of saving."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{folder} could not be written: {error}") from error
 
 
@@ -237,7 +259,7 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 def _superfluous(run: Path, position: Position, keep: int) -> list[Path]:
     """The checkpoints to remove once that of ``position`` is on the disk."""
     there = checkpoints(run)
-    kept = {position.step} | ({position.best.step} if position.best is not None else set())
-    newest = {folder.name for folder in [folder for folder in there if looks_whole(folder)][:keep]}
-    names = newest | {f"{STEP}{step}" for step in kept}
-    return [folder for folder in there if folder.name not in names]
+    newest = [folder for folder in there if looks_whole(folder)][:keep]
+    kept = [position, *(_read(folder / POSITION, Position) for folder in newest)]
+    steps = {here.step for here in kept} | {here.best.step for here in kept if here.best is not None}
+    return [folder for folder in there if step_of(folder) not in steps]

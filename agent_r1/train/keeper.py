@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from agent_r1.core.record import Recorder
 from agent_r1.core.world import World
 from agent_r1.learn.learner import Learner
 from agent_r1.rollout.agent import Agent
@@ -38,13 +39,15 @@ class Keeper:
         config: TrainConfig,
         folder: Path,
         start: Start,
+        recorder: Recorder,
     ) -> None:
         self._policy, self._world, self._learner = policy, world, learner
         self._agent, self._config, self._folder = agent, config, folder
         self._best: Best | None = start.position.best
         self._best_weights: Mapping[str, Tensor] = start.best
-        self._saver = Saver(self._write)
+        self._saver = Saver(self._write, recorder)
         self._snapshot: Snapshot | None = None
+        self._saved, self._position, self._doctor = start.position.step, start.position, start.doctor
 
     async def after(self, position: Position, doctor: DoctorState) -> dict[str, float]:
         """What is due at a position, before weights move again; the validation's measures, where it was.
@@ -57,12 +60,16 @@ class Keeper:
         step = position.step
         if self._due(step, self._config.evaluate_every) and self._world.validation is not None:
             measured = await self._validate(step, self._world.validation)
+        self._position, self._doctor = replace(position, best=self._best), doctor
         every = self._config.checkpoint_every
         if self._due(step, every) or (every > 0 and self._best is not None and self._best.step == step):
             await self._saver.settled()
-            weights = copied(self._policy.model)
-            self._snapshot = Snapshot(replace(position, best=self._best), weights, self._learner.state(), doctor)
+            self._snapshot = self._taken()
         return measured
+
+    def _taken(self) -> Snapshot:
+        self._saved = self._position.step
+        return Snapshot(self._position, copied(self._policy.model), self._learner.state(), self._doctor)
 
     def save(self) -> None:
         """Begin to save the snapshot that was taken. The step must be in the ledger by now: a checkpoint is proof
@@ -70,6 +77,14 @@ class Keeper:
         if self._snapshot is not None:
             self._saver.start(self._snapshot)
             self._snapshot = None
+
+    async def stop(self) -> None:
+        """Save the last position, before anything of a further step has changed the learner; returns when it is on
+        the disk. Nothing is saved where no checkpoints are wanted. Raises CheckpointError."""
+        await self._saver.settled()
+        if self._config.checkpoint_every > 0 and self._saved != self._position.step:
+            self._saver.start(self._taken())
+            await self._saver.settled()
 
     async def settle(self) -> None:
         """Wait until nothing is being saved, whether that succeeds or not."""

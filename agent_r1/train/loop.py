@@ -24,6 +24,7 @@ from agent_r1.train.clock import Clock
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.doctor.doctor import Doctor
 from agent_r1.train.evaluate import measures_of
+from agent_r1.train.halt import Halt, Halting
 from agent_r1.train.keeper import Keeper
 from agent_r1.train.prepare import Policy, orders
 from agent_r1.train.report import Progress, StepReport
@@ -51,15 +52,15 @@ class Parts:
     progress: Progress
 
 
-async def loop(parts: Parts) -> None:
-    """Groups in, weights out.
+async def loop(parts: Parts, halt: Halt) -> None:
+    """Groups in, weights out. Raises Halting, with the last step saved, where the run was asked to stop.
 
     Consumes groups in order. Waits for: a step's groups, then the update in its thread. Unblocks: the
     collector, whose next groups may start once the engine has the new weights.
     """
     config, learner = parts.config, parts.learner
     clock = _clock(parts)
-    keeper = Keeper(parts.policy, parts.world, learner, parts.agent, config, parts.folder, parts.start)
+    keeper = _keeper(parts)
     doctor = Doctor(config, learner, parts.engine, parts.ledger, parts.folder)
     doctor.restore(parts.start.doctor)
     position = parts.start.position
@@ -69,7 +70,8 @@ async def loop(parts: Parts) -> None:
     async with aclosing(parts.collector.collect(wanted, clock.permit)) as groups, _settling(keeper):
         watch = Stopwatch()
         for _ in range(position.step, config.steps):
-            batch = await _gather(groups, clock, learner, doctor)
+            with halt.section():
+                batch = await _gather(groups, clock, learner, doctor)
             watch.lap("rollout_seconds")
             before = learner.weights()
             update = await in_thread(learner.update, batch)
@@ -103,11 +105,20 @@ def _clock(parts: Parts) -> Clock:
     )
 
 
+def _keeper(parts: Parts) -> Keeper:
+    acting = (parts.policy, parts.world, parts.learner, parts.agent)
+    return Keeper(*acting, parts.config, parts.folder, parts.start, parts.ledger)
+
+
 @asynccontextmanager
 async def _settling(keeper: Keeper) -> AsyncIterator[None]:
-    """After a failure nothing goes on saving while the ledger is closed; an interrupt does not wait for that."""
+    """Asked to stop, a run saves itself. After a failure nothing goes on saving while the ledger is closed; an
+    interrupt does not wait for that."""
     try:
         yield
+    except Halting:
+        await keeper.stop()
+        raise
     except Exception:
         await keeper.settle()
         raise

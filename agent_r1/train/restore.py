@@ -14,14 +14,23 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.record import Event, Happened, Published
 from agent_r1.learn.learner import Learner
 from agent_r1.model.load import load_model
-from agent_r1.store.manifest import CHECKPOINTS, STEP, Damaged, check_whole
+from agent_r1.store.manifest import CHECKPOINTS, STEP, Damaged, checkpoints, step_of
 from agent_r1.store.reader import RunReader
-from agent_r1.train.checkpoint import Position, copied, load_checkpoint, newest_whole
+from agent_r1.train.checkpoint import (
+    DAMAGED,
+    Found,
+    Position,
+    Skipped,
+    copied,
+    load_checkpoint,
+    newest_whole,
+    set_aside,
+)
 from agent_r1.train.doctor.state import DoctorState
 from agent_r1.train.prepare import Policy
 
-RESUMED, DAMAGED = "resumed", "damaged"
-"""Kinds of events that a resumed run begins with."""
+RESUMED = "resumed"
+"""The kind of the event that a resumed run begins with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,27 +54,53 @@ def beginning(learner: Learner) -> Start:
 
 
 def restore(run: Path, policy: Policy, learner: Learner) -> Start:
-    """Bring the policy and its learner to the newest whole checkpoint of a run; without one they stay as they are.
+    """Bring the policy and its learner to the newest whole checkpoint of a run; they stay as they are where the run
+    stopped too early to have one.
 
     The learner is one of the run's algorithm, on the model the run began with: that is its reference. Raises
-    InvalidInput where the model is another, or a checkpoint does not fit it.
+    InvalidInput where the model is another, a checkpoint does not fit it, or none is left of those that were saved.
     """
     first = _first_version(run)
     began = beginning(learner)
     if first is not None and first.digest != learner.weights().digest:
         do = "put back the one that the run began with, or begin a new run"
         raise InvalidInput("model", got="another than the run's", do=do)
-    found = newest_whole(run)
-    skipped = tuple(Happened(DAMAGED, said) for said in found.skipped)
+    found = _newest_of(run)
     unwritten = began.events if first is None else ()  # it stopped before it had written its first line
     if found.folder is None:
-        return replace(began, events=(*unwritten, *skipped, Happened(RESUMED, "from its beginning")))
+        return replace(began, events=(*unwritten, Happened(RESUMED, "from its beginning")))
     saved = load_checkpoint(found.folder, policy.model, policy.tokenizer)
     policy.model.load_state_dict(_weights(found.folder, policy))
     learner.restore(saved.learner)
+    skipped = tuple(_aside(one) for one in found.skipped)
     resumed = Happened(RESUMED, f"from step {saved.position.step}")
     start = Start(saved.position, saved.doctor, (*skipped, resumed))
     return start if saved.position.best is None else _with_best(start, run, policy)
+
+
+def _newest_of(run: Path) -> Found:
+    """The newest checkpoint that is whole and the run's own. Raises InvalidInput where all that it saved are gone."""
+    with closing(RunReader(run)) as reader:
+        found, saved, came_to = newest_whole(run, reader.check_checkpoint), reader.last_saved(), reader.last_step()
+    if found.folder is None and (found.skipped or saved is not None):
+        why = "; ".join(one.damage for one in found.skipped) or f"that of step {saved}, which was saved, is gone"
+        got = f"{run}, which came to step {came_to} and has no whole checkpoint: {why}"
+        raise InvalidInput("resume", got=got, do="put its checkpoints back, or begin a new run")
+    if saved is None or any(step_of(there) >= saved for there in checkpoints(run)):
+        return found
+    gone = f"the checkpoint of step {saved}, which was saved, is gone"
+    return replace(found, skipped=(Skipped(run / CHECKPOINTS / f"{STEP}{saved}", gone), *found.skipped))
+
+
+def _aside(skipped: Skipped) -> Happened:
+    """What is said of a checkpoint that is passed over, once it is out of the way."""
+    if not skipped.folder.exists():
+        return Happened(DAMAGED, skipped.damage)
+    try:
+        return Happened(DAMAGED, f"{skipped.damage}; it is {set_aside(skipped.folder).name} now")
+    except OSError as error:
+        do = "see that it can be written"
+        raise InvalidInput("run", got=f"{skipped.folder}, which cannot be renamed: {error}", do=do) from error
 
 
 def _first_version(run: Path) -> Published | None:
@@ -86,8 +121,10 @@ def _with_best(start: Start, run: Path, policy: Policy) -> Start:
         return replace(start, best=copied(policy.model))
     folder = run / CHECKPOINTS / f"{STEP}{best.step}"
     try:
-        check_whole(folder)
+        with closing(RunReader(run)) as reader:
+            reader.check_checkpoint(folder)
     except Damaged as damage:
-        lost = Happened(DAMAGED, f"{damage}: the best by validation, of step {best.step}, is lost")
-        return replace(start, position=replace(start.position, best=None), events=(*start.events, lost))
+        lost = Happened(DAMAGED, f"the best by validation, of step {best.step}, is lost")
+        events = (*start.events, _aside(Skipped(folder, str(damage))), lost)
+        return replace(start, position=replace(start.position, best=None), events=events)
     return replace(start, best=dict(_weights(folder, policy)))

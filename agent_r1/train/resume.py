@@ -18,7 +18,7 @@ MAY_CHANGE = (
     *("device", "concurrency", "episode_seconds", "score_seconds"),
     *("learner.micro_tokens", *(f"doctor.{name}" for name in DoctorConfig.model_fields)),
 )
-"""What may differ from the run's own configuration: where the run lies, how far it goes (steps can only be raised),
+"""What may differ from the run's own configuration: where the run lies, how far it goes (no less than it went),
 what is saved and reported, what fits it to a machine (other ``learner.micro_tokens`` give the same up to rounding),
 and when it is stopped."""
 
@@ -36,8 +36,12 @@ def resumed(layers: Sequence[Layer]) -> TrainConfig:
         raise InvalidInput("resume", got=f"{folder}, which holds no run", do="leave resume out to begin one")
     with closing(RunReader(folder)) as reader:
         own, complete = Layer(f"configuration of {folder}", reader.config()), reader.completed()
+        taken = reader.last_step()
     before, after = resolve(TrainConfig, [own]), resolve(TrainConfig, [*layers, own])
     _refuse_changes(folder, before, after)
+    if after.steps < taken:
+        do = f"give at least the {taken} that {folder} took, or leave it out"
+        raise InvalidInput("steps", got=after.steps, do=do)
     if complete and after.steps == before.steps:
         got = f"{folder}, which is complete: it took its {before.steps} steps"
         do = f"give more --steps to go on; 'agent-r1 eval --model {name}' gives its table again"
@@ -51,9 +55,6 @@ def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> No
         if key not in MAY_CHANGE and (key not in own or own[key] != value):
             do = f"leave it out: {folder} goes on with {own.get(key, 'none')}; begin a new run to change it"
             raise InvalidInput(key, got=value, do=do)
-    if after.steps < before.steps:
-        do = f"give more than the {before.steps} that {folder} has, or leave it out: steps can only be raised"
-        raise InvalidInput("steps", got=after.steps, do=do)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

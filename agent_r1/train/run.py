@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +15,8 @@ from typing import Any
 
 import torch
 
-from agent_r1.core.errors import InvalidInput
+from agent_r1.config import Layer
+from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.record import Happened
 from agent_r1.core.world import World
 from agent_r1.learn.choose import build_row, terms
@@ -23,8 +26,12 @@ from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, run_folder
 from agent_r1.store.ledger import Ledger, LedgerError
+from agent_r1.tasks import WORLDS
+from agent_r1.train.checkpoint import DAMAGED
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.evaluate import BASE, Method, greedy, methods_of, pass_at, table_of
+from agent_r1.train.halt import Halt, Halting, heeding
+from agent_r1.train.inputs import check_inputs, events_of
 from agent_r1.train.loop import Parts, loop
 from agent_r1.train.memory import check_memory, room_of
 from agent_r1.train.prepare import (
@@ -39,6 +46,9 @@ from agent_r1.train.prepare import (
 )
 from agent_r1.train.report import PassAtK, Progress, TrainReport
 from agent_r1.train.restore import Start, beginning, restore
+from agent_r1.train.resume import resumed
+
+log = logging.getLogger(__name__)
 
 PASS_QUESTIONS = 50
 """At most so many questions per split for the base model's pass@k."""
@@ -58,14 +68,16 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
     """Train, then compare. Raises InvalidInput, with nothing written, where the input cannot be used, and RunStopped
     where the run could only go wrong.
 
-    Interrupted (KeyboardInterrupt), it leaves a run that can be read and resumed.
+    Asked to stop by SIGINT or SIGTERM it saves its last step and raises Interrupted, a KeyboardInterrupt.
     """
     world = with_columns(world, config.splits)
-    ready = _ready(config, world)
+    ready, inputs = _ready(config, world), events_of(config)
     folder = run_folder(config.run or default_run_name(config.task, config.algorithm, datetime.now()))
     ledger = create_run(folder, _resolved(config, ready.row))
     try:
-        return _carry_out(config, world, ready, beginning(ready.learner), ledger, folder, progress)
+        start = beginning(ready.learner)
+        start = replace(start, events=(*start.events, *inputs))
+        return _carry_out(config, world, ready, start, ledger, folder, progress)
     finally:
         ledger.close()
 
@@ -74,17 +86,20 @@ def resume(config: TrainConfig, world: World, progress: Progress) -> TrainReport
     """Go on with the run that ``config.run`` names, in a new lineage, then compare.
 
     ``config`` is what :func:`agent_r1.train.resume.resumed` gives. Raises InvalidInput, with nothing written, where
-    the world, the model or a checkpoint is not the run's, or another process is writing it.
+    the world, the model, a file of tasks or a checkpoint is not the run's, or another process is writing it.
     """
     if world.name != config.task:
         do = f"resume with the task that the run was started with, {config.task!r}"
         raise InvalidInput("task", got=repr(world.name), do=do)
     world = with_columns(world, config.splits)
-    ready = _ready(config, world)
+    ready, inputs = _ready(config, world), events_of(config)
     folder = run_folder(config.run)
+    check_inputs(folder, inputs)
     ledger = reopen_run(folder)
     try:
+        resumed([Layer("what was read before the run was locked", config.model_dump(mode="json"))])
         start = restore(folder, ready.policy, ready.learner)
+        start = replace(start, events=(*start.events, *inputs))
         ledger.open_lineage(start.position.step, _resolved(config, ready.row))
         return _carry_out(config, world, ready, start, ledger, folder, progress)
     finally:
@@ -139,7 +154,8 @@ def _carry_out(
     parts = Parts(config, world, policy, row, learner, engine, agent, collector, ledger, folder, start, progress)
     for event in start.events:
         if isinstance(event, Happened):
-            progress.say(f"{event.kind}: {event.detail}")
+            told = log.warning if event.kind == DAMAGED else progress.say
+            told(f"{event.kind}: {event.detail}")
     try:
         return asyncio.run(_run(parts))
     finally:
@@ -158,21 +174,38 @@ def _validation(config: TrainConfig, world: World) -> list[str]:
 
 async def _run(parts: Parts) -> TrainReport:
     """Train, save, compare; the run's last event says how it ended."""
-    try:
-        began = time.perf_counter()
-        parts.progress.begin(parts.config.steps, parts.start.position.step)
-        await loop(parts)
-        parts.progress.end()
-        seconds = time.perf_counter() - began
+    with heeding(parts.progress) as halt:
+        try:
+            return await _train_and_compare(parts, halt)
+        except Halting:
+            assert halt.signal is not None
+            said = signal.Signals(halt.signal).name
+            await parts.ledger.record(Happened("stopped", said))
+            line = f"stopped by {said}; to go on: agent-r1 train {_file(parts)}--run {parts.folder} --resume"
+            raise Interrupted(halt.signal, line) from None
+        except BaseException as error:
+            with suppress(LedgerError):  # it may be what failed
+                await parts.ledger.record(Happened("stopped", f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            await parts.engine.close()
+
+
+async def _train_and_compare(parts: Parts, halt: Halt) -> TrainReport:
+    began = time.perf_counter()
+    parts.progress.begin(parts.config.steps, parts.start.position.step)
+    await loop(parts, halt)
+    parts.progress.end()
+    seconds = time.perf_counter() - began
+    with halt.section():
         report = await _compare(parts, seconds)
-        await parts.ledger.record(Happened("completed", f"{parts.config.steps} steps in {seconds:.1f} s"))
-        return report
-    except BaseException as error:
-        with suppress(LedgerError):  # it may be what failed
-            await parts.ledger.record(Happened("stopped", f"{type(error).__name__}: {error}"))
-        raise
-    finally:
-        await parts.engine.close()
+    await parts.ledger.record(Happened("completed", f"{parts.config.steps} steps in {seconds:.1f} s"))
+    return report
+
+
+def _file(parts: Parts) -> str:
+    """What stands for the file of an agent of one's own on a command line."""
+    return "" if parts.config.task in WORLDS else "FILE.py "
 
 
 async def _compare(parts: Parts, seconds: float) -> TrainReport:

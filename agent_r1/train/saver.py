@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from agent_r1.core.record import Recorder, Saved
 from agent_r1.train.checkpoint import CheckpointError, Snapshot
 from agent_r1.train.threads import in_thread
 
 
 class Saver:
-    """Gives snapshots to ``write`` in a thread.
+    """Gives snapshots to ``write`` in a thread, and writes down which are on the disk.
 
-    A save that failed is not tried again; the run learns of it from ``settled``, before its next snapshot and at
-    its end.
+    A save that failed, for whatever reason, is not tried again; the run learns of it from ``settled``, before its next
+    snapshot and at its end.
     """
 
-    def __init__(self, write: Callable[[Snapshot], object]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[Snapshot], object], recorder: Recorder) -> None:
+        self._write, self._recorder = write, recorder
         self._under_way: asyncio.Task[CheckpointError | None] | None = None
 
     def start(self, snapshot: Snapshot) -> None:
         """Begin to save; the save before must have settled."""
-        self._under_way = asyncio.create_task(in_thread(self._attempt, snapshot))
+        self._under_way = asyncio.create_task(self._save(snapshot))
 
     async def settled(self) -> None:
         """Wait until nothing is being saved. Raises CheckpointError, once, where the last save failed."""
@@ -31,9 +32,12 @@ class Saver:
         if error is not None:
             raise error
 
-    def _attempt(self, snapshot: Snapshot) -> CheckpointError | None:
+    async def _save(self, snapshot: Snapshot) -> CheckpointError | None:
         try:
-            self._write(snapshot)
+            await in_thread(self._write, snapshot)
         except CheckpointError as error:
             return error
+        except Exception as error:  # whatever it is, the run that waits for it ends in one line
+            return CheckpointError(f"step {snapshot.position.step} could not be saved: {error!r}")
+        await self._recorder.record(Saved(snapshot.position.step))
         return None

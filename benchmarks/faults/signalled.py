@@ -23,7 +23,8 @@ from agent_r1 import cli
 SETTINGS: Mapping[str, Any] = {"algorithm": "grpo"}
 
 SENT: Mapping[tuple[Signals, ...], str] = {
-    (Signals.SIGTERM,): f"exit code {-Signals.SIGTERM}",
+    (Signals.SIGTERM,): f"exit code {cli.SIGNALLED + Signals.SIGTERM}",
+    (Signals.SIGTERM, Signals.SIGTERM): f"exit code {-Signals.SIGTERM}",
     (Signals.SIGINT, Signals.SIGINT): f"exit code {cli.INTERRUPTED}",
     (Signals.SIGINT,): f"exit code {cli.INTERRUPTED}",
     (Signals.SIGHUP,): f"exit code {-Signals.SIGHUP}",
@@ -74,8 +75,8 @@ def _command(*arguments: str) -> None:
 
 SIGNALLED = Case(
     "T22",
-    "SIGTERM, SIGINT once and twice, SIGHUP to the command in training",
-    "exit code 130 of an interrupt; the ledger's law; --resume comes to the same digest and weights",
+    "SIGTERM and SIGINT, once and twice, SIGHUP to the command in training",
+    "it saves itself and ends by 130 or 143, at once where it is told again; resumed: the same digest and weights",
     signalled,
     40,
     2,

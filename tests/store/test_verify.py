@@ -1,5 +1,6 @@
 """A run that is whole is proved so; each rule, broken by itself, is the one that is named."""
 
+import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -133,6 +134,12 @@ def other_weights(name: str) -> Break:
     return breaking
 
 
+def without_the_last_checkpoint(folder: Path) -> None:
+    """It was saved, and no model stands in for it."""
+    change(folder, "INSERT INTO events VALUES (99, 2, 0, 'saved', '4')")
+    shutil.rmtree(folder / "model")
+
+
 def torn_page(folder: Path) -> None:
     with (folder / "run.db").open("r+b") as file:
         file.seek(3 * 4096)
@@ -210,6 +217,7 @@ BROKEN: dict[str, list[Break]] = {
         lambda folder: (folder / "checkpoints/step-2").rename(folder / "checkpoints/step-4"),
         lambda folder: (folder / "checkpoints/step-2").rename(folder / "checkpoints/step-5"),
     ],
+    "newest checkpoint": [without_the_last_checkpoint],
     "model": [
         scribble("model/model.safetensors"),
         lambda folder: (folder / "model/manifest.json").unlink(),
@@ -244,6 +252,20 @@ def test_a_rule_names_its_first_offender_and_counts_the_others(resumed: Path) ->
     change(resumed, "UPDATE fates SET reason = NULL WHERE reason = 'the engine failed'")
     [line] = verify(resumed).violations
     assert line.endswith("demo:0.2.0:style-a/0 was dropped without one (and 4 more)")
+
+
+def test_until_it_is_complete_a_run_may_have_the_model_of_an_earlier_end(resumed: Path) -> None:
+    other_weights("model")(resumed)
+    change(resumed, "UPDATE versions SET digest = 'weights from elsewhere' WHERE lineage = 1 AND step = 3")
+    assert verify(resumed).violations != ()
+    change(resumed, "DELETE FROM events WHERE kind = 'completed'")
+    assert verify(resumed).violations == ()
+
+
+def test_a_complete_run_needs_its_model_alone(resumed: Path) -> None:
+    change(resumed, "INSERT INTO events VALUES (99, 2, 0, 'saved', '4')")
+    shutil.rmtree(resumed / "checkpoints")
+    assert verify(resumed).holds
 
 
 def test_verifying_changes_nothing(resumed: Path) -> None:

@@ -1,10 +1,12 @@
 """Models and checkpoints on disk: what was saved is what is loaded, and every change to it is seen."""
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from agent_r1.train.checkpoint import (
     newest_whole,
     save_checkpoint,
     save_model,
+    set_aside,
     trained_model,
 )
 
@@ -107,7 +110,6 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no manifest that can be read: JSONDecodeError": lambda folder: (folder / "manifest.json").write_text("{"),
     "no manifest that can be read: KeyError": lambda folder: (folder / "manifest.json").write_text("{}"),
     "no manifest that can be read: TypeError": lambda folder: edit(folder, extra=1),
-    "has a manifest of format 1": lambda folder: edit(folder, format=1),
 }
 
 
@@ -129,14 +131,56 @@ def test_damage_is_named_and_never_loaded(
     with pytest.raises(InvalidInput, match=f"{problem}.*; use another checkpoint"):
         load_checkpoint(newer, model, tokenizer)
     found = newest_whole(tmp_path)
-    assert found.folder == older and len(found.skipped) == 1 and problem in found.skipped[0]
+    [skipped] = found.skipped
+    assert found.folder == older and skipped.folder == newer and problem in skipped.damage
 
 
-def test_a_checkpoint_of_a_newer_format_is_refused_not_skipped(save: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("other", "age"), [(1, "older"), (4, "newer")])
+def test_a_checkpoint_of_another_format_is_refused_not_skipped(
+    other: int, age: str, save: Callable[..., Path], tmp_path: Path
+) -> None:
+    save(1)
+    edit(save(2), format=other)
+    with pytest.raises(InvalidInput, match=f"step-2 of format {other}, which is {age}; use the agent-r1 that wrote it"):
+        newest_whole(tmp_path)
+
+
+def test_one_of_another_format_is_in_nobodys_way(save: Callable[..., Path], tmp_path: Path) -> None:
     save(1)
     edit(save(2), format=4)
-    with pytest.raises(InvalidInput, match="step-2 of format 4, which is newer; use the agent-r1 that wrote it"):
-        newest_whole(tmp_path)
+    save(3)
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["step-3", "step-1"]
+
+
+def test_hidden_files_are_no_part_of_a_checkpoint(
+    save: Callable[..., Path], tmp_path: Path, holds: Callable[[Path], bool]
+) -> None:
+    for name in (".DS_Store", ".nfs0001"):
+        (save(1) / name).write_text("left by somebody")
+        assert newest_whole(tmp_path).skipped == () and holds(tmp_path / "checkpoints" / "step-1")
+
+
+def test_a_file_that_cannot_be_read_is_damage(
+    save: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = save(1), save(2)
+    read = Path.open
+
+    def failing(self: Path, *arguments: Any, **named: Any) -> Any:
+        if self == newer / "model.safetensors":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", failing)
+    found = newest_whole(tmp_path)
+    assert found.folder == older and "model.safetensors that cannot be read: [Errno 5]" in found.skipped[0].damage
+
+
+def test_what_is_set_aside_is_no_checkpoint_and_never_overwritten(save: Callable[..., Path], tmp_path: Path) -> None:
+    names = [set_aside(save(2)).name for _ in range(3)]
+    assert names == ["damaged-step-2", "damaged1-step-2", "damaged2-step-2"] and checkpoints(tmp_path) == []
+    save(3)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {*names, "step-3"}
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_template_is_refused(
@@ -193,7 +237,7 @@ def test_the_best_is_kept_beside_the_newest(save: Callable[..., Path], tmp_path:
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (6, 6)):
         save(step, Best(best, 0.5), keep=2)
         kept = {step_of(folder) for folder in checkpoints(tmp_path)}
-        assert kept == {best, step, max(1, step - 1)}
+        assert kept == {best, step, max(1, step - 1)} | ({2} if step == 6 else set())  # the best of step 5
 
 
 def test_a_checkpoint_takes_the_place_of_a_damaged_one(

@@ -18,6 +18,7 @@ from resuming import EVERYTHING, STEPS, Whole, config_of, made_by, resume, train
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.world import World
 from agent_r1.store import RunReader, create_run, reopen_run
+from agent_r1.store.manifest import checkpoints, step_of
 from agent_r1.store.verify import verify
 from agent_r1.train import run
 from agent_r1.train.report import Silence, StepReport
@@ -87,7 +88,7 @@ def test_no_random_number_comes_from_what_all_share(micro: World, whole: Callabl
 
 def events(folder: Path) -> list[str]:
     with closing(RunReader(folder)) as reader:
-        return [f"{event.kind}: {event.detail}" for event in reader.events()]
+        return [f"{event.kind}: {event.detail}" for event in reader.events() if event.kind != "saved"]
 
 
 def test_killed_before_its_first_line_a_run_begins_anew(
@@ -107,8 +108,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(whole: Callable[..., Whole
         file.write(b"\0")
     assert resume(run.world, folder) == run.made
     damaged, resumed = events(folder)[:2]
-    assert damaged.startswith("damaged: ") and damaged.endswith("step-8 holds a learner.safetensors that has changed")
-    assert resumed == "resumed: from step 7" and verify(folder).holds
+    said = "step-8 holds a learner.safetensors that has changed; it is damaged-step-8 now"
+    assert damaged.startswith("damaged: ") and damaged.endswith(said)
+    assert (
+        resumed == "resumed: from step 7" and verify(folder).holds and (folder / "checkpoints/damaged-step-8").is_dir()
+    )
 
 
 def test_a_best_that_is_damaged_is_forgotten_and_said(whole: Callable[..., Whole], tmp_path: Path) -> None:
@@ -117,9 +121,53 @@ def test_a_best_that_is_damaged_is_forgotten_and_said(whole: Callable[..., Whole
     oldest = min((folder / "checkpoints").iterdir(), key=lambda path: path.name)
     (oldest / "model.safetensors").unlink()
     resume(run.world, folder)
-    assert events(folder)[1].endswith(f"the best by validation, of {oldest.name.replace('-', ' ')}, is lost")
-    (oldest / "manifest.json").exists() and shutil.rmtree(oldest)
+    aside, lost = events(folder)[1:3]
+    assert aside.endswith(f"lacks model.safetensors; it is damaged-{oldest.name} now")
+    assert lost == f"damaged: the best by validation, of {oldest.name.replace('-', ' ')}, is lost"
     assert verify(folder).holds
+
+
+def test_without_any_of_its_checkpoints_a_run_is_refused_and_keeps_what_it_has(
+    whole: Callable[..., Whole], tmp_path: Path
+) -> None:
+    run = whole(algorithm="grpo")
+    folder = run.stopped(8, tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    gone = (
+        r"resume: got .*, which came to step 9 and has no whole checkpoint: that of step 8, which was saved, is gone; "
+    )
+    with pytest.raises(InvalidInput, match=gone + "put its checkpoints back, or begin a new run"):
+        resume(run.world, folder)
+    assert verify(folder).violations == ("newest checkpoint: that of step 8, which was saved, is gone",)
+    assert verify(folder).lineages == 1
+
+
+def test_a_newest_checkpoint_that_is_gone_is_said(whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run = whole(algorithm="grpo")
+    folder = run.stopped(8, tmp_path)
+    shutil.rmtree(folder / "checkpoints" / "step-8")
+    assert resume(run.world, folder) == run.made
+    said = ["damaged: the checkpoint of step 8, which was saved, is gone", "resumed: from step 7"]
+    assert events(folder)[:2] == said and verify(folder).holds
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run, other = whole(algorithm="grpo"), whole(algorithm="grpo", seed=1)
+    folder, foreign = run.stopped(8, tmp_path), other.stopped(8, tmp_path / "other") / "checkpoints" / "step-8"
+    shutil.rmtree(folder / "checkpoints" / "step-8")
+    shutil.copytree(foreign, folder / "checkpoints" / "step-8")
+    assert resume(run.world, folder) == run.made
+    assert events(folder)[0].endswith("holds other weights than those of step 8; it is damaged-step-8 now")
+
+
+def test_a_best_of_another_run_is_not_taken(whole: Callable[..., Whole], tmp_path: Path) -> None:
+    run = whole(whimsical=True, **EVERYTHING)
+    folder = run.stopped(5, tmp_path)
+    oldest, newest = sorted((folder / "checkpoints").iterdir(), key=step_of)[:: len(checkpoints(folder)) - 1]
+    shutil.rmtree(oldest)
+    shutil.copytree(newest, oldest)
+    resume(run.world, folder)
+    assert events(folder)[2].endswith("is lost") and verify(folder).holds
 
 
 def test_a_complete_run_goes_on_with_more_steps_only(micro: World, whole: Callable[..., Whole], tmp_path: Path) -> None:

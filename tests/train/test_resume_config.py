@@ -1,5 +1,6 @@
 """What a run is resumed with: what it has, of which little may change."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from contextlib import closing
@@ -10,7 +11,8 @@ import pytest
 
 from agent_r1.config import Layer, keys, resolve
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import create_run, reopen_run
+from agent_r1.core.record import Measured
+from agent_r1.store import Ledger, create_run, reopen_run
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.resume import MAY_CHANGE, resumed
 
@@ -94,9 +96,16 @@ def test_what_may_change_is_known_and_does(ask: Callable[..., TrainConfig]) -> N
     assert ask(**MORE) == resolve(TrainConfig, [Layer("more", MORE), Layer("own", ask().model_dump(mode="json"))])
 
 
-def test_steps_can_only_be_raised(ask: Callable[..., TrainConfig]) -> None:
-    with pytest.raises(InvalidInput, match=r"steps: got 6; give more than the 7 .* steps can only be raised"):
-        ask(steps=6)
+async def came_to(ledger: Ledger, step: int) -> None:
+    await ledger.record(*(Measured(taken, {"loss": 0.0}) for taken in range(1, step + 1)))
+
+
+def test_steps_go_down_to_those_that_were_taken(ask: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    with closing(reopen_run(tmp_path / "run")) as ledger:
+        asyncio.run(came_to(ledger, 5))
+    assert ask(steps=5).steps == 5
+    with pytest.raises(InvalidInput, match=r"^steps: got 4; give at least the 5 that .* took, or leave it out$"):
+        ask(steps=4)
 
 
 def test_a_key_that_nobody_knows_is_named(ask: Callable[..., TrainConfig]) -> None:
@@ -108,5 +117,3 @@ def test_what_was_changed_once_stays_so(ask: Callable[..., TrainConfig], tmp_pat
     with closing(reopen_run(tmp_path / "run")) as ledger:
         ledger.open_lineage(0, ask(steps=9).model_dump(mode="json"))
     assert ask().steps == 9
-    with pytest.raises(InvalidInput, match="steps: got 8"):
-        ask(steps=8)

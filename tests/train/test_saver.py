@@ -9,8 +9,19 @@ import pytest
 from checkpointing import snapshot_of
 from transformers import PreTrainedModel
 
+from agent_r1.core.record import Event, Saved
 from agent_r1.train.checkpoint import CheckpointError, Snapshot
 from agent_r1.train.saver import Saver
+
+
+class Heard:
+    """A recorder that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def record(self, *events: Event) -> None:
+        self.events += events
 
 
 @pytest.fixture
@@ -22,7 +33,7 @@ def test_the_loop_goes_on_while_a_save_is_under_way(snapshot: Snapshot) -> None:
     may_end = threading.Event()
 
     async def training() -> None:
-        saver = Saver(lambda _: may_end.wait(10))
+        saver = Saver(lambda _: may_end.wait(10), Heard())
         saver.start(snapshot)
         await asyncio.sleep(0.05)
         may_end.set()
@@ -34,21 +45,22 @@ def test_the_loop_goes_on_while_a_save_is_under_way(snapshot: Snapshot) -> None:
 
 def test_settled_means_that_nothing_is_being_saved(snapshot: Snapshot) -> None:
     ended: list[Snapshot] = []
+    heard = Heard()
 
     def slow(given: Snapshot) -> None:
         time.sleep(0.1)
         ended.append(given)
 
     async def training() -> None:
-        saver = Saver(slow)
+        saver = Saver(slow, heard)
         await saver.settled()
         for count in (1, 2):
             saver.start(snapshot)
             await saver.settled()
-            assert len(ended) == count
+            assert len(ended) == count == len(heard.events)
 
     asyncio.run(training())
-    assert ended == [snapshot, snapshot]
+    assert ended == [snapshot, snapshot] and heard.events == [Saved(1), Saved(1)]
 
 
 def full(_: Snapshot) -> None:
@@ -59,15 +71,18 @@ def broken(_: Snapshot) -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(("write", "error"), [(full, CheckpointError), (broken, ZeroDivisionError)])
-def test_a_failed_save_is_told_once(
-    write: Callable[[Snapshot], None], error: type[Exception], snapshot: Snapshot
+@pytest.mark.parametrize(("write", "said"), [(full, "no space"), (broken, "step 1 could not be saved: ZeroDivision")])
+def test_a_failed_save_is_told_once_and_not_written_down(
+    write: Callable[[Snapshot], None], said: str, snapshot: Snapshot
 ) -> None:
+    heard = Heard()
+
     async def training() -> None:
-        saver = Saver(write)
+        saver = Saver(write, heard)
         saver.start(snapshot)
-        with pytest.raises(error):
+        with pytest.raises(CheckpointError, match=said):
             await saver.settled()
         await saver.settled()
 
     asyncio.run(training())
+    assert heard.events == []
