@@ -2,6 +2,8 @@
 
     python benchmarks/soak.py                   20 minutes
     python benchmarks/soak.py --minutes 480
+    python benchmarks/soak.py --staleness 1 --stops 3     acting ahead, stopped and resumed on the way
+    python benchmarks/soak.py --algorithm remax           with a greedy attempt beside each group
     python benchmarks/soak.py --minutes 1 --leak      the control: attempts keep memory and open files
 
 Each tool call, opening, step, closing, scoring and generation is hit by a fault with the same chance (``--rate``),
@@ -15,6 +17,7 @@ import argparse
 import itertools
 import logging
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -34,13 +37,15 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.errors import AgentR1Error, RunStopped
+from agent_r1.core.errors import AgentR1Error, Interrupted, RunStopped
+from agent_r1.core.world import World
 from agent_r1.env.running import MAX_THREADS
-from agent_r1.store import RunReader
+from agent_r1.store import RunReader, is_run
 from agent_r1.store.verify import Verdict, verify
 from agent_r1.train import run
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.report import Silence, StepReport
+from agent_r1.train.resume import resumed
 
 SETTINGS: Mapping[str, Any] = {
     "steps": 10**6,  # time ends the run
@@ -51,6 +56,7 @@ SETTINGS: Mapping[str, Any] = {
     "pass_k": 0,
     "checkpoint_every": 10,
     "score_seconds": 0.5,
+    "concurrency": 64,
 }
 STALL = 60.0
 """Seconds after which a step counts as stuck."""
@@ -83,8 +89,9 @@ class Enough(AgentR1Error):
 class Watch(Silence):
     """Looks at the process from the first step on, and ends the run when its time is over."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, stops: int) -> None:
         self._seconds, self._began = seconds, time.monotonic()  # counted from the first step on
+        self._stops = [seconds * (number + 1) / (stops + 1) for number in range(stops)]
         self.samples: list[Sample] = []
         self.steps: list[float] = []
         self._over = threading.Event()
@@ -95,7 +102,11 @@ class Watch(Silence):
         if not self.samples:
             self.samples.append(self._sample())
             self._thread.start()
-        if self.steps[-1] - self.steps[0] > self._seconds:
+        passed = self.steps[-1] - self.steps[0]
+        if self._stops and passed > self._stops[0]:
+            del self._stops[0]
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif passed > self._seconds:
             raise Enough(f"{self._seconds / 60:g} minutes are over")
 
     def stop(self) -> None:
@@ -191,20 +202,35 @@ class Soaked:
             yield f"a step took {self.watch.longest:.0f} s"
 
 
-def soak(minutes: float, rate: float, deadline: float, seed: int, leaking: bool, folder: Path) -> Soaked:
+def go_on(folder: Path, config: TrainConfig, world: World, watch: Watch) -> AgentR1Error:
+    """Train, and go on each time the run is stopped by hand; how it ended."""
+    place = Layer("soak", {"run": str(folder)})
+    while True:
+        try:
+            if is_run(folder):
+                run.resume(resumed([place]), world, watch)
+            else:
+                run.train(config, world, watch)
+            return AgentR1Error("all steps were taken")
+        except Interrupted:
+            continue
+        except (Enough, RunStopped) as raised:
+            return raised
+
+
+def soak(options: argparse.Namespace, folder: Path) -> Soaked:
     torch.set_num_threads(1)
-    faults, watch = Faults(rate, seed, leaking), Watch(60 * minutes)
-    world, error = hostile_world(faults), AgentR1Error("all steps were taken")
-    layer = Layer("soak", {**SETTINGS, "episode_seconds": deadline, "run": str(folder), "seed": seed})
+    faults, watch = Faults(options.rate, options.seed, options.leak), Watch(60 * options.minutes, options.stops)
+    world = hostile_world(faults)
+    asked = {"max_staleness": options.staleness, "algorithm": options.algorithm, "seed": options.seed}
+    layer = Layer("soak", {**SETTINGS, **asked, "episode_seconds": options.deadline, "run": str(folder)})
     config = resolve(TrainConfig, [layer, Layer("recipe", world.recipe)])
     logging.getLogger("agent_r1").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
         stack.enter_context(patch.object(run, "TorchEngine", hostile_engine(faults)))
         stack.enter_context(patch("agent_r1.learn.learner.learn", hostile_learn(faults)))
         try:
-            run.train(config, world, watch)
-        except (Enough, RunStopped) as raised:
-            error = raised
+            error = go_on(folder, config, world, watch)
         finally:
             watch.stop()
     with closing(RunReader(folder)) as reader:
@@ -230,6 +256,7 @@ def table_of(soaked: Soaked) -> Table:
     table.add_row("threads: first step, warm, end", f"{start.threads}, {warm.threads}, {end.threads}")
     table.add_row("longest step, s", f"{watch.longest:.1f}")
     table.add_row("checkpoints; run.db, MB", f"{soaked.checkpoints}; {soaked.megabytes:.1f}")
+    table.add_row("lineages", f"{soaked.verdict.lineages}")
     table.add_row("ledger", f"{'balances' if soaked.verdict.holds else 'BROKEN'}: {dict(fates)}")
     return table
 
@@ -240,11 +267,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--deadline", type=float, default=8.0, help="seconds of an episode, one that hangs included")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--staleness", type=int, default=0, help="steps that attempts may be acted ahead")
+    parser.add_argument("--algorithm", default="grpo")
+    parser.add_argument("--stops", type=int, default=0, help="times that the run is stopped by hand, and resumed")
     parser.add_argument("--leak", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "soak"
-        soaked = soak(options.minutes, options.rate, options.deadline, options.seed, options.leak, place)
+        soaked = soak(options, place)
     Console(width=120).print(table_of(soaked))
     broken = list(soaked.broken())
     print("\n".join(broken) or f"holds; seed {options.seed}, rate {options.rate}")

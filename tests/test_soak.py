@@ -21,6 +21,12 @@ def test_a_run_among_faults_keeps_its_ledger_in_balance_and_leaks_nothing() -> N
     assert set(kinds) == {"open", "step", "close", "tool", "engine"}
 
 
+def test_acting_ahead_stopped_and_resumed_it_keeps_its_ledger_in_balance_too() -> None:
+    done = soak("--staleness", "1", "--stops", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "holds;" in done.stdout and re.search(r"lineages\s+│ 2", done.stdout)
+
+
 def test_a_leak_is_seen() -> None:
     done = soak("--leak")
     assert done.returncode == 1 and "more files are open" in done.stdout, done.stdout
