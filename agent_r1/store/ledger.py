@@ -20,6 +20,9 @@ from agent_r1.store.lineage import newest_lineage, open_lineage
 from agent_r1.store.rows import inserts
 from agent_r1.store.schema import check_schema, close_writer, open_writer, run_name
 
+LOCKS = Path("/proc/locks")
+"""The locks that are held, a line each: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
+
 
 class LedgerError(AgentR1Error):
     """Events could not be written: they contradict the ledger, or the disk failed."""
@@ -138,9 +141,21 @@ def _lock(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        got = f"{folder}, which another process is writing"
+        got = f"{folder}, which another process is writing{_holder(folder)}"
         raise InvalidInput("run", got=got, do="wait until it has ended, or end it") from None
     return descriptor
+
+
+def _holder(folder: Path) -> str:
+    """Which process has the lock, as far as the kernel says: Linux does, of processes that this one can see."""
+    found = folder.stat()
+    name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with suppress(OSError):
+        for line in LOCKS.read_text(encoding="ascii").splitlines():
+            match line.split():
+                case [_, "FLOCK", _, _, process, place, *_] if place == name:
+                    return f" (process {process})"
+    return ""
 
 
 def _opened(path: Path) -> sqlite3.Connection:

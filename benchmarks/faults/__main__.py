@@ -4,7 +4,8 @@
     python benchmarks/faults --short            a few injections of each case (minutes)
     python benchmarks/faults --only crashes T12
 
-Exit code 1 where something did not hold, too few faults happened, or a control stayed green.
+Exit code 1 where something did not hold, too few faults happened, or a control stayed green or went red of another
+reason than it should.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,16 +22,24 @@ from case import Case, Control, Outcome, Size
 from disks import DISKS
 from failures import FAILURES
 from golden import GOLDEN
+from histories import outcome_of
 from hostile_numbers import NUMBERS
 from hostile_tools import HOSTILE_TOOLS
+from killed_acting import KILLED_AHEAD
+from killed_calls import KILLED_CALLS
 from killed_saving import KILLED_SAVING
 from killed_training import KILLED_AFTER_STEPS, KILLED_ANYWHERE
+from processes import Child
 from rich.console import Console
 from rich.table import Table
 from signalled import SIGNALLED
+from two_processes import SECOND_PROCESS
 
 FAMILIES: Mapping[str, tuple[Case, ...]] = {
-    "crashes": (KILLED_ANYWHERE, KILLED_SAVING, *DISKS, KILLED_AFTER_STEPS, SIGNALLED),
+    "crashes": (
+        *(KILLED_ANYWHERE, KILLED_AHEAD, KILLED_SAVING, KILLED_CALLS, *DISKS),
+        *(SECOND_PROCESS, KILLED_AFTER_STEPS, SIGNALLED),
+    ),
     "failures": (*HOSTILE_TOOLS, *FAILURES, *NUMBERS, *GOLDEN),
 }
 """What happens to a run's process and its disk; what goes wrong inside of a run."""
@@ -72,26 +81,39 @@ class Result:
 
     @property
     def good(self) -> bool:
-        return self.holds and all(outcome.broken for _, outcome in self.controls)
+        return self.holds and all(control.seen(outcome) for control, outcome in self.controls)
+
+
+def apart(run: Callable[[Size], Outcome], size: Size) -> Outcome:
+    """Run in a process of its own: a fork of one that has run something else lacks its threads, and waits for them."""
+    return outcome_of(Child(run, size))
 
 
 def result_of(case: Case, short: bool, seed: int, jobs: int) -> Result:
     began = time.perf_counter()
     wanted = case.short if short else case.full
-    outcome = case.run(Size(wanted, seed, jobs))
-    controls = tuple((control, control.run(Size(control.injections, seed, jobs))) for control in case.controls)
+    outcome = apart(case.run, Size(wanted, seed, jobs))
+    controls = tuple((control, apart(control.run, Size(control.injections, seed, jobs))) for control in case.controls)
     return Result(case, wanted, outcome, controls, time.perf_counter() - began)
 
 
 def row_of(result: Result) -> tuple[str, ...]:
     bad = len(result.outcome.broken)
     said = "holds" if result.holds else f"{bad} BROKEN" if bad else f"TOO FEW: {result.wanted} wanted"
-    controls = "\n".join(
-        f"{control.breaks}: {'red' if outcome.broken else 'GREEN'} ({len(outcome.broken)} lines, {outcome.fired} fired)"
-        for control, outcome in result.controls
-    )
+    controls = "\n".join(shown(control, outcome) for control, outcome in result.controls)
+    counts = [f"{count} {name}" for name, count in result.outcome.counts.items()]
+    fired = "\n".join([str(result.outcome.fired), *counts])
     case = result.case
-    return case.name, case.injected, str(result.outcome.fired), case.holds, said, controls, f"{result.seconds:.0f}"
+    return case.name, case.injected, fired, case.holds, said, controls, f"{result.seconds:.0f}"
+
+
+def shown(control: Control, outcome: Outcome) -> str:
+    """Whether the check that had to see what was broken did, or another did, or none."""
+    seen, lines = len(control.seen(outcome)), len(outcome.broken)
+    counted = f"({seen} of {lines} lines, {outcome.fired} fired)"
+    if seen:
+        return f"{control.breaks}: red, {control.says.strip()!r} {counted}"
+    return f"{control.breaks}: {f'OF ANOTHER REASON, {outcome.broken[0]}' if lines else 'GREEN'} {counted}"
 
 
 def main() -> None:
@@ -108,7 +130,9 @@ def main() -> None:
     results = []
     asked = {case.name for family in options.only for case in FAMILIES.get(family, ())} | {*options.only}
     for case in CASES:
-        if case.name in asked:
+        if case.name in asked and (hindrance := case.hindrance()) is not None:
+            print(f"{case.name}: not run: {hindrance}", flush=True)
+        elif case.name in asked:
             results.append(result_of(case, options.short, options.seed, options.jobs))
             table.add_row(*row_of(results[-1]))
             said = "good" if results[-1].good else "BAD"

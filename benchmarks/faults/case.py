@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,27 +18,47 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many faults happened, and a line for each that left something broken."""
+    """How many faults happened, a line for each thing that was left broken, and how often what else was counted."""
 
     fired: int
     broken: tuple[str, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(self.fired + other.fired, self.broken + other.broken)
+        counts = Counter(self.counts) + Counter(other.counts)
+        return Outcome(self.fired + other.fired, self.broken + other.broken, counts)
+
+
+NOTHING = Outcome(0, ())
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The same with something broken on purpose: an outcome in which nothing is broken means a blind check."""
+    """The same with something broken on purpose, and what the check that has to see it says.
+
+    A line without these words is red for another reason, and shows nothing of that check.
+    """
 
     breaks: str
+    says: str
     run: Callable[[Size], Outcome]
     injections: int
+
+    def seen(self, outcome: Outcome) -> tuple[str, ...]:
+        """The lines by which the check saw what was broken."""
+        return tuple(line for line in outcome.broken if self.says in line)
+
+
+def possible() -> str | None:
+    """Nothing is in the way."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One row. ``full`` and ``short`` are the injections of the two forms; that many have to fire.
+
+    ``hindrance`` says why the case cannot be run on this machine, where it cannot.
 
     Example:
         Case("T2", "SIGKILL at each operation of a save", "a whole checkpoint is there", run, 100, 10, controls)
@@ -50,3 +71,4 @@ class Case:
     full: int
     short: int
     controls: tuple[Control, ...]
+    hindrance: Callable[[], str | None] = possible

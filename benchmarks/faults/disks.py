@@ -1,4 +1,4 @@
-"""T3 to T5: disks that refuse, files that changed, and histories of saves that fail."""
+"""T3, T4 and T5a: disks that refuse, files that changed, and histories of saves that fail."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import resource
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from case import Case, Control, Outcome, Size
-from killed_saving import Saver
+from killed_saving import NO_WHOLE, NOT_WHAT_WAS_SAVED, Saver
+from killed_training import OTHERWISE
 from micro import found_broken, go, made_by, reference
 from processes import Child
+from scenarios import PPO, Scenario
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import manifest, reopen_run
+from agent_r1.store import manifest
 from agent_r1.store.disk import Disk
 from agent_r1.store.manifest import CHECKPOINTS, checkpoints, step_of
 from agent_r1.train.checkpoint import CheckpointError, newest_whole
@@ -119,31 +119,30 @@ LIMITS = (60_000, 1_400_000)
 """Bytes that files of a run may have at most: no run at all, and all but the largest file, fit in these."""
 
 
-def files_that_cannot_grow(size: Size, again: Mapping[str, Any] | None = None) -> Outcome:
+def files_that_cannot_grow(size: Size, again: Scenario = PPO) -> Outcome:
     """Runs whose files may grow to a limit, which the kernel sets, and that go on without it."""
-    settings: Mapping[str, Any] = {"algorithm": "ppo"}
     low, high = LIMITS
     outcome = Outcome(0, ())
     with tempfile.TemporaryDirectory() as place:
-        made, _ = reference(Path(place) / "whole", settings)
+        made, _ = reference(Path(place) / "whole", PPO)
         for number in range(size.injections):
             limit = low + (high - low) * number // max(1, size.injections - 1)
             folder = Path(place) / f"run-{number}"
-            ended = Child(_limited, limit, folder, settings).wait()
+            ended = Child(_limited, limit, folder).wait()
             broken = found_broken(folder, Path(place) / "no log") if folder.exists() else []
             broken += [] if _clear(ended.error) else [f"not told, but {ended.error}"]
-            if again is not None:
+            if again != PPO:
                 shutil.rmtree(folder, ignore_errors=True)
-            Child(go, folder, {**settings, **(again or {})}, Silence()).wait()
-            broken += [] if made_by(folder) == made else ["another digest, or other weights"]
+            Child(go, folder, again, Silence()).wait()
+            broken += [] if made_by(folder) == made else [OTHERWISE]
             outcome += Outcome(int(ended.error is not None), tuple(f"limit {limit}: {line}" for line in broken))
     return outcome
 
 
-def _limited(limit: int, folder: Path, settings: Mapping[str, Any]) -> None:
+def _limited(limit: int, folder: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    go(folder, settings, Silence())
+    go(folder, PPO, Silence())
 
 
 def _clear(error: str | None) -> bool:
@@ -235,20 +234,6 @@ def _lived(saver: Saver, run: Path, drawn: random.Random, disk: type[Refusing]) 
     return Outcome(fired, tuple(broken))
 
 
-def second_process(size: Size, held: bool = True) -> Outcome:
-    """Another process goes on with a run that one is writing."""
-    outcome = Outcome(0, ())
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "run"
-        Child(go, folder, {"steps": 2}, Silence()).wait()
-        for _ in range(size.injections):
-            with closing(reopen_run(folder)) if held else nullcontext():
-                said = Child(lambda: reopen_run(folder).close()).wait().error or "it was let in"
-            refused = said.startswith("InvalidInput") and "another process is writing" in said
-            outcome += Outcome(1, () if refused else (said,))
-    return outcome
-
-
 DISKS: tuple[Case, ...] = (
     Case(
         "T3a",
@@ -257,7 +242,7 @@ DISKS: tuple[Case, ...] = (
         refused_anywhere,
         90,
         90,
-        (Control("older ones removed first", lambda size: refused_anywhere(size, Eager), 1),),
+        (Control("older ones removed first", NO_WHOLE, lambda size: refused_anywhere(size, Eager), 1),),
     ),
     Case(
         "T3b",
@@ -266,7 +251,11 @@ DISKS: tuple[Case, ...] = (
         files_that_cannot_grow,
         12,
         2,
-        (Control("begun anew by another seed", lambda size: files_that_cannot_grow(size, {"seed": 1}), 1),),
+        (
+            Control(
+                "begun anew by another seed", OTHERWISE, lambda size: files_that_cannot_grow(size, PPO.but(seed=1)), 1
+            ),
+        ),
     ),
     Case(
         "T4",
@@ -275,7 +264,11 @@ DISKS: tuple[Case, ...] = (
         changed_files,
         600,
         40,
-        (Control("sizes compared, not hashes", lambda size: changed_files(size, checked=False), 40),),
+        (
+            Control(
+                "sizes compared, not hashes", NOT_WHAT_WAS_SAVED, lambda size: changed_files(size, checked=False), 40
+            ),
+        ),
     ),
     Case(
         "T5a",
@@ -284,15 +277,6 @@ DISKS: tuple[Case, ...] = (
         histories,
         2000,
         20,
-        (Control("older ones removed first", lambda size: histories(size, Eager), 20),),
-    ),
-    Case(
-        "T5b",
-        "a second process goes on with a run that is being written",
-        "refused in one line",
-        second_process,
-        20,
-        2,
-        (Control("the first one ends", lambda size: second_process(size, held=False), 1),),
+        (Control("older ones removed first", NO_WHOLE, lambda size: histories(size, Eager), 20),),
     ),
 )

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from case import Case, Outcome
-from hostile import RUN, Crash, Hostile, case, control, policy_of, quiet, ran, small_world
+from hostile import ENDED, RUN, WENT_ON, Crash, Hostile, case, control, policy_of, quiet, ran, small_world
 
 from agent_r1.core.acting import Completion, Prompt, Sampling
 from agent_r1.core.attempt import Attempt
@@ -83,7 +83,7 @@ def crashing_for_ever(seed: int, share: float = 1.0, **settings: Any) -> Outcome
     said = str(left.error)
     wanted = ("environment_failed: OSError: the server is gone", "for example run:", "what to do")
     if left.error is not None and (len(said.splitlines()) > 24 or not all(text in said for text in wanted)):
-        broken.append("the diagnosis does not name what happened")
+        broken.append(UNNAMED)
     return Outcome(fired["step"], tuple(broken))
 
 
@@ -308,6 +308,7 @@ def _silent(jobs: Any, waiting: Any, gone: Any) -> None:
         job()
 
 
+UNNAMED = "the diagnosis does not name what happened"
 NEVER = {"doctor.failure_share": 1.0}
 AS_IT_IS = patch.object(agent, "as_transition", lambda given: given)
 SILENT = patch.object(worker, "_work", _silent)
@@ -320,7 +321,7 @@ FAILURES: tuple[Case, ...] = (
         crashing_once,
         200,
         1,
-        control("no retries", crashing_once, retries=0),
+        control("no retries", "were dropped and tried again", crashing_once, retries=0),
     ),
     case(
         "T9b",
@@ -329,7 +330,7 @@ FAILURES: tuple[Case, ...] = (
         hanging_environment,
         30,
         1,
-        control("no limit", hanging_environment, limit=30.0, hang=2.0),
+        control("no limit", " took ", hanging_environment, limit=30.0, hang=2.0),
     ),
     case(
         "T9c",
@@ -338,7 +339,7 @@ FAILURES: tuple[Case, ...] = (
         wrong_transitions,
         100,
         len(GIVEN),
-        control("transitions taken as they are", wrong_transitions, patches=(AS_IT_IS,)),
+        control("transitions taken as they are", ENDED, wrong_transitions, patches=(AS_IT_IS,)),
     ),
     case(
         "T10",
@@ -347,7 +348,7 @@ FAILURES: tuple[Case, ...] = (
         wrong_rewards,
         200,
         1,
-        control("0 where it failed", wrong_rewards, instead=0.0),
+        control("0 where it failed", "with a reward nobody gave", wrong_rewards, instead=0.0),
     ),
     case(
         "T11a",
@@ -356,7 +357,7 @@ FAILURES: tuple[Case, ...] = (
         crashing_for_ever,
         500,
         1,
-        control("no breaker", crashing_for_ever, **NEVER),
+        control("no breaker", UNNAMED, crashing_for_ever, **NEVER),
     ),
     case(
         "T11b",
@@ -365,7 +366,7 @@ FAILURES: tuple[Case, ...] = (
         tolerated,
         100,
         1,
-        control("four fifths fail", tolerated, share=0.8),
+        control("four fifths fail", f"{ENDED}: the run was stopped", tolerated, share=0.8),
     ),
     case(
         "T11c",
@@ -374,7 +375,7 @@ FAILURES: tuple[Case, ...] = (
         dead_engine,
         500,
         1,
-        control("no breaker", dead_engine, **NEVER),
+        control("no breaker", WENT_ON, dead_engine, **NEVER),
     ),
     case(
         "T11d",
@@ -383,7 +384,7 @@ FAILURES: tuple[Case, ...] = (
         nothing_learned,
         200,
         1,
-        control("eight groups can be told apart", nothing_learned, groups=8),
+        control("eight groups can be told apart", WENT_ON, nothing_learned, groups=8),
     ),
     case(
         "T11e",
@@ -392,6 +393,6 @@ FAILURES: tuple[Case, ...] = (
         dead_thread,
         20,
         1,
-        control("a thread that ends in silence", dead_thread, patches=(SILENT,)),
+        control("a thread that ends in silence", "nobody had been told", dead_thread, patches=(SILENT,)),
     ),
 )

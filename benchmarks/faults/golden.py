@@ -173,7 +173,7 @@ GOLDEN: tuple[Case, ...] = (
         divided,
         100,
         1,
-        control("a pass is forgotten", divided, patches=(FORGETTING,)),
+        control("a pass is forgotten", "lead to weights", divided, patches=(FORGETTING,)),
     ),
     case(
         "T14",
@@ -182,7 +182,7 @@ GOLDEN: tuple[Case, ...] = (
         stops,
         5000,
         400,
-        control("an end is put on what was cut", stops, patches=(FORCED,)),
+        control("an end is put on what was cut", "(length) of", stops, patches=(FORCED,)),
     ),
     case(
         "T15c",
@@ -191,6 +191,6 @@ GOLDEN: tuple[Case, ...] = (
         golden,
         5000,
         200,
-        control("off by one", golden, shift=-1),
+        control("off by one", "a log-probability is off", golden, shift=-1),
     ),
 )

@@ -46,6 +46,9 @@ SMALL: Mapping[str, Any] = {
 }
 """Searches that find a page are rewarded, so that every step teaches something."""
 
+WENT_ON, ENDED = "the run went on to its end", "the run ended"
+"""What is said of a run that should have been stopped, and of one that should not."""
+
 RUN = "run"
 """The name of every run: attempts of evaluations, which are no part of it, are left in peace."""
 
@@ -71,9 +74,9 @@ class Ran:
         """What no fault may do: tear the ledger, or end a run that should go on, or the other way round."""
         yield from self.violations
         if completed and self.error is not None:
-            yield f"the run ended: {str(self.error).splitlines()[0]}"
+            yield f"{ENDED}: {str(self.error).splitlines()[0]}"
         if not completed and self.error is None:
-            yield "the run went on to its end"
+            yield WENT_ON
         if self.held != self.digests[-1] and self.error is not None:
             yield "the learner's weights are not those of the last step in the ledger"
 
@@ -151,9 +154,9 @@ def case(name: str, injected: str, holds: str, once: Once, full: int, short: int
     return Case(name, injected, holds, repeated(once), full, short, controls)
 
 
-def control(breaks: str, once: Once, **changes: Any) -> Control:
-    """``once`` with something broken on purpose."""
-    return Control(breaks, lambda size: once(size.seed, **changes), 1)
+def control(breaks: str, says: str, once: Once, **changes: Any) -> Control:
+    """``once`` with something broken on purpose, and what the check says that has to see it."""
+    return Control(breaks, says, lambda size: once(size.seed, **changes), 1)
 
 
 def repeated(once: Once) -> Callable[[Size], Outcome]:

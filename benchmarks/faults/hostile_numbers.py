@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from case import Case, Outcome
-from hostile import RUN, Ran, case, control, ran, small_world
+from hostile import RUN, WENT_ON, Ran, case, control, ran, small_world
 
 from agent_r1.core.acting import Completion, Prompt, Sampling, Weights
 from agent_r1.core.errors import RunStopped
@@ -202,7 +202,7 @@ NUMBERS: tuple[Case, ...] = (
         torn_groups,
         2 * len(TEARS),
         len(TEARS),
-        control("groups taken as they are", torn_groups, patches=(UNSEEN,)),
+        control("groups taken as they are", WENT_ON, torn_groups, patches=(UNSEEN,)),
     ),
     case(
         "T15a",
@@ -211,8 +211,8 @@ NUMBERS: tuple[Case, ...] = (
         shifted_logprobs,
         200,
         1,
-        control("no bound", shifted_logprobs, **{"doctor.logprob_gap": 1e9}),
-        control("nothing off", shifted_logprobs, by=0.0),
+        control("no bound", WENT_ON, shifted_logprobs, **{"doctor.logprob_gap": 1e9}),
+        control("nothing off", WENT_ON, shifted_logprobs, by=0.0),
     ),
     case(
         "T15b",
@@ -221,7 +221,7 @@ NUMBERS: tuple[Case, ...] = (
         unsteady_learner,
         100,
         1,
-        control("no bound", unsteady_learner, **{"doctor.ratio_deviation": 1e9}),
+        control("no bound", WENT_ON, unsteady_learner, **{"doctor.ratio_deviation": 1e9}),
     ),
     case(
         "T17",
@@ -230,7 +230,7 @@ NUMBERS: tuple[Case, ...] = (
         spoiled_gradients,
         20,
         4,
-        control("patience without end", spoiled_gradients, **{"doctor.patience": 99}),
+        control("patience without end", WENT_ON, spoiled_gradients, **{"doctor.patience": 99}),
     ),
     case(
         "T20",
@@ -239,7 +239,7 @@ NUMBERS: tuple[Case, ...] = (
         undelivered_weights,
         10,
         2,
-        control("nobody asks the engine", undelivered_weights, patches=(UNASKED,)),
+        control("nobody asks the engine", WENT_ON, undelivered_weights, patches=(UNASKED,)),
     ),
     case(
         "memory",
@@ -248,6 +248,6 @@ NUMBERS: tuple[Case, ...] = (
         out_of_memory,
         10,
         1,
-        control("gradients left behind are not cleared", out_of_memory, patches=(FORGETFUL,)),
+        control("gradients left behind are not cleared", "weights are not those", out_of_memory, patches=(FORGETFUL,)),
     ),
 )

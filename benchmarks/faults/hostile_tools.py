@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from case import Case, Outcome
-from hostile import RUN, Ran, case, control, policy_of, ran, small_world
+from hostile import RUN, WENT_ON, Ran, case, control, policy_of, ran, small_world
 
 from agent_r1.core.acting import Completion, Prompt, Sampling
 from agent_r1.core.messages import Text
@@ -189,7 +189,7 @@ HOSTILE_TOOLS: tuple[Case, ...] = (
         hung_tools,
         20,
         1,
-        control("a minute for each call", hung_tools, timeout=60.0),
+        control("a minute for each call", "a call took", hung_tools, timeout=60.0),
     ),
     case(
         "T7a",
@@ -198,8 +198,8 @@ HOSTILE_TOOLS: tuple[Case, ...] = (
         garbage,
         200,
         len(GARBAGE),
-        control("control tokens unbroken", garbage, patches=(UNBROKEN,)),
-        control("results taken as they are", garbage, patches=(AS_THEY_ARE,)),
+        control("control tokens unbroken", "was shown control tokens", garbage, patches=(UNBROKEN,)),
+        control("results taken as they are", " was lost: ", garbage, patches=(AS_THEY_ARE,)),
     ),
     case(
         "T7b",
@@ -208,8 +208,8 @@ HOSTILE_TOOLS: tuple[Case, ...] = (
         broken_tool,
         500,
         1,
-        control("one call in ten succeeds", broken_tool, spared=10),
-        control("no breaker", broken_tool, **{"doctor.failure_share": 1.0}),
+        control("one call in ten succeeds", WENT_ON, broken_tool, spared=10),
+        control("no breaker", "the diagnosis does not name the tool", broken_tool, **{"doctor.failure_share": 1.0}),
     ),
     case(
         "T8",
@@ -218,6 +218,6 @@ HOSTILE_TOOLS: tuple[Case, ...] = (
         malformed,
         200,
         len(MALFORMED),
-        control("an unreadable call raises", malformed, patches=(RAISING,)),
+        control("an unreadable call raises", "the call is not valid JSON", malformed, patches=(RAISING,)),
     ),
 )

@@ -1,16 +1,14 @@
-"""T2: the process is killed at every operation of saving a checkpoint."""
+"""T2: the process is killed before, amid and after every operation of saving a checkpoint."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from case import Case, Control, Outcome
+from case import NOTHING, Case, Control, Outcome
 from processes import Child, Countdown
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
@@ -23,50 +21,55 @@ from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.train.checkpoint import Position, Snapshot, copied, load_checkpoint, newest_whole, save_checkpoint
 from agent_r1.train.doctor.state import DoctorState
 
-Saving = Callable[[Path, int, Disk], None]
+AMID = "amid write"
+
+CUTS = (0.0, 0.5, 1.0)
+"""Shares of a file that are there when the process is killed amid its writing; of the last its last byte is not."""
 
 
 class KilledDisk(Disk):
-    """Counts down before each operation, in the middle of each write, and after each."""
+    """Names each moment before an operation, after it, and in the middle of a write: a file half there, others not."""
 
-    def __init__(self, countdown: Countdown) -> None:
-        self._countdown = countdown
+    def __init__(self, reach: Callable[[str], None]) -> None:
+        self._reach = reach
 
     def make(self, folder: Path) -> None:
-        self._around(lambda: super(KilledDisk, self).make(folder))
+        self._around("make", lambda: super(KilledDisk, self).make(folder))
 
     def write(self, place: Path, put: Callable[[Path], None]) -> None:
-        def torn() -> None:
+        def file_by_file() -> None:
             put(place)
             files = [place] if place.is_file() else sorted(place.iterdir())
             whole = {file: file.read_bytes() for file in files}
+            for file in files:
+                file.unlink()
             for file, data in whole.items():
-                os.truncate(file, len(data) // 2)
-            self._countdown()
-            for file, data in whole.items():
+                for cut in CUTS:
+                    file.write_bytes(data[: min(int(cut * len(data)), len(data) - 1)])
+                    self._reach(AMID)
                 file.write_bytes(data)
 
-        self._around(torn)
+        self._around("write", file_by_file)
 
     def sync(self, path: Path) -> None:
-        self._around(lambda: super(KilledDisk, self).sync(path))
+        self._around("fsync", lambda: super(KilledDisk, self).sync(path))
 
     def rename(self, old: Path, new: Path) -> None:
-        self._around(lambda: super(KilledDisk, self).rename(old, new))
+        self._around("rename", lambda: super(KilledDisk, self).rename(old, new))
 
     def remove(self, folder: Path) -> None:
         def file_by_file() -> None:
             for file in sorted(folder.iterdir()):
                 file.unlink()
-                self._countdown()
+                self._reach("unlink")
             super(KilledDisk, self).remove(folder)
 
-        self._around(file_by_file)
+        self._around("remove", file_by_file)
 
-    def _around(self, operation: Callable[[], None]) -> None:
-        self._countdown()
+    def _around(self, name: str, operation: Callable[[], None]) -> None:
+        self._reach(name)
         operation()
-        self._countdown()
+        self._reach(name)
 
 
 class InPlace(KilledDisk):
@@ -74,8 +77,17 @@ class InPlace(KilledDisk):
 
     def write(self, place: Path, put: Callable[[Path], None]) -> None:
         super().write(place, put)
-        folder = place if place.is_dir() else place.parent
-        shutil.copytree(folder, folder.with_name("step-2"), dirs_exist_ok=True)
+        copy_in_place(place)
+
+
+def copy_in_place(place: Path) -> None:
+    """Put what was written over the checkpoint that is there."""
+    folder = place if place.is_dir() else place.parent
+    shutil.copytree(folder, folder.with_name("step-2"), dirs_exist_ok=True)
+
+
+NO_WHOLE, NOT_WHAT_WAS_SAVED = "no whole checkpoint", "does not hold what was saved"
+"""What is said where the last good checkpoint is lost, and where one is another than it says."""
 
 
 class Saver:
@@ -101,59 +113,74 @@ class Saver:
         """What is wrong with the newest whole checkpoint of a run."""
         found = newest_whole(run)
         if found.folder is None or step_of(found.folder) < at_least:
-            return [f"no whole checkpoint of step {at_least} or later"]
+            return [f"{NO_WHOLE} of step {at_least} or later"]
         saved, wanted = (
             load_checkpoint(found.folder, self._model, self._tokenizer),
             self._snapshot(step_of(found.folder)),
         )
         same = _equal(saved.learner.tensors, wanted.learner.tensors) and saved.learner.scalars == wanted.learner.scalars
-        return [*found.skipped, *([] if same else [f"{found.folder} does not hold what was saved"])]
+        return [*map(str, found.skipped), *([] if same else [f"{found.folder} {NOT_WHAT_WAS_SAVED}"])]
 
 
 def _equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def at_every_operation(disk: type[KilledDisk] = KilledDisk) -> Outcome:
-    """Save step 3 over steps 1 and 2, killed at each position in turn."""
-    saver, outcome = Saver(), Outcome(0, ())
-    with tempfile.TemporaryDirectory() as place:
-        first = Path(place) / "first"
+class Saved:
+    """Checkpoints of steps 1 and 2, over which step 3 is to be saved, again and again."""
+
+    def __init__(self, place: Path) -> None:
+        self._first, self.run, self._saver = place / "first", place / "run", Saver()
         for step in (1, 2):
-            saver.save(first, step, Disk())
-        for position in itertools.count(1):
-            killed, broken = _killed(saver, first, Path(place) / "run", position, disk)
-            outcome += Outcome(int(killed), tuple(f"killed at {position}: {line}" for line in broken))
-            if not killed:
-                return outcome
-    raise AssertionError("a save has an end")
+            self._saver.save(self._first, step, Disk())
+
+    def save(self, disk: Disk) -> None:
+        """Save step 3."""
+        self._saver.save(self.run, 3, disk)
+
+    def again(self) -> None:
+        """Bring the checkpoints of steps 1 and 2 back, and no other."""
+        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.copytree(self._first, self.run)
+
+    def broken(self, killed: bool) -> list[str]:
+        """What is wrong with what a save of step 3 left, and with what the save of the next step makes of it."""
+        broken = self._saver.broken(self.run, 2 if killed else 3)
+        try:
+            self._saver.save(self.run, 4, Disk())
+            for folder in checkpoints(self.run):
+                check_whole(folder)
+        except AgentR1Error as error:
+            broken.append(f"the next save: {error}")
+        left = [path.name for path in (self.run / "checkpoints").iterdir() if path.name.startswith(".")]
+        return [*broken, *self._saver.broken(self.run, 4), *(f"{name} is left" for name in left)]
 
 
-AT_LEAST = 50
-"""So many positions has any save, however many files a model has."""
+def at_every_operation(disk: type[KilledDisk] = KilledDisk) -> Outcome:
+    """Save step 3 over steps 1 and 2, killed at each moment in turn."""
+    outcome, moments = NOTHING, list[str]()
+    with tempfile.TemporaryDirectory() as place:
+        saved = Saved(Path(place))
+        saved.again()
+        saved.save(disk(moments.append))
+        for number, moment in enumerate(moments, start=1):
+            saved.again()
+            killed = Child(saved.save, disk(Countdown(number))).wait().killed
+            broken = [*saved.broken(killed), *([] if killed else ["not killed"])]
+            lines = tuple(f"killed at {number}, {moment}: {line}" for line in broken)
+            outcome += Outcome(int(killed), lines, {moment: int(killed)})
+    return outcome
 
 
-def _killed(saver: Saver, first: Path, run: Path, position: int, disk: type[KilledDisk]) -> tuple[bool, list[str]]:
-    shutil.rmtree(run, ignore_errors=True)
-    shutil.copytree(first, run)
-    killed = Child(saver.save, run, 3, disk(Countdown(position))).wait().killed
-    broken = saver.broken(run, 2 if killed else 3)
-    try:
-        saver.save(run, 4, Disk())
-        for folder in checkpoints(run):
-            check_whole(folder)
-    except AgentR1Error as error:
-        broken.append(f"the next save: {error}")
-    left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
-    return killed, [*broken, *saver.broken(run, 4), *(f"{name} is left" for name in left)]
-
+AT_LEAST = 80
+"""So many moments has any save, however many files a model has."""
 
 KILLED_SAVING = Case(
     "T2",
-    "SIGKILL before, amid and after every write, fsync, rename and removal of a save",
+    "SIGKILL before and after every write, fsync, rename and removal of a save, and thrice amid each file's writing",
     "the newest whole checkpoint is the old one or the new one, and holds what was saved; the next save works",
     lambda size: at_every_operation(),
     AT_LEAST,
     AT_LEAST,
-    (Control("saved in place", lambda size: at_every_operation(InPlace), AT_LEAST),),
+    (Control("saved in place", NO_WHOLE, lambda size: at_every_operation(InPlace), AT_LEAST),),
 )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from case import Case, Control, Outcome, Size
-from micro import Break, Made, complete, found_broken, go, intact, killed_at, made_by, reference
+from case import NOTHING, Case, Control, Outcome, Size
+from histories import Judge, anywhere, outcome_of
+from micro import Break, Made, found_broken, go, intact, made_by, reference
 from processes import Child
+from scenarios import EVERYTHING, GRPO, PPO, REFILL, SELDOM, Scenario
 
 from agent_r1.core.record import Event
 from agent_r1.learn.learner import Learner, LearnerState
@@ -25,97 +25,32 @@ from agent_r1.store.ledger import Ledger, Submission
 from agent_r1.train import restore
 from agent_r1.train.report import Silence, StepReport
 
-Settings = Mapping[str, Any]
-
-ALGORITHMS: Sequence[Settings] = ({"algorithm": "grpo"}, {"algorithm": "ppo"})
-
-HOURS = 4 * 3600.0
-"""Seconds that all histories of a process may take."""
-
-SPARE = 1
-"""More histories than kills that have to happen: with other luck in group commits a run passes fewer positions."""
-
-AGAIN = 0.3
-"""How often the process that goes on is killed too."""
+OTHERWISE = "another digest, or other weights"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Histories to live through: where each is killed first, of how many positions, and what it must come to."""
+def as_if_nothing(scenario: Scenario, made: Made) -> Judge:
+    """A run has made what one makes that nothing stops."""
 
-    settings: Settings
-    made: Made
-    positions: int
-    kills: Sequence[int]
-    seed: int
+    def judge(folder: Path) -> Outcome:
+        return Outcome(0, () if made_by(folder) == made else (OTHERWISE,))
+
+    return judge
 
 
-def anywhere(size: Size, breaking: Break = intact) -> Outcome:
-    """Kill runs at positions that are spread evenly over all that a run passes, and drawn at random within that."""
-    return sum((_anywhere(settings, size, breaking) for settings in ALGORITHMS), Outcome(0, ()))
+def killed(size: Size, scenarios: Sequence[Scenario], breaking: Break = intact) -> Outcome:
+    """Runs in deterministic mode that are killed anywhere."""
+    return anywhere(size, scenarios, as_if_nothing, breaking)
 
 
-def _anywhere(settings: Settings, size: Size, breaking: Break) -> Outcome:
-    share = -(-size.injections // len(ALGORITHMS)) + SPARE
-    with tempfile.TemporaryDirectory() as place:
-        made, positions = reference(Path(place) / "run", settings)
-        drawn = random.Random(f"{size.seed} {settings}")
-        kills = [1 + int((number + drawn.random()) / share * positions) for number in range(share)]
-        plans = [Plan(settings, made, positions, kills[job :: size.jobs], size.seed) for job in range(size.jobs)]
-        children = [Child(_live, plan, Path(place) / str(job), breaking) for job, plan in enumerate(plans)]
-        return sum((_outcome(child) for child in children), Outcome(0, ()))
-
-
-def _outcome(child: Child) -> Outcome:
-    ended = child.wait(HOURS)
-    return ended.value if ended.error is None else Outcome(0, (ended.error,))
-
-
-def _live(plan: Plan, place: Path, breaking: Break) -> Outcome:
-    place.mkdir()
-    return sum((_history(kill, plan, place, breaking) for kill in plan.kills), Outcome(0, ()))
-
-
-def _history(kill: int, plan: Plan, place: Path, breaking: Break) -> Outcome:
-    """One run that is killed, perhaps again as it goes on, and must come to what it would have come to."""
-    folder, log = place / "run", place / "log"
-    drawn = random.Random(f"{plan.seed} {kill}")
-    fired, position, broken = 0, kill, []
-    while not complete(folder):  # the last positions are those of closing a run that is complete
-        ended = killed_at(position, folder, log, plan.settings, breaking)
-        fired += ended.killed
-        broken += found_broken(folder, log)
-        position = drawn.randint(1, plan.positions) if drawn.random() < AGAIN else 0
-        if not ended.killed and ended.error is not None:
-            broken.append(ended.error)
-            break
-    if complete(folder) and made_by(folder) != plan.made:
-        broken.append("another digest, or other weights")
-    shutil.rmtree(place)
-    place.mkdir()
-    where = f"{plan.settings['algorithm']} killed at {kill} of {plan.positions}"
-    return Outcome(fired, tuple(f"{where}: {line}" for line in broken))
-
-
-def after_every_step(size: Size, breaking: Break = intact) -> Outcome:
-    """Kill runs of each algorithm right after a step, before its checkpoint is begun; of the first where it is one."""
-    share = max(1, size.injections // len(STEPPED))
-    children = [Child(_stepping, settings, share, breaking) for settings in STEPPED[: size.injections]]
-    return sum((_outcome(child) for child in children), Outcome(0, ()))
+def after_every_step(size: Size, scenarios: Sequence[Scenario], breaking: Break = intact) -> Outcome:
+    """Kill runs of each scenario right after a step, before its checkpoint is begun; of the first where it is one."""
+    share = max(1, size.injections // len(scenarios))
+    children = [Child(_stepping, scenario, share, breaking) for scenario in scenarios[: size.injections]]
+    return sum((outcome_of(child) for child in children), NOTHING)
 
 
 STEPS = 10
-STEPPED: Sequence[Settings] = (
-    {"algorithm": "grpo", "steps": STEPS},
-    {"algorithm": "ppo", "steps": STEPS},
-    {
-        "algorithm": "grpo",
-        "steps": STEPS,
-        "reward_weights.found": 0.0,
-        "row": {"refill": 2, "filters.zero_variance": 0.0},
-    },
-)
-"""The third refills its steps."""
+STEPPED: Sequence[Scenario] = tuple(one.but(steps=STEPS) for one in (GRPO, PPO, REFILL, SELDOM, EVERYTHING))
 
 
 class Killing(Silence):
@@ -129,27 +64,28 @@ class Killing(Silence):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stepping(settings: Settings, injections: int, breaking: Break) -> Outcome:
+def _stepping(scenario: Scenario, injections: int, breaking: Break) -> Outcome:
     with tempfile.TemporaryDirectory() as place:
-        made, _ = reference(Path(place) / "whole", settings)
+        made, _ = reference(Path(place) / "whole", scenario)
         steps = [1 + (2 * number + 1) * STEPS // (2 * injections) for number in range(injections)]
-        return sum((_stopped(step, Path(place), settings, made, breaking) for step in steps), Outcome(0, ()))
+        return sum((_stopped(step, Path(place), scenario, made, breaking) for step in steps), NOTHING)
 
 
-def _stopped(step: int, place: Path, settings: Settings, made: Made, breaking: Break) -> Outcome:
+def _stopped(step: int, place: Path, scenario: Scenario, made: Made, breaking: Break) -> Outcome:
     folder = place / f"step-{step}"
 
     def going(progress: Silence) -> None:
         breaking()
-        go(folder, settings, progress)
+        go(folder, scenario, progress)
 
     killed = Child(going, Killing(step)).wait().killed
     broken = found_broken(folder, place / "no log")
     ended = Child(going, Silence()).wait()
     broken += [ended.error] if ended.error is not None else found_broken(folder, place / "no log")
     if ended.error is None and made_by(folder) != made:
-        broken.append("another digest, or other weights")
-    return Outcome(int(killed), tuple(f"{settings['algorithm']} after step {step}: {line}" for line in broken))
+        broken.append(OTHERWISE)
+    said = tuple(f"{scenario.name} after step {step}: {line}" for line in broken)
+    return Outcome(int(killed), said, {scenario.name: int(killed)})
 
 
 def without_moments() -> None:
@@ -163,15 +99,25 @@ def without_moments() -> None:
     Learner.restore = restored
 
 
-def without_cursor() -> None:
-    """The data begins anew where a run goes on."""
+def _restored_at(**changes: Any) -> None:
+    """A run goes on from another position than it had come to."""
     load = restore.load_checkpoint
 
     def loaded(*arguments: Any) -> Any:
         saved = load(*arguments)
-        return replace(saved, position=replace(saved.position, groups=0))
+        return replace(saved, position=replace(saved.position, **changes))
 
     restore.load_checkpoint = loaded
+
+
+def without_cursor() -> None:
+    """The data begins anew where a run goes on."""
+    _restored_at(groups=0)
+
+
+def without_best() -> None:
+    """The best by validation is forgotten where a run goes on."""
+    _restored_at(best=None)
 
 
 def hasty_ledger() -> None:
@@ -188,25 +134,36 @@ def hasty_ledger() -> None:
     Ledger.record, Ledger._commit = record, slow
 
 
+REFUSED_AGAIN = "it met its fate in an earlier lineage"
+"""What the ledger says of an attempt that is dispatched again though its fate stands."""
+
+LOST = "acknowledged and lost"
+
 KILLED_ANYWHERE = Case(
     "T1",
     "SIGKILL of the trainer at a statement of the ledger or an operation of the disk",
     "the ledger's law; nothing acknowledged is lost; digest and weights as if nothing had happened",
-    anywhere,
+    lambda size: killed(size, (GRPO, PPO, SELDOM, EVERYTHING)),
     300,
-    6,
+    4,
     (
-        Control("moments not restored", lambda size: anywhere(size, without_moments), 2),
-        Control("acknowledged before written", lambda size: anywhere(size, hasty_ledger), 4),
+        Control("moments not restored", OTHERWISE, lambda size: killed(size, (GRPO, PPO), without_moments), 2),
+        Control("best not restored", OTHERWISE, lambda size: killed(size, (EVERYTHING,), without_best), 2),
+        Control("acknowledged before written", LOST, lambda size: killed(size, (GRPO,), hasty_ledger), 3),
     ),
 )
 
 KILLED_AFTER_STEPS = Case(
     "T18",
-    f"SIGKILL after each of {STEPS} steps: grpo, ppo, grpo with refill",
+    f"SIGKILL after each of {STEPS} steps: {', '.join(scenario.name for scenario in STEPPED)}",
     "digest and weights as if nothing had happened",
-    after_every_step,
-    3 * STEPS,
-    3,
-    (Control("data cursor not restored", lambda size: after_every_step(size, without_cursor), 1),),
+    lambda size: after_every_step(size, STEPPED),
+    len(STEPPED) * STEPS,
+    len(STEPPED),
+    (
+        Control(
+            "data cursor not restored", REFUSED_AGAIN, lambda size: after_every_step(size, STEPPED, without_cursor), 1
+        ),
+        Control("moments not restored", OTHERWISE, lambda size: after_every_step(size, STEPPED, without_moments), 1),
+    ),
 )

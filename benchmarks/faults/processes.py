@@ -39,6 +39,17 @@ class Child:
         self._process = FORK.Process(target=_tell, args=(sending, work, arguments))
         self._process.start()
         sending.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def stopped(self) -> bool:
+        """Wait until it stops or ends; whether it stopped."""
+        seen = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return seen is not None and seen.si_code == os.CLD_STOPPED
+
+    def go_on(self) -> None:
+        """Let it go on that had stopped."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, seconds: float = HUNG_SECONDS) -> Ended:
         """How it ended; one that hangs is killed, and that is its error."""

@@ -11,20 +11,17 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from signal import Signals
-from typing import Any
 
-from case import Case, Control, Outcome, Size
-from killed_training import without_moments
-from micro import MICRO, Break, found_broken, intact, made_by, reference, watch
+from case import NOTHING, Case, Control, Outcome, Size
+from killed_training import OTHERWISE, without_moments
+from micro import Break, found_broken, intact, made_by, reference, watch
 from processes import Child, Countdown
+from scenarios import GRPO, MICRO
 
 from agent_r1 import cli
 
-SETTINGS: Mapping[str, Any] = {"algorithm": "grpo"}
-
 SENT: Mapping[tuple[Signals, ...], str] = {
     (Signals.SIGTERM,): f"exit code {cli.SIGNALLED + Signals.SIGTERM}",
-    (Signals.SIGTERM, Signals.SIGTERM): f"exit code {-Signals.SIGTERM}",
     (Signals.SIGINT, Signals.SIGINT): f"exit code {cli.INTERRUPTED}",
     (Signals.SIGINT,): f"exit code {cli.INTERRUPTED}",
     (Signals.SIGHUP,): f"exit code {-Signals.SIGHUP}",
@@ -34,9 +31,9 @@ SENT: Mapping[tuple[Signals, ...], str] = {
 
 def signalled(size: Size, breaking: Break = intact) -> Outcome:
     """Runs of the command that are signalled somewhere, and gone on with by the command."""
-    outcome, drawn = Outcome(0, ()), random.Random(size.seed)
+    outcome, drawn = NOTHING, random.Random(size.seed)
     with tempfile.TemporaryDirectory() as place:
-        made, positions = reference(Path(place) / "whole", SETTINGS)
+        made, positions = reference(Path(place) / "whole", GRPO)
         for number in range(size.injections):
             sent, ending = list(SENT.items())[number % len(SENT)]
             folder, position = Path(place) / f"run-{number}", drawn.randint(positions // 3, positions * 2 // 3)
@@ -46,9 +43,9 @@ def signalled(size: Size, breaking: Break = intact) -> Outcome:
             again = Child(_resume, folder, breaking).wait()
             broken += [] if again.error == "exit code 0" else [f"resumed, it ended by {again.error}"]
             broken += found_broken(folder, Path(place) / "no log")
-            broken += [] if made_by(folder) == made else ["another digest, or other weights"]
+            broken += [] if made_by(folder) == made else [OTHERWISE]
             names = "+".join(one.name for one in sent)
-            outcome += Outcome(1, tuple(f"{names} at {position}: {line}" for line in broken))
+            outcome += Outcome(1, tuple(f"{names} at {position}: {line}" for line in broken), {names: 1})
     return outcome
 
 
@@ -57,7 +54,7 @@ def _train(folder: Path, countdown: Countdown) -> None:
     for one in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(one, signal.SIG_DFL)
     watch(countdown)
-    settings = [f"--{key}={value}" for key, value in {**MICRO, **SETTINGS}.items()]
+    settings = [f"--{key}={value}" for key, value in {**MICRO, **GRPO.settings}.items()]
     _command("train", "--run", str(folder), *settings)
 
 
@@ -75,10 +72,10 @@ def _command(*arguments: str) -> None:
 
 SIGNALLED = Case(
     "T22",
-    "SIGTERM and SIGINT, once and twice, SIGHUP to the command in training",
+    "SIGTERM, SIGINT once and twice, SIGHUP to the command in training",
     "it saves itself and ends by 130 or 143, at once where it is told again; resumed: the same digest and weights",
     signalled,
     40,
     2,
-    (Control("moments not restored", lambda size: signalled(size, without_moments), 1),),
+    (Control("moments not restored", OTHERWISE, lambda size: signalled(size, without_moments), 1),),
 )

@@ -1,6 +1,7 @@
 """A run that stopped goes on in a new lineage; what its checkpoint does not know of stands no more."""
 
 import asyncio
+import os
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.record import Dispatched, Event, Fate, Finished, LeftOver, Measured, Published
 from agent_r1.store import Ledger, LedgerError, RunReader, create_run, reopen_run
+from agent_r1.store.ledger import LOCKS
 from agent_r1.store.verify import verify
 
 
@@ -125,6 +127,22 @@ def test_one_process_at_a_time_writes_a_run(folder: Path) -> None:
     with closing(create_run(folder, {})), pytest.raises(InvalidInput, match="which another process is writing"):
         Ledger(folder / "run.db")
     Ledger(folder / "run.db").close()
+
+
+@pytest.mark.skipif(not LOCKS.exists(), reason="only Linux says who holds a lock")
+def test_the_process_that_writes_a_run_is_named(folder: Path) -> None:
+    other = folder.with_name("other")
+    with closing(create_run(other, {})), closing(create_run(folder, {})), pytest.raises(InvalidInput) as refused:
+        Ledger(folder / "run.db")
+    assert f"which another process is writing (process {os.getpid()}); wait" in str(refused.value)
+
+
+def test_a_kernel_that_does_not_say_who_writes_a_run_refuses_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.store.ledger.LOCKS", folder / "none")
+    with closing(create_run(folder, {})), pytest.raises(InvalidInput, match="another process is writing; wait"):
+        Ledger(folder / "run.db")
 
 
 def test_what_is_left_over_is_dropped_with_a_reason(stopped: Path, script: Any) -> None:

@@ -134,6 +134,27 @@ def test_asked_again_it_leaves_at_once() -> None:
         asyncio.run(stuck())
 
 
+TWICE = """
+import asyncio, os, signal, time
+from agent_r1.train.halt import heeding
+from agent_r1.train.report import Silence
+
+async def stuck():
+    with heeding(Silence()):
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("heard", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+asyncio.run(stuck())
+"""
+
+
+def test_terminated_twice_the_process_dies_of_the_signal() -> None:
+    ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"heard\n"), ended.stderr
+
+
 def test_another_thread_is_sent_no_signals(micro: World, tmp_path: Path) -> None:
     config = config_of(micro, tmp_path / "run", {"steps": 1})
     thread = threading.Thread(target=run.train, args=(config, micro, Silence()))

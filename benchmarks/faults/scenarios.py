@@ -1,0 +1,88 @@
+"""The runs that are killed: of a few small steps, each with something else to bring back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Scores, Trajectory
+from agent_r1.core.world import World
+from agent_r1.tasks import build
+
+MICRO: Mapping[str, Any] = {
+    "steps": 4,
+    "groups_per_step": 2,
+    "group_size": 4,
+    "max_tokens": 20,
+    "evaluate_every": 0,
+    "evaluate_n": 1,
+    "pass_k": 0,
+    "checkpoint_every": 1,
+    "reward_weights.found": 1.0,
+}
+"""Searches that find a page are rewarded, so that every step teaches something."""
+
+
+def micro_world() -> World:
+    """TinyWiki, whose final table is one cell."""
+    return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
+
+
+class Whim:
+    """Exact match as a number that nobody can foresee, so that the best weights are some in the middle."""
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
+        return tuple({"em": random.Random(t.last_text + task.id).random()} for t in group)
+
+
+def whimsical_world() -> World:
+    """The same, where nobody can foresee what validation will say."""
+    return replace(micro_world(), scorers=(Whim(),))
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A run by name: what differs from ``MICRO``, and where it acts."""
+
+    name: str
+    settings: Mapping[str, Any]
+    world: Callable[[], World] = micro_world
+
+    def but(self, **settings: Any) -> Scenario:
+        """The same run with other settings."""
+        return replace(self, settings={**self.settings, **settings})
+
+
+GRPO = Scenario("grpo", {"algorithm": "grpo"})
+PPO = Scenario("ppo", {"algorithm": "ppo"})
+REFILL = Scenario(
+    "grpo with refill",
+    {"algorithm": "grpo", "reward_weights.found": 0.0, "row": {"refill": 2, "filters.zero_variance": 0.0}},
+)
+SELDOM = Scenario("grpo, checkpoint_every 3", {"algorithm": "grpo", "steps": 5, "checkpoint_every": 3})
+"""Kills of it are up to three steps away from what is saved."""
+
+EVERYTHING = Scenario(
+    "everything",
+    {
+        "algorithm": "ppo",
+        "row": {"kl.coefficient": 0.05, "kl.target": 0.01},
+        "learner": {"minibatches": 2, "learning_rate": 1e-3},
+        "evaluate_every": 1,
+        "evaluate_n": 2,
+    },
+    whimsical_world,
+)
+"""A critic, a steered KL to a reference, a dealing of minibatches, and a best that is not the last."""
+
+_PAIRS: Mapping[str, Any] = {"groups_per_step": 4, "group_size": 2}
+"""Pairs are often alike, and then teach nothing."""
+
+AHEAD: Sequence[Scenario] = (
+    REFILL.but(max_staleness=1, steps=4, checkpoint_every=2, **{**_PAIRS, "reward_weights.found": 1.0}),
+    Scenario("dapo", {"algorithm": "dapo", "max_staleness": 2, "steps": 5, "checkpoint_every": 3, **_PAIRS}),
+)
+"""Groups are acted one step ahead, or two; steps that learn nothing of some are refilled."""
