@@ -1,25 +1,31 @@
-"""Somebody else's world is learned by the same trainer: Blackjack of TextArena, from a tiny model that acts at random.
+"""Somebody else's world is learned by the same trainer: a dataset of reasoning-gym, from a tiny model that guesses.
 
-    python benchmarks/foreign_world.py                    three seeds, with and without shuffled rewards
-    python benchmarks/foreign_world.py --seeds 0 --shuffled
+    python benchmarks/foreign_world.py                    three seeds, each also with shuffled rewards
+    python benchmarks/foreign_world.py --seeds 0 --steps 160
 
-The model is made first: it imitates a speaker that says [Hit] or [Stand] by the toss of a coin, so it has the form and
-no idea of the game. Returns are those of TextArena (1 for a hand that is won, else 0), over held-out hands, sampled at
-temperature 1 before and after training. Under shuffled rewards, dealt at random among the attempts at a hand, nothing
-can be learned, but a policy of a single choice drifts: compare all runs of a kind. The gain is that of each hand,
-before against after; its interval says that a policy changed on these hands, not that rewards changed it.
+The questions are those of examples/alice.py. They hold two numbers, of brothers and sisters or of male and female
+friends; the answer is one of these, and one more. In one wording of three it is the first number, in two the last. The
+model is made first: it imitates a speaker that takes either number at random, and by another throw leaves it, adds one
+or takes one away. So it can read a number; which one is asked for, and what becomes of it, the rewards have to teach.
+
+Scores are reasoning-gym's own, over held-out questions, one answer to each, sampled at temperature 1, before and after
+training. The pairs of numbers in them were neither trained on nor imitated. Rules that do not read the wording, and a
+table of the training questions, show what can be had without. Under shuffled rewards, dealt at random among the
+attempts at a question, there is nothing to be learned. "Female friends first" is a wording that the dataset lacks: it
+shows what the trained model makes of a sentence that it was never paid for.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import random
+import re
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,8 +34,9 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_r1.config import Layer
+from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Rewards, RewardValue, Scorer, Trajectory
+from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
 from agent_r1.core.world import World
 from agent_r1.rollout.torch_engine import TorchEngine
 from agent_r1.train.checkpoint import trained_model
@@ -42,22 +49,22 @@ from agent_r1.train.run import train
 from agent_r1.train.scores import answered
 from agent_r1.train.tiny_base.elsewhere import conversations, tiny_base_for
 
-FILE = Path(__file__).parents[1] / "examples" / "blackjack.py"
-HEARD = 200
-"""Hands that the base model heard played."""
+FILE = Path(__file__).parents[1] / "examples" / "alice.py"
+BASE_STEPS, BASE_RATE = 400, 2e-3
+"""Steps of imitation and their learning rate. The form takes 100; to take the numbers from the question takes more."""
 
 SETTINGS = {
-    "steps": 30,
-    "groups_per_step": 16,
-    "group_size": 16,
+    "groups_per_step": 32,
+    "group_size": 8,
     "max_tokens": 8,
-    "context": 512,
-    "learner.learning_rate": 5e-4,
-    "learner.micro_tokens": 4096,
+    "context": 256,
+    "learner.learning_rate": 1e-3,
+    "row.kl.coefficient": 0.05,
     "checkpoint_every": 0,
     "evaluate_n": 1,
 }
-"""What tiny models are trained with."""
+"""What tiny models are trained with. The divergence holds what rewards do not teach: without it, a run on shuffled ones
+lost the form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,76 +74,163 @@ class Shuffled:
     scorer: Scorer
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
-        rewards = [{name: _whole(value) for name, value in one.items()} for one in await self.scorer.score(group, task)]
+        rewards = list(await self.scorer.score(group, task))
         if group:
             random.Random(str(group[0].attempt.order) + task.id).shuffle(rewards)
         return tuple(rewards)
 
 
-def _whole(value: RewardValue) -> float | None:
-    """A reward per turn adds up; turns differ in number between attempts."""
-    return sum(value) if isinstance(value, tuple) else value
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: returns of the same held-out hands before and after, and how long the base and the training took."""
+    """A seed: scores of the same held-out questions before and after training, and after it on shuffled rewards.
 
+    ``reworded`` are scores after training, of questions that are worded as none of training was. Seconds are those of
+    making the base, and of training on the rewards as they are.
+    """
+
+    wordings: Sequence[str]
     before: Sequence[float]
     after: Sequence[float]
+    shuffled: Sequence[float]
+    reworded: Sequence[float]
     base_seconds: float
     train_seconds: float
 
     def cells(self) -> list[str]:
-        gains = [after - before for before, after in zip(self.before, self.after, strict=True)]
+        by_wording = [f"{share:.2f}" for share in by_name(self.wordings, self.after).values()]
         seconds = (f"{self.base_seconds:.0f}", f"{self.train_seconds:.0f}")
-        return [_told(self.before), _told(self.after), _gained(gains), *seconds]
+        told = [_told(self.before), _told(self.after), *by_wording]
+        return [*told, f"{statistics.fmean(self.reworded):.2f}", _told(self.shuffled), *seconds]
 
 
-def _told(returns: Sequence[float]) -> str:
-    share = statistics.fmean(returns)
-    low, high = wilson(share, len(returns))
+def by_name(names: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
+    """The mean score under each name, in the order of the names."""
+    pairs = list(zip(names, scores, strict=True))
+    return {name: statistics.fmean(score for each, score in pairs if each == name) for name in sorted(set(names))}
+
+
+def _told(scores: Sequence[float]) -> str:
+    share = statistics.fmean(scores)
+    low, high = wilson(share, len(scores))
     return f"{share:.2f} ({low:.2f}-{high:.2f})"
 
 
-def _gained(gains: Sequence[float]) -> str:
-    """The mean over hands of what each gained: hands differ more than policies do, and in a difference they cancel."""
-    mean = statistics.fmean(gains)
-    margin = 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
-    return f"{mean:+.2f} ({mean - margin:+.2f} to {mean + margin:+.2f})"
+def guess(question: str, draws: random.Random) -> str:
+    """A number of the question, or one beside it: the form of an answer, and no idea which is right."""
+    return f"<answer>{int(draws.choice(_numbers(question))) + draws.choice((-1, 0, 1))}</answer>"
 
 
-def run(seed: int, shuffled: bool) -> Row:
-    world = load_world(FILE, "a folder")
+def blind_rules(known: Sequence[Task], asked: Sequence[Task]) -> dict[str, float]:
+    """The share of the tasks asked that is answered by a rule which does not read how they are worded.
+
+    The last knows the answers of the tasks known, whose questions it compares but for the names.
+    """
+    gold = [_gold(task) for task in asked]
+    (_, constant), *_ = Counter(gold).most_common()
+    table = {nameless(_question(task)): _gold(task) for task in known}
+
+    def share(rule: Callable[[str], str]) -> float:
+        said = [rule(_question(task)) for task in asked]
+        return statistics.fmean(answer == right for answer, right in zip(said, gold, strict=True))
+
+    return {
+        "best constant answer": constant / len(gold),
+        "first number and one": share(lambda question: _and_one(_numbers(question)[0])),
+        "last number and one": share(lambda question: _and_one(_numbers(question)[-1])),
+        "greatest number and one": share(lambda question: _and_one(max(_numbers(question), key=int))),
+        "by topic": share(by_topic),
+        "table of training, else by topic": share(lambda question: table.get(nameless(question), by_topic(question))),
+    }
+
+
+def by_topic(question: str) -> str:
+    """Of friends the last number and one, of siblings the first: right in two wordings of three."""
+    return _and_one(_numbers(question)[-1 if "friends" in question else 0])
+
+
+def nameless(question: str) -> str:
+    """The question without its words in capitals, so that questions which differ in names are one."""
+    return re.sub(r"\b[A-Z][a-z]+\b", "_", question)
+
+
+def _question(task: Task) -> str:
+    return str(task.data["entry"]["question"])
+
+
+def _gold(task: Task) -> str:
+    return str(task.data["entry"]["answer"])
+
+
+def _and_one(number: str) -> str:
+    return str(int(number) + 1)
+
+
+def _numbers(text: str) -> list[str]:
+    return re.findall(r"\d+", text)
+
+
+def reworded(tasks: Sequence[Task]) -> list[Task]:
+    """Those of friends, with the female ones first: the dataset has no such wording, and the first number is asked for.
+
+    Who has learned that friends mean the last number fails here; who looks for the word beside the number does not.
+    """
+    return [_reworded(task) for task in tasks if " male friends and " in _question(task)]
+
+
+def _reworded(task: Task) -> Task:
+    swapped = {"male friends and": "female friends and", "female friends. They": "male friends. They"}
+    question = re.sub("|".join(swapped), lambda found: swapped[found[0]], _question(task))
+    entry = {**task.data["entry"], "question": question, "answer": _and_one(_numbers(question)[0])}
+    messages = (*task.messages[:-1], Message.user(question))
+    return replace(task, messages=messages, data={**task.data, "entry": entry, "wording": "reworded"})
+
+
+def run(world: World, seed: int, steps: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         began = time.perf_counter()
         make_base(world, base, seed)
         seconds = time.perf_counter() - began
-        settings = {**SETTINGS, "model": str(base), "seed": seed, "run": str(Path(folder) / "run")}
+        settings = {**SETTINGS, "model": str(base), "seed": seed, "steps": steps}
         config = settle(TrainConfig, [Layer("foreign world", settings)], world)
-        trained_in = replace(world, scorers=tuple(map(Shuffled, world.scorers))) if shuffled else world
-        report = train(config, trained_in, Silence())
-        after = returns(config.model_copy(update={"model": str(trained_model(report.run))}), world)
-        return Row(returns(config, world), after, seconds, report.train_seconds)
+        learned, took = trained(config, world, Path(folder) / "learned")
+        control, _ = trained(config, with_shuffled_rewards(world), Path(folder) / "control")
+        asked = world.tasks("test")
+        three = [scores(config, world, asked), scores(learned, world, asked), scores(control, world, asked)]
+        return Row(wordings(world), *three, scores(learned, world, reworded(asked)), seconds, took)
+
+
+def wordings(world: World) -> list[str]:
+    """Of the held-out questions."""
+    return [task.data["wording"] for task in world.tasks("test")]
+
+
+def with_shuffled_rewards(world: World) -> World:
+    return replace(world, scorers=tuple(map(Shuffled, world.scorers)))
+
+
+def trained(config: TrainConfig, world: World, folder: Path) -> tuple[TrainConfig, float]:
+    """The configuration with the model that training in the world made, and the seconds of training."""
+    report = train(config.model_copy(update={"run": str(folder)}), world, Silence())
+    return config.model_copy(update={"model": str(trained_model(report.run))}), report.train_seconds
 
 
 def make_base(world: World, folder: Path, seed: int) -> None:
-    coin = random.Random(seed)
-    heard = conversations(world.env, world.tasks("train")[:HEARD], lambda prompt: coin.choice(("[Hit]", "[Stand]")))
-    tiny_base_for(heard, map(str, range(32)), folder, seed)
+    draws = random.Random(seed)
+    heard = conversations(world.env, world.tasks("train"), lambda prompt: guess(prompt, draws))
+    tiny_base_for(heard, map(str, range(10)), folder, seed, BASE_STEPS, learning_rate=BASE_RATE)
 
 
-def returns(config: TrainConfig, world: World) -> list[float]:
-    """One sampled attempt at each held-out hand."""
-    return asyncio.run(_returns(config, world))
+def scores(config: TrainConfig, world: World, tasks: Sequence[Task]) -> list[float]:
+    """One sampled attempt at each task."""
+    return asyncio.run(_scores(config, world, tasks))
 
 
-async def _returns(config: TrainConfig, world: World) -> list[float]:
+async def _scores(config: TrainConfig, world: World, tasks: Sequence[Task]) -> list[float]:
     policy = open_policy(config, world)
     engine = TorchEngine(policy.model, policy.context)
     method = Method("sampled", policy.agent(engine, config, 1.0), world.env)
-    groups = await attempts(method, world.scorers, world.tasks("test"), 1, limits_of(config))
+    groups = await attempts(method, world.scorers, tasks, 1, limits_of(config))
     await engine.close()
     return [answered(group.trajectories[0]).em for group in groups]
 
@@ -144,23 +238,19 @@ async def _returns(config: TrainConfig, world: World) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--shuffled", type=int, nargs="*", default=[0, 1, 2], help="seeds of runs on shuffled rewards")
+    parser.add_argument("--steps", type=int, default=80, help="of training, on the rewards and on shuffled ones")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(
-        "run",
-        "before",
-        "after",
-        "gain, hand by hand",
-        "base s",
-        "train s",
-        title="mean return over held-out hands (95 %)",
-    )
-    runs = [(seed, False) for seed in options.seeds] + [(seed, True) for seed in options.shuffled]
-    for seed, shuffled in runs:
-        name = f"seed {seed}{', shuffled' if shuffled else ''}"
-        table.add_row(name, *run(seed, shuffled).cells())
-        Console(width=120).print(table)
+    world = load_world(FILE, "a folder")
+    rules = blind_rules(world.tasks("train"), world.tasks("test"))
+    blind = ", ".join(f"{name} {share:.2f}" for name, share in rules.items())
+    title, caption = "mean score over held-out questions (95 %)", f"without reading the wording: {blind}"
+    by_wording = (*sorted(set(wordings(world))), "female friends first")
+    columns = ("seed", "before", "after", *by_wording, "after, shuffled rewards", "base s", "train s")
+    table = Table(*columns, title=title, caption=caption)
+    for seed in options.seeds:
+        table.add_row(str(seed), *run(world, seed, options.steps).cells())
+        Console(width=150).print(table)
 
 
 if __name__ == "__main__":

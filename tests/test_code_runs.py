@@ -15,9 +15,11 @@ from sandboxed import sandbox_or_skip
 from tests_tokenizer import hermes_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from agent_r1 import Message, Task, ToolEnv, Trajectory, exact_match
 from agent_r1.cli import main
 from agent_r1.env.sandbox import Limits
 from agent_r1.store import RunReader
+from agent_r1.train.custom import load_world, world_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -132,6 +134,150 @@ def test_a_sandbox_of_an_agents_own_file_is_recorded_too(run: Run, tmp_path: Pat
     code, out, err = run("check", "own.py", "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
     assert "WARNING: sandbox none" in err
+
+
+HEAD = """
+import dataclasses
+from agent_r1 import Message, Task, ToolEnv, exact_match, tool
+from agent_r1.env.python_tool import python_tool
+from agent_r1.env.sandbox import Sandbox, SandboxConfig
+from agent_r1.env.users import Reply, UserEnv
+tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
+LEVEL = "none"
+"""
+WAYS = {
+    "a tool of a world with a user": """
+class Silent:
+    async def reply(self, task, said, context):
+        return Reply("", end=True)
+env = UserEnv([python_tool(SandboxConfig(level=LEVEL))], Silent(), [exact_match], max_turns=1)
+""",
+    "the tool that tries solutions": """
+from agent_r1.tasks.code.tool import run_tests_tool
+env = ToolEnv([run_tests_tool(Sandbox(SandboxConfig(level=LEVEL)))], [exact_match], max_turns=1)
+""",
+    "a tool of one's own": """
+place = Sandbox(SandboxConfig(level=LEVEL))
+@tool
+async def program(source: str) -> str:
+    '''Run a program.
+
+    Args:
+        source: of it.
+    '''
+    return (await place.run(source)).stdout.text
+env = ToolEnv([program], [exact_match], max_turns=1)
+""",
+    "a reward": """
+place = Sandbox(SandboxConfig(level=LEVEL))
+async def judged(trajectory, task):
+    return float((await place.judge("def f(): return 1", "assert f() == 1", calls=("f",))).passed)
+env = ToolEnv([], [judged], max_turns=1)
+""",
+    "an environment of one's own": """
+class Own:
+    def __init__(self):
+        self.inner = ToolEnv([python_tool(SandboxConfig(level=LEVEL))], max_turns=1)
+        self.tools = self.inner.tools
+    async def open(self, task, context):
+        return await self.inner.open(task, context)
+env, rewards = Own(), [exact_match]
+""",
+    "an environment that runs code by itself, and says so": """
+class Own:
+    tools, sandbox = (), None if LEVEL != "none" else "none: nothing"
+    async def open(self, task, context):
+        return await ToolEnv([], max_turns=1).open(task, context)
+env, rewards = Own(), [exact_match]
+""",
+    "a tool that runs code by itself, and says so": """
+@tool(sandbox="none: nothing" if LEVEL == "none" else None)
+def run_it(source: str) -> str:
+    '''Run a program.
+
+    Args:
+        source: of it.
+    '''
+    exec(source)
+    return "Done."
+env = ToolEnv([run_it], [exact_match], max_turns=1)
+""",
+    "an environment of tools elsewhere, which says so": """
+env = ToolEnv([], [exact_match], max_turns=1, sandbox="none: nothing" if LEVEL == "none" else None)
+""",
+    "a world with a user, which says so": """
+class Silent:
+    async def reply(self, task, said, context):
+        return Reply("", end=True)
+env = UserEnv([], Silent(), [exact_match], max_turns=1, sandbox="none: nothing" if LEVEL == "none" else None)
+""",
+    "a reward that runs code by itself, and says so": """
+def judged(trajectory, task):
+    return 1.0
+judged.sandbox = "none: nothing" if LEVEL == "none" else None
+env, rewards = ToolEnv([], [exact_match], max_turns=1), [judged]
+""",
+    "a task whose answers a scorer runs": """
+tasks = [dataclasses.replace(tasks[0], data={**tasks[0].data, "sandbox": None if LEVEL != "none" else "none: nothing"})]
+env = ToolEnv([], [exact_match], max_turns=1)
+""",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_run_code_without_a_sandbox_is_loud_and_recorded(
+    way: str, run: Run, tmp_path: Path, model: Path
+) -> None:
+    (tmp_path / "own.py").write_text(HEAD + WAYS[way])
+    code, out, err = run("train", "own.py", "--model", model, "--run", "r", *SMALL, "--json")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing"
+    assert "WARNING: sandbox none: programs written by a model run with your rights" in err
+    assert ("sandbox", "none: nothing") in events(Path("runs/r"))
+    code, out, err = run("eval", "own.py", "--model", model, "--n", 1, "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
+    assert "WARNING: sandbox none" in err
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_said_of_a_risk_where_the_sandbox_holds(way: str, tmp_path: Path) -> None:
+    sandbox = sandbox_or_skip(Limits())
+    (tmp_path / "own.py").write_text((HEAD + WAYS[way]).replace('LEVEL = "none"', 'LEVEL = "bubblewrap"'))
+    declared = way in ("a tool of a world with a user", "the tool that tries solutions")
+    assert load_world(tmp_path / "own.py", "").sandbox == (sandbox.in_force if declared else None)
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("swe-bench/django:latest", None),
+        ("bubblewrap: files", None),
+        ("nonesuch:1", None),
+        (3, None),
+        ("none", "none"),
+        ("none: here", "none: here"),
+    ],
+)
+def test_a_task_is_believed_that_nothing_holds_and_not_that_something_does(said: object, known: str | None) -> None:
+    task = Task("a", (Message.user("Who?"),), {"answers": ("x",), "sandbox": said})
+    assert world_of(ToolEnv([], [exact_match], max_turns=1), [task], "own", "").sandbox == known
+
+
+def test_where_code_is_held_least_is_said_of_all_that_speak() -> None:
+    def first(trajectory: Trajectory, task: Task) -> float:
+        return 1.0
+
+    def second(trajectory: Trajectory, task: Task) -> float:
+        return 1.0
+
+    first.sandbox, second.sandbox = "bubblewrap: files", "none: exec"  # type: ignore[attr-defined]
+    tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
+    held = ToolEnv([], [first], max_turns=1)
+    assert world_of(held, tasks, "own", "").sandbox == "bubblewrap: files"
+    assert world_of(held, tasks, "own", "", [second]).sandbox == "none: exec"
+    loose = ToolEnv([], [first], max_turns=1, sandbox="none: a server")
+    assert world_of(loose, tasks, "own", "").sandbox == "none: a server"
+    assert world_of(ToolEnv([], [exact_match], max_turns=1), tasks, "own", "").sandbox is None
 
 
 @pytest.mark.parametrize("task", ["code", "math"])

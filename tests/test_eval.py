@@ -1,7 +1,9 @@
 """What a table is measured on: questions that the agent was not trained on."""
 
+import gc
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1.cli import main
+from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.opening import open_retriever
 from agent_r1.train.checkpoint import save_model
 from agent_r1.train.tiny_base.tokenizer import make_tokenizer
 
@@ -76,6 +80,51 @@ def test_a_run_meets_no_question_that_it_was_trained_on_however_the_file_is_call
     told = run("eval", "--model", "r1", "--data", "copy.json", "--n", 1, "--max_tokens", 2, "--json")[2]
     assert evaluated(run, "--model", "r1", "--data", "copy.json") == {"all": 40}
     assert "WARNING: what the run was trained on may be among" in told
+
+
+def test_a_corpus_is_indexed_once_for_a_run_that_is_tried_on_other_questions(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "own.json", range(20)), write(tmp_path / "other.json", range(50, 60))
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"title": t, "text": t}) + "\n" for t in ("Alba", "Bruno")))
+    asked = ("--task", "hotpotqa", "--data", "own.json", "--corpus", corpus)
+    code, _, err = run("train", *asked, "--model", model, "--steps", 1, "--run", "r1", *TINY)
+    assert code == 0, err
+    gc.collect()  # what training held
+    built, build = [], BM25Index.__init__
+    monkeypatch.setattr(BM25Index, "__init__", lambda index, passages: (built.append(1), build(index, passages))[1])
+    assert evaluated(run, "--model", "r1", "--data", "other.json") == {"all": 10}
+    assert len(built) == 1
+
+
+def test_an_index_is_shared_while_its_file_stays_the_same(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"title": "Alba", "text": "Alba"}))
+    first = open_retriever(corpus)
+    (tmp_path / "search.toml").write_text('corpus = "corpus.jsonl"')
+    assert open_retriever(corpus) is first and open_retriever(tmp_path / "search.toml") is first
+    corpus.write_text(json.dumps({"title": "Bruno", "text": "Bruno"}))
+    os.utime(corpus, ns=(1, 1))
+    (found,) = open_retriever(corpus).search(["Bruno"])
+    assert found[0].title == "Bruno" and open_retriever(corpus) is not first
+
+
+def test_a_corpus_that_another_of_its_size_and_time_replaces_is_read_again(tmp_path: Path) -> None:
+    corpus, other = tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
+    for path, title in ((corpus, "Alba"), (other, "Brun")):
+        path.write_text(json.dumps({"title": title, "text": title}))
+        os.utime(path, ns=(1, 1))
+    first = open_retriever(corpus)
+    other.replace(corpus)
+    second = open_retriever(corpus)
+    assert second.search(["Brun"])[0][0].title == "Brun"
+    time.sleep(0.02)  # so that the clock of the file system goes on
+    corpus.write_text(corpus.read_text().replace("Brun", "Cora"))  # in place: the same inode
+    os.utime(corpus, ns=(1, 1))
+    ((found,),) = open_retriever(corpus).search(["Cora"])
+    assert found.title == "Cora"
+    del first, second  # until here somebody held them, as indexes are shared only then
 
 
 def test_data_with_a_test_part_are_tested_on_it(run: Run, model: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -16,10 +17,26 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a generation ends although no token of its own ends it: with the token that completes one of ``texts``.
+
+    ``reached(ids)`` says whether the tokens sampled so far end there: asked after each, it depends on them only.
+    A text may also stand where nothing ends (in a thought), so an engine that only looks for ``texts`` has to ask too.
+
+    Example:
+        Ending(("</search>", "</answer>"), reached=lambda ids: decode(ids).endswith(("</search>", "</answer>")))
+    """
+
+    texts: tuple[str, ...]
+    reached: Callable[[Sequence[int]], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample. ``temperature`` 0 is greedy; ``seed`` fixes the draw independently of the batch.
 
-    ``max_tokens`` counts new tokens. ``stop_ids`` end a generation and are part of it.
+    ``max_tokens`` counts new tokens. ``stop_ids`` end a generation and are part of it; so is the token
+    with which ``ending`` is reached, whatever it says beyond that.
     """
 
     temperature: float = 1.0
@@ -28,6 +45,7 @@ class Sampling:
     max_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -61,6 +61,26 @@ class Env(Protocol):
     tools: tuple[ToolSpec, ...]
 
     async def open(self, task: Task, context: Context) -> Episode: ...
+
+
+@runtime_checkable
+class RunsCode(Protocol):
+    """An environment, a scorer or a reward that runs code which the policy wrote says where: the level of the sandbox
+    and its layers, ``none`` before any; None where it runs none. One of your own may have it too."""
+
+    sandbox: Any
+
+
+def least(levels: Iterable[str | None]) -> str | None:
+    """Where code is held least: ``none`` before any level; None where no code runs.
+
+    Example:
+        >>> least(["bubblewrap: files user", None, "none: nothing"])
+        'none: nothing'
+    """
+    return max(
+        (level for level in levels if level is not None), key=lambda level: level.startswith("none"), default=None
+    )
 
 
 @dataclass(frozen=True, slots=True)

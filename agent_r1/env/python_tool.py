@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task, ToolResult
@@ -45,7 +45,7 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
     place = sandbox if isinstance(sandbox, Sandbox) else Sandbox(sandbox)
     interpreters = _Interpreters(place)
 
-    @tool(timeout=place.config.limits.seconds + _WAIT)
+    @tool(timeout=place.config.limits.seconds + _WAIT, sandbox=place)
     async def python(code: str, resources: Resources) -> ToolResult:
         """Run Python code. Variables, functions and imports stay for later calls. Print what you want to see.
 
@@ -55,7 +55,7 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
         interpreter = await resources.of(interpreters)
         return shown_outcome(await interpreter.run(code))
 
-    return replace(python, sandbox=place.in_force)
+    return python
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,9 @@ from typing import Any
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import RewardValue, Scores, Trajectory, Unscored
+from agent_r1.core.world import RunsCode, least
 from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
+from agent_r1.env.sandbox import level_of
 
 RewardFunction = Callable[[Trajectory, Task], Any]
 """Gives (or, async, promises) a number, a tuple with one for each turn, or a mapping of names to these."""
@@ -26,7 +28,8 @@ class FunctionScorer:
 
     ``functions`` are by the name of their reward; a function that returns a mapping brings names of
     its own. Where a function raises, takes longer than ``timeout`` seconds or gives anything but a finite
-    number, that name's reward is Unscored.
+    number, that name's reward is Unscored. A function that runs code of the policy's says where by an attribute
+    ``sandbox``, as :class:`~agent_r1.core.world.RunsCode` does; the scorer says the least of them.
 
     Example:
         FunctionScorer({"em": exact_match, "f1": f1})
@@ -34,6 +37,12 @@ class FunctionScorer:
 
     functions: Mapping[str, RewardFunction]
     timeout: float = DEFAULT_TIMEOUT
+
+    @property
+    def sandbox(self) -> str | None:
+        """Where the functions run code that the policy wrote, by what they say; None where they run none."""
+        functions: Iterable[object] = self.functions.values()
+        return least(level_of(function.sandbox) for function in functions if isinstance(function, RunsCode))
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
         return tuple(await asyncio.gather(*(self._rewards(trajectory, task) for trajectory in group)))

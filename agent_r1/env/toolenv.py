@@ -12,10 +12,11 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Action, Call, Message, ToolSpec
 from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.trajectory import Scorer
-from agent_r1.core.world import Context, Transition
+from agent_r1.core.world import Context, Transition, least
 from agent_r1.env.feedback import malformed_call, shown, unknown_tool
 from agent_r1.env.resources import Resources
 from agent_r1.env.running import DEFAULT_TIMEOUT
+from agent_r1.env.sandbox import Sandbox, level_of
 from agent_r1.env.scoring import FunctionScorer, RewardFunction, named
 from agent_r1.env.tools import Tool, tool
 
@@ -47,6 +48,8 @@ class ToolEnv:
         turn_rewards: gives process rewards to an action as a whole, sync.
         call_rewards: gives process rewards to a call, sync. A call that was answered with an explanation
             has one too, with ``result.ok`` False; the calls of the last turn, which are not run, have none.
+        sandbox: where code that the policy wrote runs that no tool speaks of (a server of tools, one of these two
+            functions); ``"none: .."``, and by what, where nothing holds it.
 
     Where one of the two raises or gives anything but finite numbers, the episode fails. A name belongs to one
     level: a call, a turn or the trajectory.
@@ -66,6 +69,7 @@ class ToolEnv:
         timeout: float = DEFAULT_TIMEOUT,
         turn_rewards: TurnRewards | None = None,
         call_rewards: CallRewards | None = None,
+        sandbox: Sandbox | str | None = None,
     ) -> None:
         for what, limit in (("max_turns", max_turns), ("max_output", max_output), ("timeout", timeout)):
             if not limit > 0:
@@ -75,6 +79,12 @@ class ToolEnv:
         self.scorers: tuple[Scorer, ...] = (FunctionScorer(named(rewards)),) if rewards else ()
         self.max_turns, self.system, self.max_output, self.timeout = max_turns, system, max_output, timeout
         self.turn_rewards, self.call_rewards = turn_rewards, call_rewards
+        self._said = level_of(sandbox)
+
+    @property
+    def sandbox(self) -> str | None:
+        """Where code that the policy wrote is held least; None where none runs."""
+        return least([self._said, *(tool.sandbox for tool in self.by_name.values())])
 
     async def open(self, task: Task, context: Context) -> ToolEpisode:
         return ToolEpisode(self, task, context, opening(task, self.system), Resources(task, context))

@@ -20,6 +20,7 @@ from agent_r1.env.docstring import read_docstring
 from agent_r1.env.feedback import Fault, failed, flaws
 from agent_r1.env.resources import Resources
 from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
+from agent_r1.env.sandbox import Sandbox, level_of
 from agent_r1.env.signature import Invalid, Signature, read_signature
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what model providers and chat templates agree on
@@ -79,7 +80,11 @@ class Tool:
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str | None = None, timeout: float | None = None, batch: BatchFunction | None = None
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    batch: BatchFunction | None = None,
+    sandbox: Sandbox | str | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -88,6 +93,7 @@ def tool(
     name: str | None = None,
     timeout: float | None = None,
     batch: BatchFunction | None = None,
+    sandbox: Sandbox | str | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Turn a typed function with a docstring into a tool. Use it as ``@tool`` or ``@tool(name=..., ...)``.
 
@@ -105,6 +111,7 @@ def tool(
             across episodes, are then executed together, and the function itself serves as the description
             only. A batch that raises is run again call by call, so that one bad call fails alone; one that
             takes too long fails as a whole.
+        sandbox: where the tool runs code that the policy wrote; ``"none: .."``, and by what, where nothing holds it.
 
     Raises:
         InvalidInput: no docstring, a parameter without a type, or one that no JSON schema describes.
@@ -122,7 +129,7 @@ def tool(
         {'description': 'the first.', 'type': 'integer'}
     """
     if function is None:
-        return lambda function: _build(function, name, timeout, batch)
+        return lambda function: replace(_build(function, name, timeout, batch), sandbox=level_of(sandbox))
     return _build(function, name, timeout, batch)
 
 

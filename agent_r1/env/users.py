@@ -13,6 +13,7 @@ from agent_r1.core.messages import Action, Message, Text, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scorer
 from agent_r1.core.world import Ask, Context, Episode, Transition
+from agent_r1.env.sandbox import Sandbox
 from agent_r1.env.scoring import RewardFunction
 from agent_r1.env.toolenv import ToolEnv
 from agent_r1.env.tools import Tool
@@ -49,7 +50,7 @@ class UserEnv:
     the episode is truncated.
 
     Args:
-        tools, rewards, system: as for :class:`~agent_r1.env.toolenv.ToolEnv`.
+        tools, rewards, system, sandbox: as for :class:`~agent_r1.env.toolenv.ToolEnv`.
         user: the other side.
         max_turns: actions per episode, those that call tools and those that speak.
 
@@ -65,11 +66,17 @@ class UserEnv:
         *,
         max_turns: int = 12,
         system: str | None = None,
+        sandbox: Sandbox | str | None = None,
     ) -> None:
-        self._acting = ToolEnv(tools, rewards, max_turns=max_turns, system=system)
+        self._acting = ToolEnv(tools, rewards, max_turns=max_turns, system=system, sandbox=sandbox)
         self.user, self.max_turns = user, max_turns
         self.tools: tuple[ToolSpec, ...] = self._acting.tools
         self.scorers: tuple[Scorer, ...] = self._acting.scorers
+
+    @property
+    def sandbox(self) -> str | None:
+        """Where code that the policy wrote is held least; None where none runs."""
+        return self._acting.sandbox
 
     async def open(self, task: Task, context: Context) -> Conversation:
         acting = await self._acting.open(task, context)

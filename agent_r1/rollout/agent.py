@@ -128,6 +128,7 @@ class _Life:
             agent.sampling,
             max_tokens=min(agent.sampling.max_tokens, agent.context - len(state.ids)),
             stop_ids=agent.chat.stop_ids,
+            ending=agent.chat.ending(self.env.tools),
             seed=self.context.attempt.seed(agent.seed, turn),
         )
         with _ends(Status.ENGINE_FAILED):

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any, Literal
+from functools import cache, lru_cache, partial
+from typing import Literal
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from agent_r1.core.acting import Ending
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.messages import Action, Call, Message, Text, ToolSpec
+from agent_r1.rollout.ending import Tail
 from agent_r1.rollout.formats.format import THINK, Format, Reading
 from agent_r1.rollout.formats.hermes import Hermes
 from agent_r1.rollout.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
+from agent_r1.rollout.special import first_of, last_of, special_tokens
 
 MARK = "AGENTR1MARK"
 
@@ -77,17 +80,19 @@ class Chat:
             )
         self.tokenizer = tokenizer
         self.format = format or Hermes()
-        self._special = {token: index for index, token in _special_tokens(tokenizer)}
+        self._special = {token: index for index, token in special_tokens(tokenizer)}
         self._other_stop_ids = stop_ids
         self._around_results: tuple[str, ...] = ()
-        self._shows_tools = _PROBE_TOOL.name in self._render((Message.user("question"),), (_PROBE_TOOL,), speak=True)
+        asked = Message.user("question")
+        self._shows_tools = _PROBE_TOOL.name in self._render((asked,), (_PROBE_TOOL,), speak=True)
         self._ends = self._find_ends()
         # where nothing but an empty line parts messages, that is what follows an action
         self._breaks = (*self._ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
-        self._shows_reasoning = MARK in self.render(_reasoned(MARK), (), speak=False)
-        self._opens_thought = self.render((Message.user("question"),), (), speak=True).rstrip().endswith(THINK)
+        self._shows_reasoning = MARK in self.render((asked, Message.assistant("a", (), MARK)), (), speak=False)
+        self._opens_thought = self.render((asked,), (), speak=True).rstrip().endswith(THINK)
         self._around_results = self._find_around_results()
         self._opened = lru_cache(maxsize=4096)(self._open)
+        self._tail = cache(lambda texts: Tail(texts, self._decode))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -101,6 +106,17 @@ class Chat:
     def end_id(self) -> int:
         """The token that ends a turn of the assistant, as the template writes it."""
         return self.stop_ids[0]
+
+    def ending(self, tools: tuple[ToolSpec, ...]) -> Ending | None:
+        """Where the format ends an action without a token; None where it never does."""
+        texts = self.format.stop_texts(tools)
+        return Ending(texts, partial(self._reached, texts, tools)) if texts else None
+
+    def _reached(self, texts: tuple[str, ...], tools: tuple[ToolSpec, ...], ids: Sequence[int]) -> bool:
+        if not self._tail(texts).completes(ids):
+            return False
+        _, said = self._divide(self._decode(ids), self._opens_thought)
+        return self.format.ended(said, tools)
 
     def open(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> View:
         """The first state: the rendered messages up to where the assistant speaks."""
@@ -123,19 +139,28 @@ class Chat:
 
         ``said`` is the conversation before the action and ``view`` its state. An action that was cut gets its end
         token here, where it is not the policy's; one that ended with another token than the template writes there
-        is a past that the template words differently.
+        is a past that the template words differently. The bridge begins after what the last token says beyond the end.
         """
         before = (*said, action.message)
         text = self.render((*before, *observed), tools, speak=True)
         rest = text.removeprefix(view.text)
         if len(rest) + len(view.text) != len(text):
             return Rewritten(text, self.encode(text))
-        own = action.text if self._stands(action.text, rest) else self._rendered_action(rest, view, before, tools)
+        own = self._standing(action.text, action_ids, rest, tools)
+        own = self._rendered_action(rest, view, before, tools) if own is None else own
         bridge = "" if own is None else rest[len(own) :]
         sampled_end = self._decode(action_ids[len(self._spoken(action_ids)) :])
         if not bridge.startswith(sampled_end or self._breaks):
             return Rewritten(text, self.encode(text))
-        return Appended(text, self.encode(bridge.removeprefix(sampled_end)))
+        beyond = action.text.removeprefix(own or "")
+        return Appended(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
+
+    def _standing(self, text: str, ids: tuple[int, ...], rest: str, tools: tuple[ToolSpec, ...]) -> str | None:
+        """The action as it was said, where the template words it so: whole, or up to where the format ends it."""
+        if self._stands(text, rest):
+            return text
+        ended = text[: self._end(ids, tools)]
+        return ended if self._stands(ended, rest) else None
 
     def _stands(self, said: str, rest: str) -> bool:
         """Whether the template words the action as it was said, and ends it there."""
@@ -149,11 +174,10 @@ class Chat:
         None where the wording depends on what follows, so that keeping the tokens would not be the same state.
         """
         alone = self.render(before, tools, speak=False)
-        places = [place for end in self._breaks if (place := rest.find(end)) >= 0]
-        wording = rest[: min(places, default=0)]
-        after = alone.removeprefix(view.text + wording)
-        kept = len(after) < len(alone) and (not after or after.startswith(self._breaks))
-        return wording if places and kept else None
+        said = alone.removeprefix(view.text)
+        places = [place for end in self._ends if (place := said.find(end)) >= 0]
+        wording = said[: min(places, default=len(said))]
+        return wording if alone.startswith(view.text) and self._stands(wording, rest) else None
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
         """What the tokens say. The end token is not part of the text.
@@ -189,11 +213,16 @@ class Chat:
 
         Tokens past that were sampled for nothing; leaving them out leaves the others' probabilities as they are.
         """
-        skipped, reading = self._reading(sampled_ids, tools)
-        if reading.end is None:
+        end = self._end(sampled_ids, tools)
+        if end is None:
             return len(sampled_ids)
-        count = self._places(sampled_ids, [skipped + reading.end])[0] + 1
+        count = self._places(sampled_ids, [end])[0] + 1
         return len(sampled_ids) if count == len(self._spoken(sampled_ids)) else count
+
+    def _end(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int | None:
+        """How many characters the action has, where the format ends it although no token does."""
+        skipped, reading = self._reading(action_ids, tools)
+        return None if reading.end is None else skipped + reading.end
 
     def speech(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:
         """What an action says beside its thought and its calls, also where the template can render no thoughts."""
@@ -222,7 +251,7 @@ class Chat:
         """The tokens without the end token."""
         return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_ids else action_ids
 
-    def _decode(self, ids: tuple[int, ...]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _divide(self, text: str, opened: bool) -> tuple[str | None, str]:
@@ -242,6 +271,7 @@ class Chat:
         return self._render((system, *messages[len(opening) :]), tools, speak=speak)
 
     def _render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
+        self.format.refuse_unreadable(messages)
         try:
             text = self.tokenizer.apply_chat_template(
                 self.format.shaped([self._harmless(message) for message in messages], tools),
@@ -271,7 +301,7 @@ class Chat:
         """The special tokens that the template writes right after an answer, and after a call where that differs."""
         asked, answer = Message.user("question"), Message.assistant(MARK)
         alone = self._after_mark((asked, answer), (), speak=False)
-        end = _last(alone, self._special) or _first(
+        end = last_of(alone, self._special) or first_of(
             self._after_mark((asked, answer, asked), (), speak=True), self._special
         )
         if end is None:
@@ -286,12 +316,12 @@ class Chat:
         said = (Message.user("question"), _calling(MARK))
         try:
             alone = self._after_mark(said, (_PROBE_TOOL,), speak=False)
-            if end := _last(alone, self._special):
+            if end := last_of(alone, self._special):
                 return end
             followed = self._after_mark((*said, Message.tool("A page.", "call_0_0")), (_PROBE_TOOL,), speak=True)
         except UnsupportedChat:
             return None
-        return _first(followed.removeprefix(alone.rstrip()), self._special)
+        return first_of(followed.removeprefix(alone.rstrip()), self._special)
 
     def _find_around_results(self) -> tuple[str, ...]:
         """The tags, no special tokens, between which the template shows what a tool gave."""
@@ -358,10 +388,6 @@ class Chat:
         return _calling("there", thought, reasoning)
 
 
-def _reasoned(thought: str) -> tuple[Message, ...]:
-    return (Message.user("question"), Message.assistant("answer", (), thought))
-
-
 _PROBE_TOOL = ToolSpec(
     "probe_search",
     "Look something up.",
@@ -371,19 +397,3 @@ _PROBE_TOOL = ToolSpec(
 
 def _calling(query: str, text: str = "", reasoning: str | None = None) -> Message:
     return Message.assistant(text, (Call("call_0_0", _PROBE_TOOL.name, {"query": query}, ""),), reasoning)
-
-
-def _last(text: str, tokens: Iterable[str]) -> str | None:
-    """The token that a text ends with, whatever space follows it."""
-    return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
-
-
-def _first(text: str, tokens: Iterable[str]) -> str | None:
-    """The token that stands first in a text."""
-    found = [(text.find(token), -len(token), token) for token in tokens if token in text]
-    return min(found)[2] if found else None
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
-    added: dict[int, Any] = tokenizer.added_tokens_decoder
-    return [(index, str(token)) for index, token in added.items() if token.special]

@@ -49,7 +49,7 @@ class Performer:
         await asyncio.sleep(0)
         role = self._roles[str(session)]
         message = role.act(tuple(role.said), role.turn)
-        return completion_of(self._chat, self._worded(tuple(role.said), message), sampling.max_tokens, 0)
+        return completion_of(self._chat, self._worded(tuple(role.said), message), sampling, 0)
 
     def _worded(self, said: tuple[Message, ...], message: Message) -> str:
         """The message as the chat's template words it."""

@@ -359,7 +359,17 @@ def _append(request: _Request, token: int, logprob: float) -> None:
         return
     request.ids.append(token)
     request.logprobs.append(logprob)
-    if token in request.sampling.stop_ids:
+    try:
+        ended = _ends(request, token)
+    except Exception as error:  # a format's code, asked for one request: the others have nothing to do with it
+        request.error = f"where the generation ends could not be found out: {type(error).__name__}: {error}"
+        return
+    if ended:
         request.stop = "stop"
     elif len(request.ids) >= request.sampling.max_tokens:
         request.stop = "length"
+
+
+def _ends(request: _Request, token: int) -> bool:
+    sampling = request.sampling
+    return token in sampling.stop_ids or (sampling.ending is not None and sampling.ending.reached(request.ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.solution import Solutions
 from agent_r1.core.task import Task
-from agent_r1.core.world import Env, World
+from agent_r1.core.world import Env, RunsCode, World, least
 from agent_r1.env import FunctionScorer, ToolEnv
+from agent_r1.env.sandbox import level_of, unconfined
 from agent_r1.env.scoring import RewardFunction, named
 from agent_r1.env.users import UserEnv
 from agent_r1.tasks.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
@@ -55,15 +56,21 @@ def world_of(
         evaluation=others or ("train",),
         recipe={"task": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
         solutions=solutions,
-        sandbox=_sandbox_of(env),
+        sandbox=_sandbox_of([env, *scorers], listed),
     )
 
 
-def _sandbox_of(env: Env) -> str | None:
-    """The least of the sandboxes that its tools run code in, ``none`` before any; None where they run none."""
-    tools = env.by_name.values() if isinstance(env, ToolEnv) else ()
-    named = [tool.sandbox for tool in tools if tool.sandbox is not None]
-    return max(named, key=lambda level: level.startswith("none"), default=None)
+def _sandbox_of(parts: Sequence[object], tasks: Sequence[Task]) -> str | None:
+    """The least of the sandboxes that code runs in, as environment, scorers and tasks say; what they forget to say of a
+    sandbox that holds nothing is known too."""
+    said = [level_of(part.sandbox) for part in parts if isinstance(part, RunsCode)]
+    return least([*said, *_risks(tasks), unconfined()])
+
+
+def _risks(tasks: Sequence[Task]) -> list[str]:
+    """What tasks say of going without: somebody's own may call anything else "sandbox", and be held by nothing."""
+    named = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
+    return [level for level in named if isinstance(level, str) and level.partition(":")[0] == "none"]
 
 
 def load_world(file: Path, model: str) -> World:

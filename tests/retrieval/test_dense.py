@@ -58,7 +58,7 @@ def test_equal_vectors_come_in_their_own_order(chunk: int, monkeypatch: pytest.M
 
 
 def test_faiss_finds_the_same_by_the_same_protocol() -> None:
-    pytest.importorskip("faiss")
+    pytest.importorskip("faiss", reason="faiss is not installed (extra faiss)")
     matrix, queries = random_vectors(300, 0), random_vectors(9, 1)
     exact = TorchVectors(matrix, "cpu").nearest(queries, 5)
     assert FaissVectors(build_faiss(matrix, "Flat")).nearest(queries, 5) == exact
@@ -85,7 +85,7 @@ def test_dense_search_finds_by_meaning_of_the_encoder(config: SearchConfig) -> N
 
 
 def test_faiss_serves_the_whole_search(config: SearchConfig) -> None:
-    pytest.importorskip("faiss")
+    pytest.importorskip("faiss", reason="faiss is not installed (extra faiss)")
     passages = read_corpus(config.corpus)
     queries = ["who rules the river Alba", "a king", "Zoë"]
     exact = open_dense(config, passages).search(queries, 3)

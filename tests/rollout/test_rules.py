@@ -195,10 +195,10 @@ def test_a_result_that_fits_no_view_ends_the_episode_with_its_status(chat, rule)
 
 
 class Rambling(ScriptedEngine):
-    """Says more than one call, each token with a log-probability of its own, the last ones from newer weights."""
+    """Heeds no ending: says more than one call, each token with its log-probability, the last from newer weights."""
 
     async def generate(self, prompt, sampling, session=None):
-        made = await super().generate(prompt, sampling, session)
+        made = await super().generate(prompt, replace(sampling, ending=None), session)
         told = tuple(-0.01 * place for place in range(len(made.ids)))
         return replace(made, logprobs=told, spans=(Span(0, 0), Span(len(made.ids) - 1, 1)))
 

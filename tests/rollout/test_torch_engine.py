@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 
-from agent_r1.core.acting import Prompt, Sampling, Weights
+from agent_r1.core.acting import Ending, Prompt, Sampling, Weights
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.torch_engine import TorchEngine, TorchEngineConfig
@@ -215,6 +215,24 @@ def test_a_copied_opening_is_right_although_its_holder_rewrites_its_context(tiny
         return {"all": [(ids, completion) for (ids, _), completion in zip(both, done, strict=True)]}
 
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_an_ending_that_raises_fails_its_own_request_and_no_other(tiny_model):
+    def reached(ids):
+        return 1 / (4 - len(ids)) < 0
+
+    async def run():
+        engine = engine_of(tiny_model)
+        asked = [Sampling(max_tokens=12, seed=seed) for seed in range(3)]
+        alone = [await engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(asked)]
+        broken = engine.generate(Prompt((1, 2)), Sampling(max_tokens=12, ending=Ending(("x",), reached)))
+        others = (engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(asked))
+        failed, *together = await asyncio.gather(broken, *others, return_exceptions=True)
+        await engine.close()
+        assert isinstance(failed, EngineError) and "could not be found out: ZeroDivisionError" in str(failed)
+        assert together == alone
+
+    asyncio.run(run())
 
 
 def test_a_failed_prefill_fails_its_requests_and_leaves_nothing_wrong_behind(tiny_model, monkeypatch):

@@ -14,7 +14,7 @@ from agent_r1.tasks.hub import HubName, hub_name
 from agent_r1.tasks.multihop.questions import read_questions
 from agent_r1.tasks.splits import read_splits
 
-datasets = pytest.importorskip("datasets")
+datasets = pytest.importorskip("datasets", reason="datasets is not installed (extra datasets)")
 
 
 @pytest.fixture(autouse=True)

@@ -101,6 +101,12 @@ def test_the_same_seed_gives_the_same_weights(folder: Path, tmp_path: Path) -> N
     assert first == again != other
 
 
+def test_the_learning_rate_is_that_of_the_imitation(tmp_path: Path) -> None:
+    heard = [(*task.messages, Message.assistant("<answer>north</answer>")) for task in TASKS]
+    losses = [tiny_base_for(heard, (), tmp_path / str(rate), 0, 10, learning_rate=rate).loss for rate in (1e-9, 4e-3)]
+    assert losses[0] > 4 > losses[1]
+
+
 def test_it_learns_in_a_world_with_a_user_by_the_trainer_of_all(folder: Path, tmp_path: Path) -> None:
     small = {"groups_per_step": 4, "group_size": 8, "max_tokens": 8, "context": 128, "checkpoint_every": 0}
     report = train(

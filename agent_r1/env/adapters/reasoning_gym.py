@@ -53,7 +53,8 @@ def reasoning_gym_tasks(
     """
     options = dict(options or {})
     made = _dataset(dataset, options | {"seed": seed, "size": _REPEATS * (train + test)})
-    if not run_answers and _RUNS_CODE.search(inspect.getsource(made.score_answer)):
+    runs_code = _RUNS_CODE.search(inspect.getsource(made.score_answer)) is not None
+    if runs_code and not run_answers:
         do = "choose another, or set run_answers=True where what the policy writes may be run on this machine"
         raise InvalidInput(f"dataset {dataset!r}", got="a scorer that runs answers as Python", do=do)
     messages = (Message.system(instruction),) if instruction else ()
@@ -61,7 +62,7 @@ def reasoning_gym_tasks(
         Task(
             f"{dataset}/{place}",
             (*messages, Message.user(entry["question"])),
-            {"dataset": dataset, "options": options, "entry": entry},
+            {"dataset": dataset, "options": options, "entry": entry, "sandbox": _OUTSIDE if runs_code else None},
             "train" if number < train else "test",
         )
         for number, (place, entry) in zip(range(train + test), _different(made), strict=False)
@@ -69,6 +70,10 @@ def reasoning_gym_tasks(
     if len(tasks) < train + test:
         raise InvalidInput(f"dataset {dataset!r}", got=f"only {len(tasks)} different questions", do="ask for fewer")
     return tasks
+
+
+_OUTSIDE = "none: the scorer of reasoning-gym runs answers"
+"""What the tasks of such a dataset say, for the record of a run."""
 
 
 def _different(made: Any) -> Iterator[tuple[int, dict[str, Any]]]:

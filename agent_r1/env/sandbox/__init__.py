@@ -3,6 +3,18 @@
 from agent_r1.env.sandbox.config import Level, Limits, SandboxConfig
 from agent_r1.env.sandbox.interpreter import Interpreter
 from agent_r1.env.sandbox.outcome import Ended, Outcome, Output, Verdict
-from agent_r1.env.sandbox.sandbox import Sandbox
+from agent_r1.env.sandbox.sandbox import Sandbox, level_of, unconfined
 
-__all__ = ["Ended", "Interpreter", "Level", "Limits", "Outcome", "Output", "Sandbox", "SandboxConfig", "Verdict"]
+__all__ = [
+    "Ended",
+    "Interpreter",
+    "Level",
+    "Limits",
+    "Outcome",
+    "Output",
+    "Sandbox",
+    "SandboxConfig",
+    "Verdict",
+    "level_of",
+    "unconfined",
+]

@@ -2,7 +2,9 @@
 
 The candidate's process never sees the tests, only the arguments of calls. The tests' process never runs
 the candidate's code, only compares what comes back, as plain data. It passes only where it says, at its very end, a
-number drawn for this run; whatever is missing is a fail. What tests print themselves goes nowhere.
+number drawn for this run; whatever is missing is a fail. What tests print themselves goes nowhere. Where they hand over
+what would arrive as something else, the exam is at fault and there is no verdict: a candidate cannot bring that about,
+as all that comes from it can be handed back.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ async def judge(jail: Jail, candidate: str, tests: str, calls: Sequence[str], se
             examiner_line.close()
             if examined.ended is Ended.OK and examined.stderr.data.endswith(nonce.encode()):
                 return Verdict(True)
+            _, number, reason = examined.stderr.text.rpartition(f"{nonce} ")
+            if number:
+                return Verdict(None, reason)
             return _failed(examined, await judged)
         finally:
             judged.cancel()

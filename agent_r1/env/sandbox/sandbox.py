@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
+from weakref import WeakSet
 
 from agent_r1.env.sandbox.config import Limits, SandboxConfig
 from agent_r1.env.sandbox.interpreter import Interpreter
@@ -15,6 +17,23 @@ from agent_r1.env.sandbox.selftest import layers_in_force
 from agent_r1.env.sandbox.turns import turn
 
 _log = logging.getLogger(__name__)
+
+_UNCONFINED: WeakSet[Sandbox] = WeakSet()
+
+
+def unconfined() -> str | None:
+    """What a sandbox of level ``none`` calls itself, where somebody in this process holds one; None where nobody does.
+
+    It does not say who runs what there; so it is known too of a world that forgets to declare it.
+    """
+    if _UNCONFINED:
+        gc.collect()  # one that nobody can reach any more is nobody's
+    return next((sandbox.in_force for sandbox in _UNCONFINED), None)
+
+
+def level_of(place: object) -> str | None:
+    """What a sandbox calls itself, or what somebody calls the place where code runs; None for anything else."""
+    return place.in_force if isinstance(place, Sandbox) else place if isinstance(place, str) else None
 
 
 class Sandbox:
@@ -40,6 +59,7 @@ class Sandbox:
         self._layers = layers_in_force(self.config)
         if self.config.level == "none":
             _log.warning("sandbox 'none': programs written by a model run with your rights, files and network")
+            _UNCONFINED.add(self)
 
     @property
     def in_force(self) -> str:

@@ -2,6 +2,8 @@
 
 Values are bare text there, so the tool's schema decides whether ``7`` is a number. A value that holds a closing mark
 ends there; what is left of it is refused, and the policy told why, unless it looks like an argument: then it is one.
+So is a call whose JSON spells a mark with escapes: the template would write the mark itself.
+A call of somebody else's with such a value is refused before the template writes it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-from agent_r1.rollout.formats.format import Block, Format, Reading, Tools, Written, before, blocks, broken
+from agent_r1.rollout.formats.format import Block, Format, Reading, Tools, Written, before, blocks, broken, imitated
 from agent_r1.rollout.formats.hermes import CLOSE, OPEN
 from agent_r1.rollout.formats.values import schema_of, typed
 
@@ -23,18 +25,20 @@ class Qwen35(Format):
     """Example: <tool_call>\\n<function=add>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>"""
 
     name: ClassVar[str] = "qwen3.5"
+    marks: ClassVar[tuple[str, ...]] = (OPEN, CLOSE, "</parameter>")
 
     def read(self, said: str, tools: Tools) -> Reading:
-        return _reading(said, tools, _function)
+        return _reading(said, tools, _function, self.marks)
 
 
 class Glm(Format):
     """Example: <tool_call>add\\n<arg_key>a</arg_key>\\n<arg_value>1</arg_value>\\n</tool_call>"""
 
     name: ClassVar[str] = "glm"
+    marks: ClassVar[tuple[str, ...]] = (OPEN, CLOSE, "</arg_value>")
 
     def read(self, said: str, tools: Tools) -> Reading:
-        return _reading(said, tools, _keyed)
+        return _reading(said, tools, _keyed, self.marks)
 
 
 Parts = tuple[str, str, re.Pattern[str]]
@@ -53,9 +57,17 @@ def _keyed(block: str) -> Parts | str:
     return name.strip(), mark + rest, _ARGUMENT
 
 
-def _reading(said: str, tools: Tools, divide: Callable[[str], Parts | str]) -> Reading:
-    calls = (_call(block, tools, divide) for block in blocks(said, OPEN, CLOSE))
+def _reading(said: str, tools: Tools, divide: Callable[[str], Parts | str], marks: tuple[str, ...]) -> Reading:
+    calls = (_writable(_call(block, tools, divide), marks) for block in blocks(said, OPEN, CLOSE))
     return Reading(before(said, OPEN), tuple(calls))
+
+
+def _writable(call: Written, marks: tuple[str, ...]) -> Written:
+    """The call, malformed where no template could write it so that it is read as the same: that costs a turn, and
+    refusing it later would cost the episode."""
+    if mark := imitated(call.arguments or {}, marks):
+        return broken(call.raw, call.end, f"an argument holds {mark}, which ends it", call.name)
+    return call
 
 
 def _call(block: Block, tools: Tools, divide: Callable[[str], Parts | str]) -> Written:

@@ -6,11 +6,12 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
+from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.messages import Message, ToolSpec, to_openai
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -53,6 +54,8 @@ class Format(ABC):
     """One way of writing calls: reads them, and gives messages the shape that its templates take."""
 
     name: ClassVar[str]
+    marks: ClassVar[tuple[str, ...]] = ()
+    """Texts that no argument of a call can hold: a template writes it as it is, and it would be read as another."""
 
     @abstractmethod
     def read(self, said: str, tools: Tools) -> Reading:
@@ -61,6 +64,25 @@ class Format(ABC):
     def divide(self, text: str, opened: bool = False) -> tuple[str | None, str]:
         """(thought, rest); the rest is an end of the text. ``opened`` says that the prompt ended inside a thought."""
         return split_reasoning(text, opened)
+
+    def refuse_unreadable(self, messages: Iterable[Message]) -> None:
+        """Raise UnsupportedChat where a call, written by the template, would be read as another one.
+
+        What a policy wrote never is such a call: it is malformed where it is read. Calls that come with a task may be.
+        """
+        for call in (call for message in messages for call in message.calls if self.marks and call.arguments):
+            if mark := imitated(call.arguments or {}, self.marks):
+                told = f"a call of {call.name!r} cannot be written as {self.name}: an argument holds {mark}"
+                raise UnsupportedChat(f"{told}, which ends it; take it out, or give another --tool_format")
+
+    def stop_texts(self, tools: Tools) -> tuple[str, ...]:
+        """Texts with which an action may end although no token of its own ends it; mostly there are none."""
+        return ()
+
+    def ended(self, said: str, tools: Tools) -> bool:
+        """Whether the action ends in what was said so far, whatever is said next."""
+        end = self.read(said, tools).end
+        return end is not None and self.read(f"{said}.", tools).end == end
 
     def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """The messages as the dictionaries that a chat template of this format takes."""
@@ -83,6 +105,17 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
         return None, text
     thought, _, rest = begun.removeprefix(THINK).partition(THOUGHT)
     return thought.strip("\n"), rest.lstrip("\n")
+
+
+def imitated(arguments: Mapping[str, Any], marks: Iterable[str]) -> str | None:
+    """The mark that arguments hold, as a template writes them: JSON that was read may have spelled it with escapes.
+
+    Example:
+        >>> imitated({"words": ["a</parameter>"]}, ("</parameter>",))
+        '</parameter>'
+    """
+    text = json.dumps(dict(arguments), ensure_ascii=False, default=str)
+    return next((mark for mark in marks if mark in text), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ PLAIN_BREAK = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What is written around something, and as what it is found.
+    """What is written around something, as what it is found, and ``stops``, of which one stands where it is over.
 
     Example:
         Marks.of("search").opening == "<search>" and Marks.of("```python").opening == "```python\\n"
@@ -49,18 +49,22 @@ class Marks:
     closing: str
     opens: re.Pattern[str]
     closes: re.Pattern[str]
+    stops: tuple[str, ...]
 
     @classmethod
     def of(cls, tag: str) -> Marks:
         """The marks of a tag; one that begins with three backticks is a fence, closed where three end a line."""
         if not tag.startswith(FENCE):
             opening, closing = f"<{tag}>", f"</{tag}>"
-            return cls(opening, closing, re.compile(re.escape(opening)), re.compile(re.escape(closing)))
+            return cls(opening, closing, re.compile(re.escape(opening)), re.compile(re.escape(closing)), (closing,))
         names = f"{FENCE}(?:python|py)" if tag == PYTHON_FENCE else re.escape(tag)
-        return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _END_OF_FENCE)
+        return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _END_OF_FENCE, _STOPS_OF_FENCE)
 
 
 PYTHON_FENCE = f"{FENCE}python"
+_STOPS_OF_FENCE = tuple(FENCE + after for after in "\n \t")
+"""It is over where the line is: with blanks between, the end of the line has no text of its own to be found by."""
+
 _END_OF_FENCE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
 
 
@@ -117,6 +121,10 @@ class Tags(Format):
         call, tool = first
         return Reading(said[: call.start], (self._read(call, tool, len(said)),), call.end)
 
+    def stop_texts(self, tools: Tools) -> tuple[str, ...]:
+        every = (self._answer, *map(self._marks, tools))
+        return tuple(dict.fromkeys(stop for marks in every for stop in marks.stops))
+
     def _read(self, call: _Found, tool: ToolSpec, length: int) -> Written:
         if call.end is None:
             error = f"the call is not closed by {self._marks(tool).closing.strip()}"
@@ -156,8 +164,9 @@ class Tags(Format):
         marks, single = self._marks(tool), _single(tool)
         arguments = dict(call.arguments or {})
         bare = str(arguments[single]) if single is not None and arguments.keys() == {single} else ""
-        taken = _call(tool, bare, 0).arguments == arguments  # else it would be read as something else
-        built = bare if taken else json.dumps(arguments, ensure_ascii=False)
+        # else it would be read as something else
+        taken = _call(tool, bare, 0).arguments == arguments and not marks.closes.search(f"{bare}{marks.closing}"[:-1])
+        built = bare if taken else json.dumps(arguments, ensure_ascii=False).replace("</", "<\\/")
         return f"{marks.opening}{call.raw or built}{marks.closing}"
 
     def instruction(self, tools: Tools) -> str:

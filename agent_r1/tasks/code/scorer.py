@@ -33,6 +33,7 @@ class CodeScorer:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
+        self.sandbox = sandbox.in_force
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
         exam: Exam = task.data["exam"]

@@ -23,7 +23,7 @@ _WAIT = 600.0
 def run_tests_tool(sandbox: Sandbox) -> Tool:
     """The tool. A call's :class:`Outcome` is the result's ``data``, and no verdict: a program can print anything."""
 
-    @tool(name=RUN_TESTS, timeout=sandbox.config.limits.seconds + _WAIT)
+    @tool(name=RUN_TESTS, timeout=sandbox.config.limits.seconds + _WAIT, sandbox=sandbox)
     async def run_tests(code: str, task: Task) -> ToolResult:
         """Run a solution on the examples of the task; see what it prints, what it raises, and what it gets wrong.
 

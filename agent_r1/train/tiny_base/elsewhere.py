@@ -24,7 +24,7 @@ from agent_r1.rollout.collector import Limits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.train.evaluate import Method, attempts
 from agent_r1.train.tiny_base.examples import spoken
-from agent_r1.train.tiny_base.pretrain import Progress, imitate
+from agent_r1.train.tiny_base.pretrain import LEARNING_RATE, Progress, imitate
 from agent_r1.train.tiny_base.start import start_model
 from agent_r1.train.tiny_base.tokenizer import make_tokenizer
 
@@ -60,6 +60,7 @@ def tiny_base_for(
     seed: int,
     steps: int = STEPS,
     tools: tuple[ToolSpec, ...] = (),
+    learning_rate: float = LEARNING_RATE,
 ) -> Progress:
     """Make a model that speaks as the assistant does in the conversations, and write it to ``folder``.
 
@@ -70,6 +71,7 @@ def tiny_base_for(
         seed: of the weights, and of the order of the conversations.
         steps: optimizer steps.
         tools: those of the world; they stand in its prompts.
+        learning_rate: the highest. Where what is said hangs on what was read, half of the default taught more.
 
     Returns how well it imitates at last: where the content is random, the loss stays at the entropy of that.
     """
@@ -78,7 +80,7 @@ def tiny_base_for(
     chat, rng = Chat(tokenizer), random.Random(seed)
     examples = [spoken(chat, each, tools) for each in heard]
     model = start_model(tokenizer, seed)
-    *_, last = imitate(model, [partial(rng.sample, examples, min(BATCH, len(examples)))] * steps)
+    *_, last = imitate(model, [partial(rng.sample, examples, min(BATCH, len(examples)))] * steps, learning_rate)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return last

@@ -53,13 +53,15 @@ def pretrain(
     return imitate(model, batches)
 
 
-def imitate(model: Qwen2ForCausalLM, batches: Sequence[Callable[[], Sequence[Example]]]) -> Iterator[Progress]:
+def imitate(
+    model: Qwen2ForCausalLM, batches: Sequence[Callable[[], Sequence[Example]]], learning_rate: float = LEARNING_RATE
+) -> Iterator[Progress]:
     """Train in place, a step on each of the batches, which are made when they are needed; yields after each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * _schedule(step, len(batches))
+            group["lr"] = learning_rate * _schedule(step, len(batches))
         optimizer.zero_grad(set_to_none=True)
         loss, accuracy = _learn(model, batch())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -16,6 +16,7 @@ from agent_r1.env.adapters import reasoning_gym
 from agent_r1.env.adapters.pool import Pool
 from agent_r1.env.adapters.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
 from agent_r1.env.scoring import FunctionScorer
+from agent_r1.train.custom import world_of
 
 package = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (extra reasoning-gym)")
 
@@ -94,6 +95,13 @@ def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answer
     assert time.monotonic() - began < 5.0
     with pytest.raises(AgentR1Error, match=r"scoring failed: no answer within 1\.5 seconds"):
         score(answered("<answer>9**9**9**9</answer>"), hanging)
+
+
+def test_a_world_whose_scorer_runs_answers_says_that_they_run_outside_the_sandbox() -> None:
+    env = ToolEnv(tools=[], rewards=[reasoning_gym_score], max_turns=1)
+    running = world_of(env, reasoning_gym_tasks("countdown", 2, run_answers=True), "own", "")
+    assert running.sandbox == "none: the scorer of reasoning-gym runs answers"
+    assert world_of(env, reasoning_gym_tasks("gcd", 2, run_answers=True), "own", "").sandbox is None
 
 
 def test_scorers_that_run_answers_are_refused_until_told() -> None:
