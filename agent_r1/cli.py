@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -66,9 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AgentR1Error as error:
         return _complain(error, FAILED)
     except Interrupted as stopped:
-        return _complain(stopped, SIGNALLED + stopped.number)
+        file = [str(invocation.options["file"])] if invocation.options["file"] else []
+        again = shlex.join(["agent-r1", "train", *file, "--run", str(stopped.folder), "--resume"])
+        return _complain(f"{stopped}; to go on: {again}", SIGNALLED + stopped.number)
     except KeyboardInterrupt:
-        return _complain("interrupted; a run that had begun stays in its folder: --resume goes on with it", INTERRUPTED)
+        return _complain("interrupted; a run that had begun stays where it said, and can be resumed", INTERRUPTED)
     return DONE
 
 

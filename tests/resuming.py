@@ -1,58 +1,24 @@
 """What tests of resuming share: a run of a few small steps, images of it as a kill would leave it, and what it made."""
 
-import random
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import scenarios
 from micro import Made, made_by
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.world import World
-from agent_r1.tasks import build
 from agent_r1.train import run
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.report import Silence, StepReport
 from agent_r1.train.resume import resumed
 
 STEPS = 10
-MICRO: Mapping[str, Any] = {
-    "steps": STEPS,
-    "groups_per_step": 2,
-    "group_size": 4,
-    "max_tokens": 20,
-    "evaluate_every": 0,
-    "evaluate_n": 1,
-    "pass_k": 0,
-    "checkpoint_every": 1,
-    "reward_weights.found": 1.0,
-}
-"""Every step teaches something: searches that find a page are rewarded."""
-
-
-EVERYTHING: Mapping[str, Any] = {
-    "steps": 6,
-    "algorithm": "ppo",
-    "row": {"kl.coefficient": 0.05, "kl.target": 0.01},
-    "learner": {"minibatches": 2, "learning_rate": 1e-3},
-    "evaluate_every": 1,
-    "evaluate_n": 2,
-}
-"""A critic, a steered KL to a reference, a dealing of minibatches, and a best that is not the last."""
-
-
-class Whim:
-    """Exact match as a number that nobody can foresee, so that the best weights are some in the middle."""
-
-    async def score(self, group: Any, task: Any) -> Any:
-        return tuple({"em": random.Random(t.last_text + task.id).random()} for t in group)
-
-
-def micro_world() -> World:
-    """TinyWiki, whose final table is one cell."""
-    return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
+MICRO: Mapping[str, Any] = {**scenarios.MICRO, "steps": STEPS}
+EVERYTHING: Mapping[str, Any] = {**scenarios.EVERYTHING.settings, "steps": 6}
 
 
 def config_of(world: World, folder: Path, settings: Mapping[str, Any]) -> TrainConfig:

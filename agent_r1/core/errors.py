@@ -12,6 +12,8 @@ A failure inside an episode never crosses the rollout boundary as an exception: 
 ``Status`` and a reason on the trajectory. Errors of ours are for what a person has to mend.
 """
 
+from pathlib import Path
+
 
 class AgentR1Error(Exception):
     """Base of everything this package raises on purpose."""
@@ -43,8 +45,8 @@ class UnsupportedChat(AgentR1Error):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop by the signal of this ``number``, and did so in order; says how to go on with it."""
+    """The run in ``folder`` was asked to stop by the signal of this ``number``, and did in order: it can be resumed."""
 
-    def __init__(self, number: int, line: str) -> None:
-        self.number = number
-        super().__init__(line)
+    def __init__(self, number: int, said: str, folder: Path) -> None:
+        self.number, self.folder = number, folder
+        super().__init__(said)

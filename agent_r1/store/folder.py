@@ -48,9 +48,7 @@ def create_run(folder: Path, config: Mapping[str, Any]) -> Ledger:
     a run. Raises InvalidInput where the folder exists
     already or cannot be written.
     """
-    if os.path.lexists(folder):
-        do = "give another --run" + (", or --resume to go on with this one" if is_run(folder) else "")
-        raise InvalidInput("run", got=f"{folder}, which exists", do=do)
+    refuse_existing(folder)
     text = json.dumps(config, indent=2)
     try:
         with appearing(folder) as half:
@@ -58,6 +56,13 @@ def create_run(folder: Path, config: Mapping[str, Any]) -> Ledger:
     except (OSError, sqlite3.Error, ValueError) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a --run in a folder that can be written") from None
     return Ledger(folder / DATABASE)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise InvalidInput where a run of that name cannot be new."""
+    if os.path.lexists(folder):
+        do = "give another --run" + (", or --resume to go on with this one" if is_run(folder) else "")
+        raise InvalidInput("run", got=f"{folder}, which exists", do=do)
 
 
 def reopen_run(folder: Path) -> Ledger:

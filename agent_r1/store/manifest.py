@@ -78,7 +78,7 @@ def read_manifest(folder: Path) -> Manifest:
 def check_whole(folder: Path) -> Manifest:
     """The manifest of a folder whose every file is as it was saved, and that holds no other. Raises as reading does."""
     manifest = read_manifest(folder)
-    found = {path.relative_to(folder).as_posix() for path in _files(folder)}
+    found = _names(folder)
     for name in sorted(manifest.files.keys() - found):
         raise Damaged(f"{folder} lacks {name}")
     for name in sorted(found - manifest.files.keys()):
@@ -117,6 +117,13 @@ def _files(folder: Path) -> Iterator[Path]:
     """What was saved: hidden files are left there by file managers and network disks."""
     found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return (path for path in found if not path.name.startswith("."))
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return {path.relative_to(folder).as_posix() for path in _files(folder)}
+    except OSError as error:
+        raise Damaged(f"{folder} cannot be listed: {error}") from error
 
 
 def _entry_of(folder: Path, name: str) -> Entry:

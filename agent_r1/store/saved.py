@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import AgentR1Error
@@ -42,29 +43,41 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
     return manifest
 
 
-def broken_checkpoints(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
-    """Every checkpoint that is damaged, or whose weights are not those the ledger has for its step."""
-    for checkpoint in reversed(checkpoints(folder)):
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A run's folder, and the checkpoints that were in it before its ledger was looked at: the ledger knows of each."""
+
+    folder: Path
+    checkpoints: Sequence[Path]
+
+
+def broken_checkpoints(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
+    """Every checkpoint that is damaged, or whose weights are not those the ledger has for its step.
+
+    One that is gone by then was removed by the run, which goes on.
+    """
+    for checkpoint in reversed(saved.checkpoints):
         try:
             check_checkpoint(connection, checkpoint)
         except AgentR1Error as error:
-            yield str(error)
+            if checkpoint.exists():
+                yield str(error)
 
 
-def lost_checkpoints(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+def lost_checkpoints(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
     """The newest checkpoint that was saved, where it is gone: of a run that completed, only without its model."""
-    saved, there = last_saved(connection), checkpoints(folder)
-    needed = not (_completed(connection) and (folder / MODEL).exists())
-    if needed and saved is not None and (not there or step_of(there[0]) < saved):
-        yield f"that of step {saved}, which was saved, is gone"
+    newest, there = last_saved(connection), checkpoints(saved.folder)
+    needed = not (_completed(connection) and (saved.folder / MODEL).exists())
+    if needed and newest is not None and (not there or step_of(there[0]) < newest):
+        yield f"that of step {newest}, which was saved, is gone"
 
 
-def broken_model(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+def broken_model(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
     """The final model, where it is damaged or holds weights that the run never made.
 
     Until the run is complete it may be the model of an earlier end, whose weights count no more.
     """
-    model = folder / MODEL
+    model = saved.folder / MODEL
     if not model.exists():
         return
     try:
@@ -77,14 +90,15 @@ def broken_model(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
         yield f"{model} holds weights that this run never made"
 
 
-def other_configuration(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+def other_configuration(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
     """The configuration's file, where it says anything else than what the ledger's first lineage ran under."""
+    file = saved.folder / CONFIGURATION
     kept = json.loads(connection.execute("SELECT config FROM lineages ORDER BY lineage LIMIT 1").fetchone()[0])
     try:
-        if json.loads((folder / CONFIGURATION).read_text(encoding="utf-8")) != kept:
-            yield f"{folder / CONFIGURATION} differs from the ledger's"
+        if json.loads(file.read_text(encoding="utf-8")) != kept:
+            yield f"{file} differs from the ledger's"
     except (OSError, ValueError) as error:
-        yield f"{folder / CONFIGURATION} cannot be read: {error}"
+        yield f"{file} cannot be read: {error}"
 
 
 def _completed(connection: sqlite3.Connection) -> bool:

@@ -7,7 +7,6 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from agent_r1.core.acting import Span
 from agent_r1.store.codec import to_spans
@@ -17,7 +16,7 @@ from agent_r1.store.rows import to_reward
 UNREADABLE = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError)
 
 
-def broken_turns(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+def broken_turns(connection: sqlite3.Connection, _: object) -> Iterator[str]:
     """Every attempt whose turns or rewards contradict themselves, and how."""
     for key, attempt, newest in connection.execute(
         "SELECT id, attempt, newest_version FROM attempts JOIN outcomes ON attempt_id = id ORDER BY id"

@@ -62,12 +62,13 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: the optimizer steps taken, the groups they took (the next group's serial number), and the
-    best step so far where anything was validated."""
+    """Where a run stands: the optimizer steps taken, the groups they took (the next group's serial number), the best
+    step so far where anything was validated, and the last step that was."""
 
     step: int = 0
     groups: int = 0
     best: Best | None = None
+    validated: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -60,7 +60,7 @@ class Halt:
             os.kill(os.getpid(), number)
 
     def _leave(self) -> None:
-        self._progress.say("stopping: saving the last step; once more to leave at once")
+        self._progress.say("stopping; an update or a validation under way ends first; once more to leave at once")
         if self._inside is not None:
             self._inside.cancel()
 

@@ -1,36 +1,54 @@
-"""The files that a run's tasks come from, by their digests: a run goes on with what it began with."""
+"""What a run's tasks come from, by digests: a run goes on with what it began with, wherever that lies by now."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import to_openai
 from agent_r1.core.record import Happened
+from agent_r1.core.task import Task
+from agent_r1.core.world import World
 from agent_r1.store.reader import RunReader
 from agent_r1.train.config import TrainConfig
 
-READ = "read"
-"""The kind of an event that names a file or folder and its digest: ``data questions.json sha256 9f86..``."""
+READ, TASKS = "read", "tasks"
+"""The kind of an event that names what was read and its digest: ``data questions.json sha256 9f86..``."""
 
 
-def events_of(config: TrainConfig) -> tuple[Happened, ...]:
-    """What a run reads its questions and passages from; nothing of names that are no files here (the hub's)."""
-    named = {"data": config.data, "corpus": None if config.corpus is None else Path(config.corpus)}
-    there = {what: path for what, path in named.items() if path is not None and path.exists()}
-    return tuple(Happened(READ, f"{what} {path} sha256 {_digest(path)}") for what, path in there.items())
+def events_of(config: TrainConfig, world: World) -> tuple[Happened, ...]:
+    """What a run learns from: its files of questions and passages, where they are files here (and no name on the
+    hub), and the tasks to train and to validate on."""
+    files = {what: path for what, path in _located(config).items() if path.exists()}
+    said = [f"{what} {path} sha256 {_digest(path)}" for what, path in files.items()]
+    splits = dict.fromkeys(["train", world.validation or "train"])
+    tasks = _digest_of(task for split in splits for task in world.tasks(split))
+    return tuple(Happened(READ, line) for line in (*said, f"{TASKS} sha256 {tasks}"))
 
 
-def check_inputs(run: Path, events: tuple[Happened, ...]) -> None:
-    """Raise InvalidInput where a file is not what it was when the run read it last."""
+def check_inputs(run: Path, config: TrainConfig, events: tuple[Happened, ...]) -> None:
+    """Raise InvalidInput where something is not what it was when the run read it last, or cannot be compared."""
     with closing(RunReader(run)) as reader:
-        before = _digests(event for event in reader.events() if event.kind == READ)
-    for what, digest in _digests(iter(events)).items():
-        if before.get(what, digest) != digest:
-            got = f"other contents than the run's: sha256 {digest[:12]}.., not {before[what][:12]}.."
+        before, own = _digests(event for event in reader.events() if event.kind == READ), reader.config()
+    now = _digests(iter(events))
+    for what, digest in now.items():
+        known = before.get(what)
+        if known is not None and known != digest:
+            got = f"others than the run's: sha256 {digest[:12]}.., not {known[:12]}.."
             raise InvalidInput(what, got=got, do="put back what the run began with, or begin a new run")
+    for what, asked in config.model_dump(mode="json", include={"data", "corpus"}).items():
+        if asked != own[what] and not (what in now and what in before):
+            do = f"leave it out: {run} goes on with {own[what] or 'none'}, to which it cannot be compared"
+            raise InvalidInput(what, got=asked, do=do)
+
+
+def _located(config: TrainConfig) -> dict[str, Path]:
+    named = {"data": config.data, "corpus": config.corpus}
+    return {what: Path(place) for what, place in named.items() if place is not None}
 
 
 def _digests(events: Iterator[Happened]) -> Mapping[str, str]:
@@ -45,3 +63,26 @@ def _digest(path: Path) -> str:
     files = sorted(one for one in path.rglob("*") if one.is_file() and not one.name.startswith("."))
     lines = [f"{one.relative_to(path).as_posix()} {_digest(one)}\n" for one in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _digest_of(tasks: Iterable[Task]) -> str:
+    """The sha256 of tasks in their order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        row = [task.id, task.split, [to_openai(message) for message in task.messages], task.data]
+        digest.update(json.dumps(_plain(row), sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _plain(value: object) -> object:
+    """As JSON can hold it. Of what is neither a plain value nor a collection of them, the type alone counts."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case set() | frozenset():
+            return sorted(json.dumps(_plain(item)) for item in value)
+    return type(value).__qualname__

@@ -47,6 +47,7 @@ class Keeper:
         self._best_weights: Mapping[str, Tensor] = start.best
         self._saver = Saver(self._write, recorder)
         self._snapshot: Snapshot | None = None
+        self._validated = start.position.validated
         self._saved, self._position, self._doctor = start.position.step, start.position, start.doctor
 
     async def after(self, position: Position, doctor: DoctorState) -> dict[str, float]:
@@ -58,9 +59,9 @@ class Keeper:
         """
         measured: dict[str, float] = {}
         step = position.step
-        if self._due(step, self._config.evaluate_every) and self._world.validation is not None:
-            measured = await self._validate(step, self._world.validation)
-        self._position, self._doctor = replace(position, best=self._best), doctor
+        if self._due(step, self._config.evaluate_every):
+            measured = await self._validate(step)
+        self._position, self._doctor = replace(position, best=self._best, validated=self._validated), doctor
         every = self._config.checkpoint_every
         if self._due(step, every) or (every > 0 and self._best is not None and self._best.step == step):
             await self._saver.settled()
@@ -99,11 +100,19 @@ class Keeper:
     def _due(self, step: int, every: int) -> bool:
         return every > 0 and (step % every == 0 or step == self._config.steps)
 
-    async def _validate(self, step: int, split: str) -> dict[str, float]:
+    async def validate_last(self) -> dict[str, float]:
+        """The measures of the last step, where it had not been the last one when it was taken."""
+        late = self._config.evaluate_every > 0 and self._validated != self._config.steps
+        return await self._validate(self._config.steps) if late else {}
+
+    async def _validate(self, step: int) -> dict[str, float]:
+        split = self._world.validation
+        assert split is not None, "it was not looked at when the run began"
         method = Method("validation", self._agent, self._world.env)
         count = self._config.evaluate_n
         answers = await answers_of(method, self._world, split, count, limits_of(self._config))
         em = statistics.fmean(answer.em for answer in answers)
+        self._validated = step
         if self._best is None or em >= self._best.em:
             self._best, self._best_weights = Best(step, em), copied(self._policy.model)
         return {"validation_em": em, "validation_f1": statistics.fmean(answer.f1 for answer in answers)}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
 
 from agent_r1.config import Layer
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.world import Env
 from agent_r1.env.scoring import RewardFunction
@@ -38,8 +41,10 @@ def train(
 
     ``settings`` are those of :class:`~agent_r1.train.config.TrainConfig`, tables as mappings:
     ``steps=20, learner={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
-    Raises InvalidInput where something cannot be used.
+    Raises InvalidInput where something cannot be used, or an event loop runs in this thread, as in a notebook:
+    ``await asyncio.to_thread(agent_r1.train, ..)`` trains there.
     """
+    refuse_loop()
     world = world_of(env, tasks, "custom", model or TINY_BASE, rewards)
     named = {key: value for key, value in (("model", model), ("algorithm", algorithm)) if value is not None}
     layers = [Layer("agent_r1.train", {**named, **settings})]
@@ -47,3 +52,11 @@ def train(
     if resume:
         return run.resume(resumed(layers), world, shown)
     return run.train(settle(TrainConfig, layers, world), world, shown)
+
+
+def refuse_loop() -> None:
+    """Raise InvalidInput in a thread whose event loop is running: it would stand still until the run has ended."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        do = "call it in another thread: await asyncio.to_thread(agent_r1.train, ..)"
+        raise InvalidInput("agent_r1.train", got="a thread whose event loop is running", do=do)

@@ -88,6 +88,8 @@ async def loop(parts: Parts, halt: Halt) -> None:
             await doctor.tell(findings)
             keeper.save()
             await clock.advance(update.version)
+    if late := await keeper.validate_last():
+        await parts.ledger.record(Measured(config.steps, late))
     await parts.ledger.record(LeftOver(config.steps, "the run had taken its last step"))
     await keeper.choose()
     await parts.engine.load(learner.weights())

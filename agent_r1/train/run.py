@@ -24,9 +24,8 @@ from agent_r1.learn.learner import Learner
 from agent_r1.learn.row import Row
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.store.folder import create_run, default_run_name, reopen_run, run_folder
+from agent_r1.store.folder import create_run, default_run_name, refuse_existing, reopen_run, run_folder
 from agent_r1.store.ledger import Ledger, LedgerError
-from agent_r1.tasks import WORLDS
 from agent_r1.train.checkpoint import DAMAGED
 from agent_r1.train.config import TrainConfig
 from agent_r1.train.evaluate import BASE, Method, greedy, methods_of, pass_at, table_of
@@ -71,8 +70,9 @@ def train(config: TrainConfig, world: World, progress: Progress) -> TrainReport:
     Asked to stop by SIGINT or SIGTERM it saves its last step and raises Interrupted, a KeyboardInterrupt.
     """
     world = with_columns(world, config.splits)
-    ready, inputs = _ready(config, world), events_of(config)
     folder = run_folder(config.run or default_run_name(config.task, config.algorithm, datetime.now()))
+    refuse_existing(folder)
+    ready, inputs = _ready(config, world), events_of(config, world)
     ledger = create_run(folder, _resolved(config, ready.row))
     try:
         start = beginning(ready.learner)
@@ -92,11 +92,12 @@ def resume(config: TrainConfig, world: World, progress: Progress) -> TrainReport
         do = f"resume with the task that the run was started with, {config.task!r}"
         raise InvalidInput("task", got=repr(world.name), do=do)
     world = with_columns(world, config.splits)
-    ready, inputs = _ready(config, world), events_of(config)
     folder = run_folder(config.run)
-    check_inputs(folder, inputs)
-    ledger = reopen_run(folder)
+    ledger = reopen_run(folder)  # locked before anything large is loaded
     try:
+        inputs = events_of(config, world)
+        check_inputs(folder, config, inputs)
+        ready = _ready(config, world)
         resumed([Layer("what was read before the run was locked", config.model_dump(mode="json"))])
         start = restore(folder, ready.policy, ready.learner)
         start = replace(start, events=(*start.events, *inputs))
@@ -139,6 +140,7 @@ def _carry_out(
     config: TrainConfig, world: World, ready: Ready, start: Start, ledger: Ledger, folder: Path, progress: Progress
 ) -> TrainReport:
     policy, row, learner, engine = ready.policy, ready.row, ready.learner, ready.engine
+    progress.say(f"run: {folder}")
     if world.sandbox is not None:
         start = replace(start, events=(*start.events, Happened("sandbox", world.sandbox)))
     agent = policy.agent(engine, config, config.temperature)
@@ -181,8 +183,7 @@ async def _run(parts: Parts) -> TrainReport:
             assert halt.signal is not None
             said = signal.Signals(halt.signal).name
             await parts.ledger.record(Happened("stopped", said))
-            line = f"stopped by {said}; to go on: agent-r1 train {_file(parts)}--run {parts.folder} --resume"
-            raise Interrupted(halt.signal, line) from None
+            raise Interrupted(halt.signal, f"stopped by {said}{_saved(parts)}", parts.folder) from None
         except BaseException as error:
             with suppress(LedgerError):  # it may be what failed
                 await parts.ledger.record(Happened("stopped", f"{type(error).__name__}: {error}"))
@@ -203,9 +204,8 @@ async def _train_and_compare(parts: Parts, halt: Halt) -> TrainReport:
     return report
 
 
-def _file(parts: Parts) -> str:
-    """What stands for the file of an agent of one's own on a command line."""
-    return "" if parts.config.task in WORLDS else "FILE.py "
+def _saved(parts: Parts) -> str:
+    return "" if parts.config.checkpoint_every > 0 else " with checkpoint_every 0, so that it will begin anew"
 
 
 async def _compare(parts: Parts, seconds: float) -> TrainReport:

@@ -125,15 +125,15 @@ def divided(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
         for one in patches:
             stack.enter_context(one)
         for tokens in PASSES:
-            apart = float((learned(groups[:: (-1) ** tokens], tokens) - whole).abs().max())
+            apart = float((learned(groups[:: (-1) ** tokens], tokens) - whole).norm() / whole.norm())
             if not apart < CLOSE:
-                broken.append(f"passes of {tokens} tokens lead to weights that are {apart:.2g} apart")
+                broken.append(f"passes of {tokens} tokens lead to gradients that are {apart:.2g} apart")
     return Outcome(len(PASSES), tuple(broken))
 
 
 def learned(groups: Sequence[Group], micro_tokens: int) -> torch.Tensor:
-    """All weights after one update. The rate is large, so that a difference of gradients shows."""
-    settings = LearnerConfig(micro_tokens=micro_tokens, learning_rate=1e-2, max_grad_norm=1e9)
+    """The gradient of one update, as Adam's first moments keep it: its step is as long where that is mere rounding."""
+    settings = LearnerConfig(micro_tokens=micro_tokens, max_grad_norm=1e9)
     learner = Learner(
         policy_of(small_world()).model,
         build_row("reinforce++", {}),
@@ -142,14 +142,9 @@ def learned(groups: Sequence[Group], micro_tokens: int) -> torch.Tensor:
         reward_weights={},
         seed=0,
     )
-    before = flat(learner)
     learner.update(groups)
-    return flat(learner) - before
-
-
-def flat(learner: Learner) -> torch.Tensor:
-    model: Any = learner.weights().ref
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+    moments = learner.state().tensors.items()
+    return torch.cat([tensor.flatten() for name, tensor in moments if name.endswith("exp_avg")])
 
 
 PASSES = (1, 64, 301, 1000, 4001)
@@ -169,11 +164,11 @@ GOLDEN: tuple[Case, ...] = (
     case(
         "T16",
         "a batch in passes of many sizes, its groups in another order",
-        f"the same weights, within {CLOSE:g} of steps of 0.01",
+        f"the same gradient, within {CLOSE:g} of its length",
         divided,
         100,
         1,
-        control("a pass is forgotten", "lead to weights", divided, patches=(FORGETTING,)),
+        control("a pass is forgotten", "lead to gradients", divided, patches=(FORGETTING,)),
     ),
     case(
         "T14",

@@ -50,7 +50,7 @@ def after_every_step(size: Size, scenarios: Sequence[Scenario], breaking: Break 
 
 
 STEPS = 10
-STEPPED: Sequence[Scenario] = tuple(one.but(steps=STEPS) for one in (GRPO, PPO, REFILL, SELDOM, EVERYTHING))
+STEPPED: Sequence[Scenario] = tuple(one.but(steps=STEPS) for one in (GRPO, EVERYTHING, PPO, REFILL, SELDOM))
 
 
 class Killing(Silence):
@@ -148,7 +148,7 @@ KILLED_ANYWHERE = Case(
     4,
     (
         Control("moments not restored", OTHERWISE, lambda size: killed(size, (GRPO, PPO), without_moments), 2),
-        Control("best not restored", OTHERWISE, lambda size: killed(size, (EVERYTHING,), without_best), 2),
+        Control("best not restored", OTHERWISE, lambda size: killed(size, (EVERYTHING,), without_best), 5),
         Control("acknowledged before written", LOST, lambda size: killed(size, (GRPO,), hasty_ledger), 3),
     ),
 )
@@ -159,7 +159,7 @@ KILLED_AFTER_STEPS = Case(
     "digest and weights as if nothing had happened",
     lambda size: after_every_step(size, STEPPED),
     len(STEPPED) * STEPS,
-    len(STEPPED),
+    2,
     (
         Control(
             "data cursor not restored", REFUSED_AGAIN, lambda size: after_every_step(size, STEPPED, without_cursor), 1

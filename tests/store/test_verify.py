@@ -2,16 +2,17 @@
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import agent_r1.store.verify as verifying
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import create_run
+from agent_r1.store import create_run, saved
 from agent_r1.store.law import LAW
-from agent_r1.store.manifest import Identity, write_manifest
+from agent_r1.store.manifest import Identity, Manifest, check_whole, write_manifest
 from agent_r1.store.packed import Tokens, pack_document, unpack_document
 from agent_r1.store.verify import FILE_RULES, verify
 
@@ -252,6 +253,27 @@ def test_a_rule_names_its_first_offender_and_counts_the_others(resumed: Path) ->
     change(resumed, "UPDATE fates SET reason = NULL WHERE reason = 'the engine failed'")
     [line] = verify(resumed).violations
     assert line.endswith("demo:0.2.0:style-a/0 was dropped without one (and 4 more)")
+
+
+def test_what_a_run_removes_meanwhile_is_no_damage(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def while_it_is_removed(folder: Path) -> Manifest:
+        shutil.rmtree(resumed / "checkpoints" / "step-2", ignore_errors=True)
+        return check_whole(folder)
+
+    monkeypatch.setattr(saved, "check_whole", while_it_is_removed)
+    assert verify(resumed).violations == ()
+
+
+def test_what_a_run_saves_meanwhile_is_no_damage(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of a step that the ledger, as it is seen, does not have yet."""
+
+    def while_it_saves(connection: sqlite3.Connection) -> Iterator[str]:
+        shutil.copytree(resumed / "checkpoints" / "step-2", resumed / "checkpoints" / "step-9", dirs_exist_ok=True)
+        return iter(())
+
+    monkeypatch.setattr(verifying, "_damage", while_it_saves)
+    assert verify(resumed).violations == ()
+    assert [line.partition(": ")[0] for line in verify(resumed).violations] == ["checkpoints"]
 
 
 def test_until_it_is_complete_a_run_may_have_the_model_of_an_earlier_end(resumed: Path) -> None:

@@ -1,15 +1,15 @@
 """A model of a few hundred weights, its tokenizer, and checkpoints of it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpointing import TEMPLATE, make_model, snapshot_of
-from resuming import Whim, Whole, micro_world, train_with_images
+from resuming import Whole, train_with_images
 from safetensors.torch import load_file
+from scenarios import micro_world, whimsical_world
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -72,7 +72,7 @@ def whole(micro: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 
     def get(whimsical: bool = False, **settings: Any) -> Whole:
         if (key := repr((whimsical, settings))) not in kept:
-            its = replace(micro, scorers=(Whim(),)) if whimsical else micro
+            its = whimsical_world() if whimsical else micro
             place = tmp_path_factory.mktemp("whole")
             kept[key] = Whole(its, place, train_with_images(its, place, settings))
         return kept[key]

@@ -49,17 +49,17 @@ def test_asked_to_stop_a_run_saves_its_last_step(
     number: signal.Signals, every: int, micro: World, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     folder, settings = tmp_path / "run", {"steps": 5, "checkpoint_every": every}
-    line = f"^stopped by {number.name}; to go on: agent-r1 train --run {folder} --resume$"
-    with pytest.raises(Interrupted, match=line) as stopped:
+    with pytest.raises(Interrupted, match=f"^stopped by {number.name}$") as stopped:
         run.train(config_of(micro, folder, settings), micro, Telling(2, number))
-    assert stopped.value.number == number and step_of(checkpoints(folder)[0]) == 2
+    assert (stopped.value.number, stopped.value.folder) == (number, folder)
+    assert step_of(checkpoints(folder)[0]) == 2
     assert verify(folder).violations == () and verify(folder).steps == 2
     assert resume(micro, folder) == whole(**settings).made
 
 
 def test_without_checkpoints_none_is_made_to_stop(micro: World, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        config = config_of(micro, tmp_path / "run", {"steps": 3, "checkpoint_every": 0})
+    config = config_of(micro, tmp_path / "run", {"steps": 3, "checkpoint_every": 0})
+    with pytest.raises(Interrupted, match="with checkpoint_every 0, so that it will begin anew"):
         run.train(config, micro, Telling(1, signal.SIGTERM))
     assert checkpoints(tmp_path / "run") == []
 
@@ -73,6 +73,15 @@ def test_after_its_last_step_a_run_is_compared_when_it_goes_on(
     with closing(RunReader(folder)) as reader:
         assert not reader.completed()
     assert (folder / "model").is_dir() and resume(micro, folder) == whole(steps=3).made
+
+
+def test_a_step_that_became_the_last_one_is_validated(
+    micro: World, whole: Callable[..., Whole], tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / "run", {"evaluate_every": 3, "evaluate_n": 2}
+    with pytest.raises(Interrupted):
+        run.train(config_of(micro, folder, {"steps": 5, **settings}), micro, Telling(2, signal.SIGTERM))
+    assert resume(micro, folder, steps=2) == whole(steps=2, **settings).made
 
 
 def test_what_was_there_hears_signals_again_afterwards(micro: World, tmp_path: Path) -> None:
@@ -165,7 +174,7 @@ def test_another_thread_is_sent_no_signals(micro: World, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_command_says_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder = tmp_path / "a run"
     command = [sys.executable, "-m", "agent_r1.cli", "train", "--run", str(folder), "--steps", "500"]
     child = subprocess.Popen([*command, "--groups_per_step", "2", "--evaluate_every", "0"], stderr=subprocess.PIPE)
     assert child.stderr is not None
@@ -176,6 +185,6 @@ def test_the_command_says_how_to_go_on(number: signal.Signals, code: int, tmp_pa
     child.send_signal(number)
     heard += child.communicate(timeout=60)[1]
     said = heard.decode().splitlines()[-2:]
-    assert said[0] == "stopping: saving the last step; once more to leave at once"
-    assert said[1] == f"agent-r1: stopped by {number.name}; to go on: agent-r1 train --run {folder} --resume"
+    assert said[0].startswith("stopping; ") and said[0].endswith("once more to leave at once")
+    assert said[1] == f"agent-r1: stopped by {number.name}; to go on: agent-r1 train --run '{folder}' --resume"
     assert child.returncode == code and verify(folder).holds and checkpoints(folder) != []

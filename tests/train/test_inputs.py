@@ -1,12 +1,17 @@
 """A run goes on with the questions and passages it began with, wherever they came from."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from resuming import config_of, resume, train_with_images
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message
 from agent_r1.core.record import Happened
+from agent_r1.core.task import Task
 from agent_r1.core.world import World
 from agent_r1.store.verify import verify
 from agent_r1.train.inputs import events_of
@@ -19,14 +24,15 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_the_digest_is_that_of_the_file(micro: World, questions: Path, tmp_path: Path) -> None:
-    [event] = events_of(config_of(micro, tmp_path / "run", {"data": questions}))
+    file, tasks = events_of(config_of(micro, tmp_path / "run", {"data": questions}), micro)
     digest = "080a9ed428559ef602668b4c00f114f1a11c3f6b02a435f0bdc154578e4d7f22"
-    assert event == Happened("read", f"data {questions} sha256 {digest}")
+    assert file == Happened("read", f"data {questions} sha256 {digest}")
+    assert tasks.kind == "read" and tasks.detail.startswith("tasks sha256 ")
 
 
 def test_of_a_folder_every_name_and_byte_counts_but_no_hidden_file(micro: World, tmp_path: Path) -> None:
     def digest() -> tuple[Happened, ...]:
-        return events_of(config_of(micro, tmp_path / "run", {"corpus": str(tmp_path / "corpus")}))
+        return events_of(config_of(micro, tmp_path / "run", {"corpus": str(tmp_path / "corpus")}), micro)
 
     (tmp_path / "corpus" / "part").mkdir(parents=True)
     seen = [digest()]
@@ -39,7 +45,31 @@ def test_of_a_folder_every_name_and_byte_counts_but_no_hidden_file(micro: World,
 
 def test_what_is_no_file_here_has_no_digest(micro: World, tmp_path: Path) -> None:
     named = {"data": "hf:owner/name", "corpus": "http://127.0.0.1:8000"}
-    assert events_of(config_of(micro, tmp_path / "run", named)) == ()
+    [tasks] = events_of(config_of(micro, tmp_path / "run", named), micro)
+    assert tasks.detail.startswith("tasks ")
+
+
+def one(**changes: Any) -> Task:
+    return replace(Task("a", (Message.user("Where?"),), {"answers": ("x", 1.5, None), "seen": {"b", "a"}}), **changes)
+
+
+OTHERS: Mapping[str, Sequence[Task]] = {
+    "order": [one(id="b"), one()],
+    "id": [one(), one(id="c")],
+    "message": [one(), one(id="b", messages=(Message.user("Who?"),))],
+    "answer": [one(), one(id="b", data={"answers": ("x", 1.5, 0), "seen": {"a", "b"}})],
+    "number": [one()],
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_all_that_a_task_says_counts(what: str, micro: World, tmp_path: Path) -> None:
+    def digest(tasks: Sequence[Task]) -> tuple[Happened, ...]:
+        world = replace(micro, tasks=lambda split: tasks, validation=None)
+        return events_of(config_of(micro, tmp_path / "run", {}), world)
+
+    own = [one(), one(id="b", data={"seen": {"a", "b"}, "answers": ["x", 1.5, None]})]
+    assert digest(own) == digest([one(), one(id="b")]) != digest(OTHERS[what])
 
 
 def test_a_run_whose_questions_changed_is_refused_and_opens_no_lineage(
@@ -47,9 +77,26 @@ def test_a_run_whose_questions_changed_is_refused_and_opens_no_lineage(
 ) -> None:
     train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
     questions.write_text("[2]")
-    with pytest.raises(InvalidInput, match=r"^data: got other contents than the run's: sha256 .*; put back what"):
+    with pytest.raises(InvalidInput, match=r"^data: got others than the run's: sha256 .*; put back what"):
         resume(micro, tmp_path / "step-2")
-    assert verify(tmp_path / "step-2").lineages == 1
+    fewer = replace(micro, tasks=lambda split: micro.tasks(split)[1:])
     questions.write_text("[1]")
-    resume(micro, tmp_path / "step-2")
-    assert verify(tmp_path / "step-2").lineages == 2
+    with pytest.raises(InvalidInput, match=r"^tasks: got others than the run's: sha256 .*; put back what"):
+        resume(fewer, tmp_path / "step-2")
+    assert verify(tmp_path / "step-2").lineages == 1
+
+
+def test_questions_may_lie_elsewhere_by_now(micro: World, questions: Path, tmp_path: Path) -> None:
+    made = train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
+    moved = questions.rename(tmp_path / "moved.json")
+    assert resume(micro, tmp_path / "step-2", data=moved) == made
+
+
+@pytest.mark.parametrize("other", [{"data": "hf:owner/name"}, {"corpus": "http://127.0.0.1:8000"}])
+def test_what_cannot_be_compared_may_not_change(
+    other: dict[str, str], micro: World, questions: Path, tmp_path: Path
+) -> None:
+    train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
+    [what] = other
+    with pytest.raises(InvalidInput, match=f"^{what}: got .*; leave it out: .* goes on with .*cannot be compared"):
+        resume(micro, tmp_path / "step-2", **other)

@@ -120,7 +120,7 @@ def test_a_save_that_fails_stops_the_run_in_one_line_and_the_model_is_still_save
         train(config, world, Silence())
     assert check_whole(tmp_path / "run" / "model")
     with closing(RunReader(tmp_path / "run")) as reader:
-        [event] = reader.events()
+        _, event = reader.events()
     assert event.kind == "stopped" and "No space left" in event.detail and verify(tmp_path / "run").holds
 
 

@@ -88,7 +88,7 @@ def test_no_random_number_comes_from_what_all_share(micro: World, whole: Callabl
 
 def events(folder: Path) -> list[str]:
     with closing(RunReader(folder)) as reader:
-        return [f"{event.kind}: {event.detail}" for event in reader.events() if event.kind != "saved"]
+        return [f"{event.kind}: {event.detail}" for event in reader.events() if event.kind not in ("saved", "read")]
 
 
 def test_killed_before_its_first_line_a_run_begins_anew(
