@@ -16,7 +16,7 @@ from agent_r1.core.world import Context, Transition, least
 from agent_r1.env.feedback import malformed_call, shown, unknown_tool
 from agent_r1.env.resources import Resources
 from agent_r1.env.running import DEFAULT_TIMEOUT
-from agent_r1.env.sandbox import Sandbox, level_of
+from agent_r1.env.sandbox import Sandbox, declared
 from agent_r1.env.scoring import FunctionScorer, RewardFunction, named
 from agent_r1.env.tools import Tool, tool
 
@@ -79,7 +79,7 @@ class ToolEnv:
         self.scorers: tuple[Scorer, ...] = (FunctionScorer(named(rewards)),) if rewards else ()
         self.max_turns, self.system, self.max_output, self.timeout = max_turns, system, max_output, timeout
         self.turn_rewards, self.call_rewards = turn_rewards, call_rewards
-        self._said = level_of(sandbox)
+        self._said = declared(sandbox)
 
     @property
     def sandbox(self) -> str | None:

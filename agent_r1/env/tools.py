@@ -20,7 +20,7 @@ from agent_r1.env.docstring import read_docstring
 from agent_r1.env.feedback import Fault, failed, flaws
 from agent_r1.env.resources import Resources
 from agent_r1.env.running import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
-from agent_r1.env.sandbox import Sandbox, level_of
+from agent_r1.env.sandbox import Sandbox, declared
 from agent_r1.env.signature import Invalid, Signature, read_signature
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what model providers and chat templates agree on
@@ -129,7 +129,8 @@ def tool(
         {'description': 'the first.', 'type': 'integer'}
     """
     if function is None:
-        return lambda function: replace(_build(function, name, timeout, batch), sandbox=level_of(sandbox))
+        level = declared(sandbox)
+        return lambda function: replace(_build(function, name, timeout, batch), sandbox=level)
     return _build(function, name, timeout, batch)
 
 

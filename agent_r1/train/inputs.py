@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
@@ -41,7 +42,8 @@ def check_inputs(run: Path, config: TrainConfig, events: tuple[Happened, ...]) -
             got = f"others than the run's: sha256 {digest[:12]}.., not {known[:12]}.."
             raise InvalidInput(what, got=got, do="put back what the run began with, or begin a new run")
     for what, asked in config.model_dump(mode="json", include={"data", "corpus"}).items():
-        if asked != own[what] and not (what in now and what in before):
+        alone = str(asked).endswith(".toml")  # it names files of its own, which are not compared
+        if asked != own[what] and (alone or not (what in now and what in before)):
             do = f"leave it out: {run} goes on with {own[what] or 'none'}, to which it cannot be compared"
             raise InvalidInput(what, got=asked, do=do)
 
@@ -69,20 +71,37 @@ def _digest_of(tasks: Iterable[Task]) -> str:
     """The sha256 of tasks in their order."""
     digest = hashlib.sha256()
     for task in tasks:
-        row = [task.id, task.split, [to_openai(message) for message in task.messages], task.data]
-        digest.update(json.dumps(_plain(row), sort_keys=True).encode() + b"\n")
+        said = [task.id, task.split, [to_openai(message) for message in task.messages]]
+        digest.update(_text([*said, _data(task)]).encode() + b"\n")
     return digest.hexdigest()
 
 
+def _data(task: Task) -> object:
+    try:
+        return _plain(task.data)
+    except RecursionError:  # it holds itself
+        return sorted(map(str, task.data))
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 def _plain(value: object) -> object:
-    """As JSON can hold it. Of what is neither a plain value nor a collection of them, the type alone counts."""
+    """As JSON can hold it. Of what is no plain value, dataclass or collection of them, the type alone counts."""
     match value:
-        case None | bool() | int() | float() | str():
+        case None | bool() | float() | str():
             return value
+        case int():
+            return hex(value)  # in decimal digits Python refuses large ones
+        case bytes() | bytearray():
+            return value.hex()
         case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {_text(_plain(key)): _plain(item) for key, item in value.items()}
         case list() | tuple():
             return [_plain(item) for item in value]
         case set() | frozenset():
-            return sorted(json.dumps(_plain(item)) for item in value)
+            return sorted(_text(_plain(item)) for item in value)
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return type(value).__qualname__

@@ -102,8 +102,14 @@ class Keeper:
 
     async def validate_last(self) -> dict[str, float]:
         """The measures of the last step, where it had not been the last one when it was taken."""
-        late = self._config.evaluate_every > 0 and self._validated != self._config.steps
-        return await self._validate(self._config.steps) if late else {}
+        if self._config.evaluate_every == 0 or self._validated == self._config.steps:
+            return {}
+        await self._saver.settled()
+        measured = await self._validate(self._config.steps)
+        self._position = replace(self._position, best=self._best, validated=self._validated)
+        if self._config.checkpoint_every > 0:
+            self._saver.start(self._taken())  # else a run that is extended would not know of this best
+        return measured
 
     async def _validate(self, step: int) -> dict[str, float]:
         split = self._world.validation

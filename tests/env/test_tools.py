@@ -15,7 +15,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task, ToolResult
 from agent_r1.core.world import Context
-from agent_r1.env import Fault, tool
+from agent_r1.env import Fault, ToolEnv, tool
+from agent_r1.env.sandbox import SandboxConfig
 
 
 class Unit(Enum):
@@ -244,3 +245,9 @@ def test_a_result_that_cannot_be_shown_is_a_failure(value: Any, task: Task, cont
     kind, text = failure(give, {}, task, context())
     assert kind == Fault.BAD_RESULT
     assert text.startswith("give failed")
+
+
+@pytest.mark.parametrize("make", [lambda place: tool(sandbox=place), lambda place: ToolEnv(tools=[], sandbox=place)])
+def test_a_sandbox_that_says_nothing_is_refused(make: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^sandbox: got SandboxConfig\(.*; give a Sandbox, or say in words"):
+        make(SandboxConfig(level="none"))

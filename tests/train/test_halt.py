@@ -1,6 +1,7 @@
 """A run that is asked to stop saves its last step and leaves; one that is asked again leaves at once."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +83,9 @@ def test_a_step_that_became_the_last_one_is_validated(
     with pytest.raises(Interrupted):
         run.train(config_of(micro, folder, {"steps": 5, **settings}), micro, Telling(2, signal.SIGTERM))
     assert resume(micro, folder, steps=2) == whole(steps=2, **settings).made
+    position = json.loads((checkpoints(folder)[0] / "position.json").read_text())
+    assert (position["step"], position["validated"]) == (2, 2) and position["best"]["step"] == 2
+    assert verify(folder).holds
 
 
 def test_what_was_there_hears_signals_again_afterwards(micro: World, tmp_path: Path) -> None:

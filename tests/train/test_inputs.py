@@ -1,5 +1,8 @@
 """A run goes on with the questions and passages it began with, wherever they came from."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 from resuming import config_of, resume, train_with_images
 
+from agent_r1.core.attempt import Attempt
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.record import Happened
@@ -59,7 +63,39 @@ OTHERS: Mapping[str, Sequence[Task]] = {
     "message": [one(), one(id="b", messages=(Message.user("Who?"),))],
     "answer": [one(), one(id="b", data={"answers": ("x", 1.5, 0), "seen": {"a", "b"}})],
     "number": [one()],
+    "dataclass": [one(data={"exam": Attempt("run", "task", 0, 0)}), one(data={"exam": Attempt("run", "task", 0, 1)})],
 }
+
+
+def digest_of(world: World, place: Path, *tasks: Task) -> str:
+    world = replace(world, tasks=lambda split: tasks, validation=None)
+    return events_of(config_of(world, place, {}), world)[-1].detail
+
+
+def test_data_that_json_does_not_know_counts_too(micro: World, tmp_path: Path) -> None:
+    holding_itself: dict[str, Any] = {}
+    holding_itself["self"] = holding_itself
+    strange: list[Any] = [
+        b"1",
+        b"2",
+        10**5000,
+        10**5001,
+        Attempt("r", "t", 0, 0),
+        Attempt("r", "t", 0, 1),
+        holding_itself,
+    ]
+    digests = [digest_of(micro, tmp_path, one(data={"exam": value})) for value in strange]
+    assert len(set(digests)) == len(strange)
+
+
+def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
+    script = (
+        "from agent_r1.train.inputs import _digest_of; from agent_r1.core.task import Task;"
+        "print(_digest_of([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
+    )
+    command = [sys.executable, "-c", script]
+    said = {subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)}
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("what", OTHERS)

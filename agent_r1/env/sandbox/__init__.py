@@ -3,7 +3,7 @@
 from agent_r1.env.sandbox.config import Level, Limits, SandboxConfig
 from agent_r1.env.sandbox.interpreter import Interpreter
 from agent_r1.env.sandbox.outcome import Ended, Outcome, Output, Verdict
-from agent_r1.env.sandbox.sandbox import Sandbox, level_of, unconfined
+from agent_r1.env.sandbox.sandbox import Sandbox, declared, level_of, unconfined
 
 __all__ = [
     "Ended",
@@ -15,6 +15,7 @@ __all__ = [
     "Sandbox",
     "SandboxConfig",
     "Verdict",
+    "declared",
     "level_of",
     "unconfined",
 ]

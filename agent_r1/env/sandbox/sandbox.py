@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from weakref import WeakSet
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.env.sandbox.config import Limits, SandboxConfig
 from agent_r1.env.sandbox.interpreter import Interpreter
 from agent_r1.env.sandbox.judge import judge
@@ -34,6 +35,15 @@ def unconfined() -> str | None:
 def level_of(place: object) -> str | None:
     """What a sandbox calls itself, or what somebody calls the place where code runs; None for anything else."""
     return place.in_force if isinstance(place, Sandbox) else place if isinstance(place, str) else None
+
+
+def declared(place: object) -> str | None:
+    """The level that a tool or an environment was told of. Raises InvalidInput where that says nothing."""
+    level = level_of(place)
+    if place is not None and level is None:
+        do = "give a Sandbox, or say in words where code runs: 'none: ..'"
+        raise InvalidInput("sandbox", got=repr(place), do=do)
+    return level
 
 
 class Sandbox:
