@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,8 @@ def test_where_the_level_does_not_hold_nothing_runs(
     rows = (json.dumps({"question": f"{n} + 1?", "answer": f"#### {n + 1}"}) for n in range(9))
     problems = data if task == "code" else data.with_name("gsm8k.jsonl")
     if task == "math":
-        pytest.importorskip("math_verify", reason="math-verify is not installed (extra math)")
+        if find_spec("math_verify") is None:  # nothing here may import it
+            pytest.skip("math-verify is not installed (extra math)")
         problems.write_text("\n".join(rows))
     monkeypatch.setattr("agent_r1.env.sandbox.selftest._proved", lambda: refused())
     code, out, err = run("train", "--task", task, "--data", problems, "--model", model, *SMALL)
