@@ -44,19 +44,33 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A run's folder, and the checkpoints that were in it before its ledger was looked at: the ledger knows of each."""
+class Files:
+    """What was in a run's folder before its ledger was looked at, so that the ledger knows of each: checkpoints, and
+    the model, by the number of its folder, which is another once it is replaced."""
 
     folder: Path
     checkpoints: Sequence[Path]
+    model: int | None
 
 
-def broken_checkpoints(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
+def files_of(folder: Path) -> Files:
+    """What is there now."""
+    return Files(folder, checkpoints(folder), _number(folder / MODEL))
+
+
+def _number(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def broken_checkpoints(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
     """Every checkpoint that is damaged, or whose weights are not those the ledger has for its step.
 
     One that is gone by then was removed by the run, which goes on.
     """
-    for checkpoint in reversed(saved.checkpoints):
+    for checkpoint in reversed(files.checkpoints):
         try:
             check_checkpoint(connection, checkpoint)
         except AgentR1Error as error:
@@ -64,35 +78,40 @@ def broken_checkpoints(connection: sqlite3.Connection, saved: Saved) -> Iterator
                 yield str(error)
 
 
-def lost_checkpoints(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
+def lost_checkpoints(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
     """The newest checkpoint that was saved, where it is gone: of a run that completed, only without its model."""
-    newest, there = last_saved(connection), checkpoints(saved.folder)
-    needed = not (_completed(connection) and (saved.folder / MODEL).exists())
+    newest, there = last_saved(connection), checkpoints(files.folder)
+    needed = not (_completed(connection) and (files.folder / MODEL).exists())
     if needed and newest is not None and (not there or step_of(there[0]) < newest):
         yield f"that of step {newest}, which was saved, is gone"
 
 
-def broken_model(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
+def broken_model(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
     """The final model, where it is damaged or holds weights that the run never made.
 
-    Until the run is complete it may be the model of an earlier end, whose weights count no more.
+    Until the run is complete it may be the model of an earlier end, whose weights count no more. One that is replaced
+    meanwhile is not judged: the run goes on.
     """
-    model = saved.folder / MODEL
-    if not model.exists():
+    if files.model is None:
         return
+    wrong = _wrong_with(connection, files.folder / MODEL)
+    if wrong is not None and _number(files.folder / MODEL) == files.model:
+        yield wrong
+
+
+def _wrong_with(connection: sqlite3.Connection, model: Path) -> str | None:
     try:
         weights = check_whole(model).identity.weights
     except AgentR1Error as error:
-        yield str(error)
-        return
+        return str(error)
     made = "standing_versions" if _completed(connection) else "versions"
-    if connection.execute(f"SELECT 1 FROM {made} WHERE digest = ?", (weights,)).fetchone() is None:
-        yield f"{model} holds weights that this run never made"
+    known = connection.execute(f"SELECT 1 FROM {made} WHERE digest = ?", (weights,)).fetchone()
+    return None if known else f"{model} holds weights that this run never made"
 
 
-def other_configuration(connection: sqlite3.Connection, saved: Saved) -> Iterator[str]:
+def other_configuration(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
     """The configuration's file, where it says anything else than what the ledger's first lineage ran under."""
-    file = saved.folder / CONFIGURATION
+    file = files.folder / CONFIGURATION
     kept = json.loads(connection.execute("SELECT config FROM lineages ORDER BY lineage LIMIT 1").fetchone()[0])
     try:
         if json.loads(file.read_text(encoding="utf-8")) != kept:

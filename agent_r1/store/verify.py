@@ -10,14 +10,20 @@ from pathlib import Path
 
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.law import LAW
-from agent_r1.store.manifest import checkpoints
-from agent_r1.store.saved import Saved, broken_checkpoints, broken_model, lost_checkpoints, other_configuration
+from agent_r1.store.saved import (
+    Files,
+    broken_checkpoints,
+    broken_model,
+    files_of,
+    lost_checkpoints,
+    other_configuration,
+)
 from agent_r1.store.schema import TABLES, check_schema, connect_reader
 from agent_r1.store.turns import broken_turns
 
 FATES = ("trained", "dropped", "superseded", "pending")
 
-FileRule = Callable[[sqlite3.Connection, Saved], Iterator[str]]
+FileRule = Callable[[sqlite3.Connection, Files], Iterator[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +51,22 @@ def verify(folder: Path) -> Verdict:
     try:
         with closing(connect_reader(path)) as connection:
             check_schema(connection, path)
-            saved = Saved(folder, checkpoints(folder))
+            files = files_of(folder)
             connection.execute("BEGIN")  # one state of a run that may still be written
             damage = tuple(_lines("database", _damage(connection)))
             if damage:  # rules over what cannot be relied on would only add noise
                 return Verdict({}, 0, 0, 0, damage)
-            return _verdict(connection, saved)
+            return _verdict(connection, files)
     except sqlite3.DatabaseError as error:
         return Verdict({}, 0, 0, 0, (f"database: {error}",))
 
 
-def _verdict(connection: sqlite3.Connection, saved: Saved) -> Verdict:
+def _verdict(connection: sqlite3.Connection, files: Files) -> Verdict:
     found = [line for rule, sql in LAW.items() for line in _lines(rule, (row[0] for row in connection.execute(sql)))]
-    found += [line for rule, broken in FILE_RULES.items() for line in _lines(rule, broken(connection, saved))]
+    found += [line for rule, broken in FILE_RULES.items() for line in _lines(rule, broken(connection, files))]
     sql = "SELECT (SELECT max(lineage) FROM lineages), (SELECT coalesce(max(step), 0) FROM standing_metrics)"
     lineages, steps = connection.execute(sql).fetchone()
-    return Verdict(_counts(connection), lineages, steps, len(saved.checkpoints), tuple(found))
+    return Verdict(_counts(connection), lineages, steps, len(files.checkpoints), tuple(found))
 
 
 def _lines(rule: str, offenders: Iterator[str]) -> Iterator[str]:

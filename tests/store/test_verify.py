@@ -276,6 +276,20 @@ def test_what_a_run_saves_meanwhile_is_no_damage(resumed: Path, monkeypatch: pyt
     assert [line.partition(": ")[0] for line in verify(resumed).violations] == ["checkpoints"]
 
 
+def test_a_model_that_is_replaced_meanwhile_is_not_judged(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def while_it_is_replaced(connection: sqlite3.Connection) -> Iterator[str]:
+        shutil.copytree(resumed / "model", resumed / "new")
+        other_weights("new")(resumed)
+        (resumed / "model").rename(resumed / "old")
+        (resumed / "new").rename(resumed / "model")
+        return iter(())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verifying, "_damage", while_it_is_replaced)
+        assert verify(resumed).violations == ()
+    assert [line.partition(": ")[0] for line in verify(resumed).violations] == ["model"]
+
+
 def test_until_it_is_complete_a_run_may_have_the_model_of_an_earlier_end(resumed: Path) -> None:
     other_weights("model")(resumed)
     change(resumed, "UPDATE versions SET digest = 'weights from elsewhere' WHERE lineage = 1 AND step = 3")
