@@ -183,7 +183,7 @@ async def _run(parts: Parts) -> TrainReport:
             assert halt.signal is not None
             said = signal.Signals(halt.signal).name
             await parts.ledger.record(Happened("stopped", said))
-            raise Interrupted(halt.signal, f"stopped by {said}{_saved(parts)}", parts.folder) from None
+            raise Interrupted(halt.signal, f"stopped by {said}{_caveat(parts)}", parts.folder) from None
         except BaseException as error:
             with suppress(LedgerError):  # it may be what failed
                 await parts.ledger.record(Happened("stopped", f"{type(error).__name__}: {error}"))
@@ -204,7 +204,7 @@ async def _train_and_compare(parts: Parts, halt: Halt) -> TrainReport:
     return report
 
 
-def _saved(parts: Parts) -> str:
+def _caveat(parts: Parts) -> str:
     return "" if parts.config.checkpoint_every > 0 else " with checkpoint_every 0, so that it will begin anew"
 
 
