@@ -49,7 +49,7 @@ controls: $(INSTALLED)  ## what makes the demo honest: seeds, algorithms, shuffl
 	$(BIN)/python benchmarks/controls.py
 
 tiny-base: $(INSTALLED)  ## make the committed base model again
-	$(BIN)/python -m agent_r1.train.tiny_base
+	$(BIN)/python -m research.tiny_base
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Message
-from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.env import ToolEnv, exact_match, f1, final_answer, gated_exact_match, sub_match, tool
+from agent_r1.envs import ToolEnv
+from agent_r1.rewards import exact_match, f1, final_answer, gated_exact_match, sub_match
+from agent_r1.tools import tool
 
 if TYPE_CHECKING:
-    from agent_r1.train.launch import train as train
+    from agent_r1.training.api import train as train
 
 __all__ = [
     "AgentR1Error",
@@ -39,5 +42,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "train":
-        return import_module("agent_r1.train")
+        return import_module("agent_r1.training.api").train
     raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")

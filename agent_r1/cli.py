@@ -18,9 +18,9 @@ from pydantic import BaseModel
 
 from agent_r1.commands.algorithms import ALGORITHMS
 from agent_r1.commands.command import Command, Invocation
-from agent_r1.commands.records import VERIFY
+from agent_r1.commands.tasks import CHECK, PLAY, RETRIEVER, TASKS
 from agent_r1.commands.training import EVAL, PAPER, TRAIN
-from agent_r1.commands.worlds import CHECK, PLAY, RETRIEVER, TASKS
+from agent_r1.commands.verify import VERIFY
 from agent_r1.config import fields, keys, knows, nearest
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat
 

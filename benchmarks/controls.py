@@ -22,15 +22,15 @@ from rich.table import Table
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
-from agent_r1.core.world import World
-from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.tasks import build
-from agent_r1.train.config import TrainConfig
-from agent_r1.train.evaluate import Method, answers_of
-from agent_r1.train.prepare import limits_of, open_policy
-from agent_r1.train.report import Silence, TrainReport
-from agent_r1.train.run import train
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.tasksets import build
+from agent_r1.training.build import limits_of, open_policy
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.evaluate import Method, answers_of
+from agent_r1.training.report import Silence, TrainReport
+from agent_r1.training.run import train
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Cell:
             return train(config, shuffled(world) if self.shuffled else world, Silence())
 
 
-def shuffled(world: World) -> World:
+def shuffled(world: TaskSet) -> TaskSet:
     """The same world, whose rewards mean nothing for groups; single attempts, as in evaluation, are unharmed."""
     return replace(world, scorers=tuple(ShuffledScorer(scorer) for scorer in world.scorers))
 

@@ -26,18 +26,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from agent_r1.core.acting import Span
-from agent_r1.core.attempt import Attempt
+from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.signals import Signals
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.learn.assemble import assemble
-from agent_r1.learn.batch import Batch
-from agent_r1.learn.row import Row
-from agent_r1.learn.rows import ROWS
-from agent_r1.learn.samples import admit
-from agent_r1.learn.sequences import tree_sequences
-from agent_r1.learn.signals import Signals
+from agent_r1.data.assemble import assemble
+from agent_r1.data.batch import Batch
+from agent_r1.data.sequences import tree_sequences
+from agent_r1.data.training_sample import admit
 
 ATTEMPTS = 4
 """Of a group."""
@@ -110,8 +110,8 @@ def _attempt(arms: Arms, member: int, late: bool) -> Trajectory:
             new_ids=(index,),
             action_ids=(arm,),
             logprobs=(0.0,),
-            spans=(Span(0, 0),),
-            stop="stop",
+            version_spans=(PolicyVersionSpan(0, 0),),
+            finish_reason="stop",
             action=Action(Message.assistant(str(arm)), str(arm)),
             observation=(Message.user("again"),),
             rewards={"earned": 0.0 if late or index else earned},
@@ -119,7 +119,7 @@ def _attempt(arms: Arms, member: int, late: bool) -> Trajectory:
         for index, arm in enumerate(arms)
     )
     rewards = {"earned": earned} if late else {}
-    return Trajectory(Attempt("bandit", "bandit", 0, member), "bandit", turns, Status.COMPLETED, rewards=rewards)
+    return Trajectory(AttemptId("bandit", "bandit", 0, member), "bandit", turns, Status.COMPLETED, rewards=rewards)
 
 
 def lines(first: float, last: float) -> Iterator[tuple[str, ...]]:

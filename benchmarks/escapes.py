@@ -20,12 +20,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.env.sandbox import Limits, Sandbox, SandboxConfig
-from agent_r1.env.sandbox.inside.attacks import ATTACKS
-from agent_r1.env.sandbox.layers import Jail, Layer
-from agent_r1.env.sandbox.outcome import Outcome
-from agent_r1.env.sandbox.process import start
-from agent_r1.env.sandbox.selftest import SMALL, World, assault, layers_in_force, world
+from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.sandbox.inside.attacks import ATTACKS
+from agent_r1.sandbox.isolation import Jail, Layer
+from agent_r1.sandbox.outcome import Outcome
+from agent_r1.sandbox.process import start
+from agent_r1.sandbox.selftest import SMALL, World, assault, layers_in_force, world
 
 NAMES = tuple(ATTACKS)
 AT_ONCE = 4

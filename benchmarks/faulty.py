@@ -12,21 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent_r1.core.acting import Completion, Prompt, Sampling
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
 from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
-from agent_r1.core.world import Context, Env, Episode, Transition, World
-from agent_r1.env import ToolEnv, tool
-from agent_r1.env.tools import Tool
-from agent_r1.learn import passes
-from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.tasks import build
-from agent_r1.tasks.tinywiki.retriever import retrieve
-from agent_r1.tasks.tinywiki.search import found
-from agent_r1.tasks.tinywiki.wiki import open_wiki
+from agent_r1.envs import ToolEnv
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.tasksets import build
+from agent_r1.tasksets.tinywiki.retriever import retrieve
+from agent_r1.tasksets.tinywiki.search import found
+from agent_r1.tasksets.tinywiki.wiki import open_wiki
+from agent_r1.tools import tool
+from agent_r1.tools.function_tool import Tool
+from agent_r1.trainer import forward_backward as passes
 
 TOOL_SECONDS, HANG = 0.2, 0.6
 """What a tool is given, and how long a hanging one takes."""
@@ -48,7 +50,7 @@ class Faults:
     fired: Counter[str] = field(default_factory=Counter)
     kept: list[Any] = field(default_factory=list)
 
-    def at(self, attempt: Attempt, place: str, kinds: Sequence[str]) -> str | None:
+    def at(self, attempt: AttemptId, place: str, kinds: Sequence[str]) -> str | None:
         """The fault that hits this place of an attempt, drawn from nothing but their names and the seed."""
         draw = random.Random(f"{self.seed}|{attempt.order}|{attempt.task}|{place}")
         if attempt.run == SPARED or draw.random() >= self.rate:
@@ -81,7 +83,7 @@ def hostile_search(faults: Faults) -> Tool:
     """TinyWiki's search, sync: a hanging call blocks a thread."""
 
     @tool
-    def search(query: str, task: Task, context: Context) -> Any:
+    def search(query: str, task: Task, context: RolloutContext) -> Any:
         """Find a page.
 
         Args:
@@ -101,7 +103,7 @@ class HostileEnv:
     def __init__(self, env: Env, faults: Faults) -> None:
         self._env, self.faults, self.tools = env, faults, env.tools
 
-    async def open(self, task: Task, context: Context) -> HostileEpisode:
+    async def open(self, task: Task, context: RolloutContext) -> HostileEpisode:
         self.faults.leak()
         if self.faults.at(context.attempt, "open", ("crashes",)):
             raise ConnectionError("no server there")
@@ -109,7 +111,7 @@ class HostileEnv:
 
 
 class HostileEpisode:
-    def __init__(self, faults: Faults, episode: Episode, attempt: Attempt) -> None:
+    def __init__(self, faults: Faults, episode: Episode, attempt: AttemptId) -> None:
         self._faults, self._episode, self._attempt, self._taken = faults, episode, attempt, 0
         self.start: tuple[Message, ...] = episode.start
 
@@ -145,11 +147,13 @@ class HostileScorer:
 
 def hostile_engine(faults: Faults) -> type[TorchEngine]:
     class Failing(TorchEngine):
-        async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
-            place = Attempt("", session or "", 0, 0)
-            if faults.at(place, f"engine {len(prompt.ids)}", ("fails",)):
+        async def generate(
+            self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
+        ) -> Completion:
+            place = AttemptId("", session_id or "", 0, 0)
+            if faults.at(place, f"engine {len(prompt.token_ids)}", ("fails",)):
                 raise EngineError("the server is busy")
-            return await super().generate(prompt, sampling, session)
+            return await super().generate(prompt, params, session_id=session_id)
 
     return Failing
 
@@ -168,7 +172,7 @@ def hostile_learn(faults: Faults) -> Callable[..., passes.Pass]:
     return learned
 
 
-def hostile_world(faults: Faults) -> World:
+def hostile_world(faults: Faults) -> TaskSet:
     world = build("tinywiki", None, None, 0)
     env = ToolEnv([hostile_search(faults)], max_turns=5, call_rewards=found, timeout=TOOL_SECONDS)
     scorers = tuple(HostileScorer(scorer, faults) for scorer in world.scorers)

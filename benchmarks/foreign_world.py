@@ -36,18 +36,18 @@ from rich.table import Table
 from agent_r1.config import Layer
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
-from agent_r1.core.world import World
-from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.train.checkpoint import trained_model
-from agent_r1.train.config import TrainConfig, settle
-from agent_r1.train.custom import load_world
-from agent_r1.train.evaluate import Method, attempts
-from agent_r1.train.prepare import limits_of, open_policy
-from agent_r1.train.report import Silence, wilson
-from agent_r1.train.run import train
-from agent_r1.train.scores import answered
-from agent_r1.train.tiny_base.elsewhere import conversations, tiny_base_for
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.training.build import limits_of, open_policy
+from agent_r1.training.checkpoint.files import trained_model
+from agent_r1.training.config import TrainConfig, settle
+from agent_r1.training.eval_metrics import answered
+from agent_r1.training.evaluate import Method, attempts
+from agent_r1.training.report import Silence, wilson
+from agent_r1.training.run import train
+from agent_r1.training.user_task import load_world
+from research.tiny_base.for_env import conversations, tiny_base_for
 
 FILE = Path(__file__).parents[1] / "examples" / "alice.py"
 BASE_STEPS, BASE_RATE = 400, 2e-3
@@ -185,7 +185,7 @@ def _reworded(task: Task) -> Task:
     return replace(task, messages=messages, data={**task.data, "entry": entry, "wording": "reworded"})
 
 
-def run(world: World, seed: int, steps: int) -> Row:
+def run(world: TaskSet, seed: int, steps: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         began = time.perf_counter()
@@ -200,33 +200,33 @@ def run(world: World, seed: int, steps: int) -> Row:
         return Row(wordings(world), *three, scores(learned, world, reworded(asked)), seconds, took)
 
 
-def wordings(world: World) -> list[str]:
+def wordings(world: TaskSet) -> list[str]:
     """Of the held-out questions."""
     return [task.data["wording"] for task in world.tasks("test")]
 
 
-def with_shuffled_rewards(world: World) -> World:
+def with_shuffled_rewards(world: TaskSet) -> TaskSet:
     return replace(world, scorers=tuple(map(Shuffled, world.scorers)))
 
 
-def trained(config: TrainConfig, world: World, folder: Path) -> tuple[TrainConfig, float]:
+def trained(config: TrainConfig, world: TaskSet, folder: Path) -> tuple[TrainConfig, float]:
     """The configuration with the model that training in the world made, and the seconds of training."""
     report = train(config.model_copy(update={"run": str(folder)}), world, Silence())
     return config.model_copy(update={"model": str(trained_model(report.run))}), report.train_seconds
 
 
-def make_base(world: World, folder: Path, seed: int) -> None:
+def make_base(world: TaskSet, folder: Path, seed: int) -> None:
     draws = random.Random(seed)
     heard = conversations(world.env, world.tasks("train"), lambda prompt: guess(prompt, draws))
     tiny_base_for(heard, map(str, range(10)), folder, seed, BASE_STEPS, learning_rate=BASE_RATE)
 
 
-def scores(config: TrainConfig, world: World, tasks: Sequence[Task]) -> list[float]:
+def scores(config: TrainConfig, world: TaskSet, tasks: Sequence[Task]) -> list[float]:
     """One sampled attempt at each task."""
     return asyncio.run(_scores(config, world, tasks))
 
 
-async def _scores(config: TrainConfig, world: World, tasks: Sequence[Task]) -> list[float]:
+async def _scores(config: TrainConfig, world: TaskSet, tasks: Sequence[Task]) -> list[float]:
     policy = open_policy(config, world)
     engine = TorchEngine(policy.model, policy.context)
     method = Method("sampled", policy.agent(engine, config, 1.0), world.env)

@@ -34,8 +34,8 @@ from agent_r1.retrieval.config import SearchConfig
 from agent_r1.retrieval.opening import search_of
 from agent_r1.retrieval.passages import Passage, read_corpus
 from agent_r1.retrieval.retriever import Retriever
-from agent_r1.tasks.multihop import recall
-from agent_r1.tasks.multihop.questions import read_questions
+from agent_r1.tasksets.multihop import recall
+from agent_r1.tasksets.multihop.questions import read_questions
 
 WIDTH = 256
 BATCH = 64

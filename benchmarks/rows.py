@@ -24,13 +24,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from agent_r1.algorithms.presets import ROWS
 from agent_r1.config import Layer, resolve
-from agent_r1.learn.rows import ROWS
 from agent_r1.store.reader import RunReader
-from agent_r1.tasks import build
-from agent_r1.train.config import TrainConfig
-from agent_r1.train.report import Silence
-from agent_r1.train.run import train
+from agent_r1.tasksets import build
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Silence
+from agent_r1.training.run import train
 
 STEPS = 15
 MICRO: Mapping[str, Any] = {

@@ -19,9 +19,9 @@ from contextlib import suppress
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.env.sandbox import Interpreter, Sandbox, SandboxConfig
-from agent_r1.env.sandbox.layers import Jail, Layer, interpreter
-from agent_r1.env.sandbox.selftest import layers_in_force, run
+from agent_r1.sandbox import Interpreter, Sandbox, SandboxConfig
+from agent_r1.sandbox.isolation import Jail, Layer, interpreter
+from agent_r1.sandbox.selftest import layers_in_force, run
 
 Call = Callable[[], Awaitable[object]]
 PROGRAM = "print(sum(range(100)))"

@@ -27,18 +27,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scorer, Status, Trajectory, Turn
-from agent_r1.env.sandbox import Limits, Sandbox, SandboxConfig
-from agent_r1.tasks.code import problems as code
-from agent_r1.tasks.code.exam import packages_for
-from agent_r1.tasks.code.scorer import CodeScorer
-from agent_r1.tasks.code.solutions import block, returning_none
-from agent_r1.tasks.math import problems as math
-from agent_r1.tasks.math.scorer import AnswerChecker, MathScorer
-from agent_r1.tasks.math.solutions import are_apart, boxed, copies, not_added_up, one_more
+from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.tasksets.code import problems as code
+from agent_r1.tasksets.code.exam import packages_for
+from agent_r1.tasksets.code.scorer import CodeScorer
+from agent_r1.tasksets.code.solutions import block, returning_none
+from agent_r1.tasksets.math import problems as math
+from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
+from agent_r1.tasksets.math.solutions import are_apart, boxed, copies, not_added_up, one_more
 
 AT_ONCE = 2
 FLIPPED_SECONDS = 3.0
@@ -91,7 +91,7 @@ async def count(kind: str, cases: Sequence[Case], scorer: Scorer, reward: str, w
 def said(case: Case) -> Trajectory:
     """The attempt of one action that says a text."""
     turn = Turn(0, None, (), (), (), (), "stop", Action(Message.assistant(case.text), case.text))
-    return Trajectory(Attempt("scorers", case.task.id, 0, 0), case.task.id, (turn,), Status.COMPLETED)
+    return Trajectory(AttemptId("scorers", case.task.id, 0, 0), case.task.id, (turn,), Status.COMPLETED)
 
 
 # ---- code

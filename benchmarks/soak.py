@@ -38,14 +38,14 @@ from rich.table import Table
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import AgentR1Error, Interrupted, RunStopped
-from agent_r1.core.world import World
-from agent_r1.env.running import MAX_THREADS
+from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader, is_run
 from agent_r1.store.verify import Verdict, verify
-from agent_r1.train import run
-from agent_r1.train.config import TrainConfig
-from agent_r1.train.report import Silence, StepReport
-from agent_r1.train.resume import resumed
+from agent_r1.tools.execution import MAX_THREADS
+from agent_r1.training import run
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Silence, StepReport
+from agent_r1.training.resume import resumed
 
 SETTINGS: Mapping[str, Any] = {
     "steps": 10**6,  # time ends the run
@@ -202,7 +202,7 @@ class Soaked:
             yield f"a step took {self.watch.longest:.0f} s"
 
 
-def go_on(folder: Path, config: TrainConfig, world: World, watch: Watch) -> AgentR1Error:
+def go_on(folder: Path, config: TrainConfig, world: TaskSet, watch: Watch) -> AgentR1Error:
     """Train, and go on each time the run is stopped by hand; how it ended."""
     place = Layer("soak", {"run": str(folder)})
     while True:
@@ -228,7 +228,7 @@ def soak(options: argparse.Namespace, folder: Path) -> Soaked:
     logging.getLogger("agent_r1").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
         stack.enter_context(patch.object(run, "TorchEngine", hostile_engine(faults)))
-        stack.enter_context(patch("agent_r1.learn.learner.learn", hostile_learn(faults)))
+        stack.enter_context(patch("agent_r1.trainer.learner.learn", hostile_learn(faults)))
         try:
             error = go_on(folder, config, world, watch)
         finally:

@@ -34,26 +34,29 @@ from rich.table import Table
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from agent_r1.algorithms.registry import build_row
 from agent_r1.config import Layer, resolve
-from agent_r1.core.acting import Completion, Engine, Prompt, Sampling, Span, Weights
+from agent_r1.core.environment import Env, RolloutContext, Transition
 from agent_r1.core.errors import EngineError
-from agent_r1.core.messages import Action, Message, ToolSpec
+from agent_r1.core.inference import Completion, InferenceEngine, PolicyVersionSpan, Prompt, SamplingParams
+from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Group
-from agent_r1.core.world import Context, Env, Transition, World
-from agent_r1.learn.choose import build_row
-from agent_r1.learn.learner import Learner, Update
-from agent_r1.model.digest import digest
-from agent_r1.rollout.torch_engine import TorchEngine
+from agent_r1.core.weights import Weights
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.checksum import digest
 from agent_r1.store.reader import RunReader
-from agent_r1.tasks import build
-from agent_r1.train import loop, run
-from agent_r1.train.config import TrainConfig
-from agent_r1.train.doctor.doctor import Doctor
-from agent_r1.train.doctor.state import DoctorState
-from agent_r1.train.evaluate import Method, attempts
-from agent_r1.train.prepare import Policy, limits_of, open_policy
-from agent_r1.train.report import Progress, Silence, StepReport
+from agent_r1.tasksets import build
+from agent_r1.trainer.learner import Learner, Update
+from agent_r1.training import loop, run
+from agent_r1.training.build import Policy, limits_of, open_policy
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.evaluate import Method, attempts
+from agent_r1.training.monitor.health_monitor import Doctor
+from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.report import Progress, Silence, StepReport
 
 GATHER_SECONDS = 0.02
 
@@ -61,7 +64,7 @@ GATHER_SECONDS = 0.02
 @dataclass(slots=True)
 class Waiting:
     prompt: Prompt
-    sampling: Sampling
+    sampling: SamplingParams
     future: asyncio.Future[Completion]
 
 
@@ -73,8 +76,8 @@ class GenerateEngine:
         self._waiting: list[Waiting] = []
         self._driver: asyncio.Task[None] | None = None
 
-    async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
-        waiting = Waiting(prompt, sampling, asyncio.get_running_loop().create_future())
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        waiting = Waiting(prompt, params, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
@@ -99,12 +102,12 @@ class GenerateEngine:
 
     @torch.inference_mode()
     def _generate(self, batch: Sequence[Waiting]) -> list[Completion]:
-        longest = max(len(waiting.prompt.ids) for waiting in batch)
+        longest = max(len(waiting.prompt.token_ids) for waiting in batch)
         ids = torch.full((len(batch), longest), self._pad)
         mask = torch.zeros_like(ids)
         for row, waiting in enumerate(batch):
-            ids[row, longest - len(waiting.prompt.ids) :] = torch.tensor(waiting.prompt.ids)
-            mask[row, longest - len(waiting.prompt.ids) :] = 1
+            ids[row, longest - len(waiting.prompt.token_ids) :] = torch.tensor(waiting.prompt.token_ids)
+            mask[row, longest - len(waiting.prompt.token_ids) :] = 1
         sampling = batch[0].sampling
         out = self._model.generate(
             ids,
@@ -113,16 +116,16 @@ class GenerateEngine:
             temperature=sampling.temperature,
             top_k=0,
             max_new_tokens=sampling.max_tokens,
-            eos_token_id=list(sampling.stop_ids),
+            eos_token_id=list(sampling.stop_token_ids),
             pad_token_id=self._pad,
         )
         return [_completion(row.tolist(), sampling) for row in out[:, longest:]]
 
 
-def _completion(ids: list[int], sampling: Sampling) -> Completion:
-    ends = [index for index, token in enumerate(ids) if token in sampling.stop_ids]
+def _completion(ids: list[int], sampling: SamplingParams) -> Completion:
+    ends = [index for index, token in enumerate(ids) if token in sampling.stop_token_ids]
     kept = tuple(ids[: ends[0] + 1] if ends else ids)
-    return Completion(kept, (0.0,) * len(kept), "stop" if ends else "length", (Span(0, 0),))
+    return Completion(kept, (0.0,) * len(kept), "stop" if ends else "length", (PolicyVersionSpan(0, 0),))
 
 
 def sampled_tokens(groups: Sequence[Group]) -> int:
@@ -139,7 +142,7 @@ class ThreeTurns:
     shown: str
     tools: tuple[ToolSpec, ...] = ()
 
-    async def open(self, task: Task, context: Context) -> ThreeTurnsEpisode:
+    async def open(self, task: Task, context: RolloutContext) -> ThreeTurnsEpisode:
         return ThreeTurnsEpisode(task.messages, Message.user(self.shown))
 
 
@@ -164,7 +167,9 @@ def random_weights(policy: Policy) -> Policy:
     return replace(policy, model=model, context=model.config.max_position_embeddings)
 
 
-def acted(policy: Policy, env: Env, world: World, config: TrainConfig, engine: Engine) -> tuple[float, list[Group]]:
+def acted(
+    policy: Policy, env: Env, world: TaskSet, config: TrainConfig, engine: InferenceEngine
+) -> tuple[float, list[Group]]:
     """Tokens per second over one training step's worth of episodes, and the groups."""
     method = Method("bench", policy.agent(engine, config, config.temperature), env)
     tasks = world.tasks("train")[: config.groups_per_step]
@@ -183,7 +188,7 @@ def median_of(repeat: int, measure: Callable[[], float]) -> float:
 
 
 def acting(
-    name: str, policy: Policy, env: Env, world: World, config: TrainConfig, repeat: int
+    name: str, policy: Policy, env: Env, world: TaskSet, config: TrainConfig, repeat: int
 ) -> tuple[Table, list[Group]]:
     pad = policy.tokenizer.pad_token_id
     _, groups = acted(policy, env, world, config, engine_of(policy))
@@ -279,13 +284,13 @@ class Marks(Silence):
         self.seconds.append(time.process_time())
 
 
-def short_run(config: TrainConfig, world: World, steps: int, folder: Path, progress: Progress) -> None:
+def short_run(config: TrainConfig, world: TaskSet, steps: int, folder: Path, progress: Progress) -> None:
     """A run of a few steps, and as little beside them as there can be."""
     changes = {"run": str(folder), "steps": steps, "evaluate_n": 1, "evaluate_every": 0, "pass_k": 0}
     run.train(config.model_copy(update=changes), world, progress)
 
 
-def phases(config: TrainConfig, world: World, steps: int) -> Table:
+def phases(config: TrainConfig, world: TaskSet, steps: int) -> Table:
     """Seconds per training step by phase, over a short run whose first step warms up."""
     with tempfile.TemporaryDirectory() as folder:
         short_run(config, world, steps, Path(folder) / "bench", Silence())
@@ -297,7 +302,7 @@ def phases(config: TrainConfig, world: World, steps: int) -> Table:
     return table
 
 
-def cpu_seconds(config: TrainConfig, world: World, steps: int, doctor: bool) -> list[float]:
+def cpu_seconds(config: TrainConfig, world: TaskSet, steps: int, doctor: bool) -> list[float]:
     """CPU seconds of each step of a short run but the first, which warms up."""
     marks = Marks()
     with tempfile.TemporaryDirectory() as folder, nullcontext() if doctor else patch.object(loop, "Doctor", NoDoctor):
@@ -305,7 +310,7 @@ def cpu_seconds(config: TrainConfig, world: World, steps: int, doctor: bool) -> 
     return [after - before for before, after in pairwise(marks.seconds)]
 
 
-def doctoring(config: TrainConfig, world: World, steps: int, repeat: int) -> Table:
+def doctoring(config: TrainConfig, world: TaskSet, steps: int, repeat: int) -> Table:
     """What the doctor of a run costs: CPU seconds of equal steps with and without it, in turns, and its own.
 
     Runs of one seed take the same steps, so that each step has its pair. Others on the machine change the clock's

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_r1 import Task, ToolEnv
-from agent_r1.env.adapters import reasoning_gym_score, reasoning_gym_tasks
+from agent_r1.envs.adapters import reasoning_gym_score, reasoning_gym_tasks
 
 ASKED = {"task_type_weights": [0.7, 0.3, 0.0], "max_entities": 8}
 """Of siblings, of friends and of colleagues; the greatest number. An answer is one digit."""

@@ -5,9 +5,9 @@ agent-r1 train --algorithm examples/own_algorithm.py:MEDIAN
 
 import torch
 
-from agent_r1.learn.advantages.advantage import Advantage, on_tokens
-from agent_r1.learn.row import Row
-from agent_r1.learn.surrogates import Clip
+from agent_r1.algorithms.advantages.advantage import Advantage, on_tokens
+from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.policy_losses import Clip
 
 
 class MedianRelative(Advantage):

@@ -12,19 +12,19 @@ import copy
 
 import torch
 
-from agent_r1.core.acting import Sampling
-from agent_r1.learn.choose import build_row
-from agent_r1.learn.config import LearnerConfig
-from agent_r1.learn.learner import Learner
+from agent_r1.algorithms.registry import build_row
+from agent_r1.core.inference import SamplingParams
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.chat import Chat
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, Limits, Order
-from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.tasks import build
-from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
-from agent_r1.train.clock import Clock
-from agent_r1.train.unrecorded import Unrecorded
+from agent_r1.rollout.staleness import Clock
+from agent_r1.tasksets import build
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
+from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.learner import Learner
+from agent_r1.training.null_recorder import Unrecorded
 
 GROUPS, SIZE = 16, 16
 
@@ -37,7 +37,7 @@ async def main(steps: int) -> float:
     chat = Chat(load_tokenizer(str(TINY_BASE_FOLDER)))
 
     engine = TorchEngine(copy.deepcopy(model), context=512)  # samples tokens, with its own copy of the weights
-    agent = Agent(engine, chat, Sampling(temperature=1.0, max_tokens=48), context=512)
+    agent = Agent(engine, chat, SamplingParams(temperature=1.0, max_tokens=48), context=512)
     learner = Learner(  # turns groups of trajectories into new weights
         model,
         build_row("grpo", {}),
@@ -59,7 +59,7 @@ async def main(steps: int) -> float:
         if len(batch) < GROUPS:
             continue
         update = await asyncio.to_thread(learner.update, batch)
-        await engine.load(learner.weights())
+        await engine.update_weights(learner.publish())
         await clock.advance(update.version)
         rewards = [trajectory.rewards["em"] for group in batch for trajectory in group.trajectories]
         em = sum(rewards) / len(rewards)

@@ -13,19 +13,19 @@ from pathlib import Path
 import torch
 
 from agent_r1 import Message, Task
-from agent_r1.core.acting import Sampling
-from agent_r1.core.attempt import Attempt
+from agent_r1.algorithms.registry import build_row
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.inference import SamplingParams
 from agent_r1.core.trajectory import Group
-from agent_r1.core.world import Context
-from agent_r1.learn.choose import build_row
-from agent_r1.learn.config import LearnerConfig
-from agent_r1.learn.learner import Learner
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.match import play
-from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.train.tiny_base.elsewhere import tiny_base_for
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.multi_agent import play
+from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.learner import Learner
+from research.tiny_base.for_env import tiny_base_for
 
 TASKS = [Task(f"nim/{pile}", (), {"pile": pile}) for pile in (4, 5, 7)]  # the first player can always win
 
@@ -52,8 +52,8 @@ async def matches(agent, step, size=16):
     """For each task two groups, one per seat: attempts are compared with those that had the same seat."""
     for place, task in enumerate(TASKS):
         serial = 2 * (len(TASKS) * step + place)
-        pairs = [[Attempt("self-play", task.id, serial + seat, n) for seat in (0, 1)] for n in range(size)]
-        contexts = [[Context(attempt, attempt.seed(agent.seed)) for attempt in pair] for pair in pairs]
+        pairs = [[AttemptId("self-play", task.id, serial + seat, n) for seat in (0, 1)] for n in range(size)]
+        contexts = [[RolloutContext(attempt, attempt.seed(agent.seed)) for attempt in pair] for pair in pairs]
         played = await asyncio.gather(*(play(nim, (agent, agent), task, pair, pair[0].seed) for pair in contexts))
         for seat in (0, 1):
             yield Group(serial + seat, task, tuple(sides[seat] for sides in played))
@@ -64,13 +64,13 @@ async def main(steps):
     with tempfile.TemporaryDirectory() as folder:
         model, chat = random_player(Path(folder))
     engine = TorchEngine(copy.deepcopy(model), context=128)
-    agent = Agent(engine, chat, Sampling(temperature=1.0, max_tokens=4), context=128)
+    agent = Agent(engine, chat, SamplingParams(temperature=1.0, max_tokens=4), context=128)
     grpo, settings = build_row("grpo", {}), LearnerConfig(learning_rate=3e-3)
     learner = Learner(model, grpo, settings, temperature=1.0, reward_weights={}, seed=0)
     for step in range(steps):
         groups = [group async for group in matches(agent, step)]
         learner.update(groups)
-        await engine.load(learner.weights())
+        await engine.update_weights(learner.publish())
         won = [side.rewards["return"] for group in groups[::2] for side in group.trajectories]
         print(f"step {step + 1}: the first player won {sum(won) / len(won):.2f}")
     await engine.close()

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.core.messages import ToolSpec
+from agent_r1.core.tool import ToolSpec
 
 TEMPLATES = Path(__file__).parents[2] / "shared/data/chat_templates"
 SPECIAL = r"<\|[^|>]+\|>|<\uff5c[^>]+\uff5c>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>"

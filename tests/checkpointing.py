@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.trajectory import Status
-from agent_r1.learn.learner import LearnerState
-from agent_r1.store.disk import Disk
-from agent_r1.train.checkpoint import Best, Position, Snapshot, copied
-from agent_r1.train.doctor.failures import BreakerState, Failed
-from agent_r1.train.doctor.state import DoctorState
+from agent_r1.store.atomic_fs import Disk
+from agent_r1.trainer.learner import LearnerState
+from agent_r1.training.checkpoint.files import Best, Position, Snapshot, copied
+from agent_r1.training.monitor.failures import BreakerState, Failed
+from agent_r1.training.monitor.state import DoctorState
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -35,7 +35,7 @@ def snapshot_of(step: int, model: PreTrainedModel, best: Best | None = None) -> 
 
 def doctor_of(step: int) -> DoctorState:
     """Of each kind of thing that a doctor remembers, something."""
-    failed = Failed(Attempt("run", "task", step, 1, 2), Status.REWARD_FAILED, "OSError: gone")
+    failed = Failed(AttemptId("run", "task", step, 1, 2), Status.REWARD_FAILED, "OSError: gone")
     return DoctorState(step, BreakerState((None, failed)), (0.1 + 0.2, math.inf), {"logprob_gap": step})
 
 

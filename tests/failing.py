@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agent_r1.core.acting import Span
-from agent_r1.core.attempt import Attempt
-from agent_r1.core.messages import Action, Call, Message, Text
-from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.env.feedback import Fault
-from agent_r1.learn.samples import LeftOut
+from agent_r1.data.training_sample import LeftOut
+from agent_r1.tools.tool_errors import Fault
 
 
 def lived(member: int, serial: int = 3, retry: int = 0, status: Status = Status.COMPLETED, **more: Any) -> Trajectory:
-    return Trajectory(Attempt("run", "t", serial, member, retry), "t", (), status, **more)
+    return Trajectory(AttemptId("run", "t", serial, member, retry), "t", (), status, **more)
 
 
 def group_of(*trajectories: Trajectory, serial: int = 3, **more: Any) -> Group:
@@ -37,11 +38,11 @@ def left_out(group: Group) -> list[LeftOut]:
 
 def calling(*errors: str | None, serial: int = 0) -> Group:
     """A group of one attempt, which searched once for each error that the search met; None: it met none."""
-    calls = tuple(Call(f"c{n}", "search", {}, "") for n in range(len(errors)))
+    calls = tuple(ToolCall(f"c{n}", "search", {}, "") for n in range(len(errors)))
     results = tuple(
         ToolResult((Text(f"search failed: port {n} is {error}"),), ok=error is None, error=error and Fault.RAISED)
         for n, error in enumerate(errors)
     )
     action = Action(Message.assistant("", calls), "")
-    turn = Turn(0, None, (1,), (2,), (-1.0,), (Span(0, 0),), "stop", action, results=results)
+    turn = Turn(0, None, (1,), (2,), (-1.0,), (PolicyVersionSpan(0, 0),), "stop", action, results=results)
     return group_of(replace(lived(0, serial), turns=(turn,)), serial=serial)

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from agent_r1.algorithms.advantages.critics import WithCritic
+from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.loss_terms import Correction, Kl, Rejection, Shaping
+from agent_r1.algorithms.policy_losses import Clip
+from agent_r1.algorithms.presets import ROWS
 from agent_r1.core.trajectory import Group
-from agent_r1.learn.advantages.critics import WithCritic
-from agent_r1.learn.assemble import Scope, assemble
-from agent_r1.learn.passes import Models, Prepared, learn
-from agent_r1.learn.row import Row
-from agent_r1.learn.rows import ROWS
-from agent_r1.learn.samples import Sample
-from agent_r1.learn.sequences import Layout, tree_sequences
-from agent_r1.learn.surrogates import Clip
-from agent_r1.learn.terms import Correction, Kl, Rejection, Shaping
-from agent_r1.model.value import value_model
+from agent_r1.data.assemble import Scope, assemble
+from agent_r1.data.sequences import Layout, tree_sequences
+from agent_r1.data.training_sample import Sample
+from agent_r1.model.value_head import value_model
+from agent_r1.trainer.forward_backward import Models, Prepared, learn
 
 ENOUGH = 100_000
 """Tokens of a micro-batch that holds everything."""

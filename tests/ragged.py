@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from agent_r1.core.acting import Span
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
-from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.learn.samples import Sample, admit
+from agent_r1.data.training_sample import Sample, admit
 
 VOCABULARY = 16
 OPENING = (Message.user("begin"),)
@@ -108,7 +109,7 @@ def _group(compared: Compared, serial: int, talkative: bool) -> Group:
 
 def _trajectory(attempted: Attempted, group: int, member: int, talkative: bool) -> Trajectory:
     return Trajectory(
-        attempt=Attempt("run", f"task-{group}", group, member),
+        attempt=AttemptId("run", f"task-{group}", group, member),
         task_id=f"task-{group}",
         turns=_turns(attempted.turns, talkative),
         status=Status.OUT_OF_TURNS if attempted.truncated else Status.COMPLETED,
@@ -126,8 +127,8 @@ def _turns(lived: Sequence[Lived], talkative: bool) -> tuple[Turn, ...]:
             new_ids=(*(one.extra if talkative else ()), *one.seen),
             action_ids=tuple(token for token, _ in one.said),
             logprobs=tuple(logprob for _, logprob in one.said),
-            spans=(Span(0, 0),),
-            stop="stop",
+            version_spans=(PolicyVersionSpan(0, 0),),
+            finish_reason="stop",
             action=Action(Message.assistant(""), ""),
             observation=(Message.tool(f"room {one.room}", "call"),),
             results=(ToolResult((), ok=True),) if one.tool else (),

@@ -10,18 +10,18 @@ import scenarios
 from micro import Made, made_by
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.world import World
-from agent_r1.train import run
-from agent_r1.train.config import TrainConfig
-from agent_r1.train.report import Silence, StepReport
-from agent_r1.train.resume import resumed
+from agent_r1.core.taskset import TaskSet
+from agent_r1.training import run
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Silence, StepReport
+from agent_r1.training.resume import resumed
 
 STEPS = 10
 MICRO: Mapping[str, Any] = {**scenarios.MICRO, "steps": STEPS}
 EVERYTHING: Mapping[str, Any] = {**scenarios.EVERYTHING.settings, "steps": 6}
 
 
-def config_of(world: World, folder: Path, settings: Mapping[str, Any]) -> TrainConfig:
+def config_of(world: TaskSet, folder: Path, settings: Mapping[str, Any]) -> TrainConfig:
     layers = [Layer("test", {**MICRO, **settings, "run": str(folder)}), Layer("recipe", world.recipe)]
     return resolve(TrainConfig, layers)
 
@@ -39,7 +39,7 @@ class Images(Silence):
         shutil.copytree(self._folder, self._into / f"step-{report.step}")
 
 
-def train_with_images(world: World, place: Path, settings: Mapping[str, Any]) -> Made:
+def train_with_images(world: TaskSet, place: Path, settings: Mapping[str, Any]) -> Made:
     """Train in ``place/whole``; the images stand beside it."""
     whole = place / "whole"
     run.train(config_of(world, whole, settings), world, Images(whole, place))
@@ -50,7 +50,7 @@ def train_with_images(world: World, place: Path, settings: Mapping[str, Any]) ->
 class Whole:
     """A run that never stopped, what it made, and the images beside it."""
 
-    world: World
+    world: TaskSet
     place: Path
     made: Made
 
@@ -59,6 +59,6 @@ class Whole:
         return Path(shutil.copytree(self.place / f"step-{step + 1}", to / "stopped"))
 
 
-def resume(world: World, folder: Path, **settings: Any) -> Made:
+def resume(world: TaskSet, folder: Path, **settings: Any) -> Made:
     run.resume(resumed([Layer("test", {"run": str(folder), **settings})]), world, Silence())
     return made_by(folder)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Text
-from agent_r1.core.task import Task, ToolResult
-from agent_r1.core.world import Context
-from agent_r1.env import Tool
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
+from agent_r1.tools import Tool
 
 
-def run(made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0) -> ToolResult:
+def run(
+    made: Tool, arguments: dict[str, Any], task: Task, context: RolloutContext, timeout: float = 60.0
+) -> ToolResult:
     return asyncio.run(made.run(arguments, task, context, timeout))
 
 
@@ -20,7 +23,7 @@ def text_of(result: ToolResult) -> str:
 
 
 def failure(
-    made: Tool, arguments: dict[str, Any], task: Task, context: Context, timeout: float = 60.0
+    made: Tool, arguments: dict[str, Any], task: Task, context: RolloutContext, timeout: float = 60.0
 ) -> tuple[str, str]:
     result = run(made, arguments, task, context, timeout)
     assert not result.ok

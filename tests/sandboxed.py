@@ -3,7 +3,7 @@
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.env.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
 
 
 def sandbox_or_skip(limits: Limits) -> Sandbox:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.train.custom import load_world
+from agent_r1.training.user_task import load_world
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "adapters.md").read_text()

@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import agent_r1
 from agent_r1 import InvalidInput, Message, Task, ToolEnv, exact_match, tool
+from agent_r1.algorithms.presets import ROWS
 from agent_r1.cli import main
-from agent_r1.learn.rows import ROWS
 from agent_r1.store import RunReader
-from agent_r1.train.checkpoint import save_model
-from agent_r1.train.report import Silence
-from agent_r1.train.tiny_base.tokenizer import make_tokenizer
+from agent_r1.training.checkpoint.files import save_model
+from agent_r1.training.report import Silence
+from research.tiny_base.tokenizer import make_tokenizer
 
 AGENT = '''
 from agent_r1 import Message, Task, ToolEnv, exact_match, tool
@@ -191,7 +191,7 @@ def test_tasks_are_listed(run) -> None:
 
 
 SOLUTIONS = """
-from agent_r1.core.solution import Solution, Solutions, script
+from agent_r1.core.reference_solution import Solution, Solutions, script
 def solutions(task):
     right, wrong = (Solution("said", script(Message.assistant(f"<answer>{said}</answer>"))) for said in SAID)
     return Solutions((right,), (wrong,), {"exact_match": 1.0})
@@ -242,7 +242,7 @@ def test_what_algorithms_shows_can_be_typed(run, model: str) -> None:
 
 def test_an_algorithm_of_a_file_trains(run, here: Path, model: str) -> None:
     (here / "mine.py").write_text(
-        "from agent_r1.learn.advantages.groups import GroupRelative\nfrom agent_r1.learn.row import Row\n"
+        "from agent_r1.algorithms.advantages.groups import GroupRelative\nfrom agent_r1.algorithms.algorithm import Row\n"
         "MINE = Row(name='mine', advantage=GroupRelative(baseline='others'))\n"
     )
     assert "mean R of the others" in run("algorithms", "mine.py:MINE").out
@@ -374,6 +374,6 @@ def test_python_is_a_door_too(model: str) -> None:
 
 
 def test_the_door_stays_open_whichever_module_is_imported_first() -> None:
-    for first in ("import agent_r1", "import agent_r1.train.config", "from agent_r1.train import report"):
+    for first in ("import agent_r1", "import agent_r1.training.config", "from agent_r1.train import report"):
         then = "import agent_r1; from agent_r1 import train; assert callable(train) and train is agent_r1.train"
         subprocess.run([sys.executable, "-c", f"{first}\n{then}"], check=True)

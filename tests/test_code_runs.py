@@ -18,18 +18,18 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1 import Message, Task, ToolEnv, Trajectory, exact_match
 from agent_r1.cli import main
-from agent_r1.env.sandbox import Limits
+from agent_r1.sandbox import Limits
 from agent_r1.store import RunReader
-from agent_r1.train.custom import load_world, world_of
+from agent_r1.training.user_task import load_world, world_of
 
 Run = Callable[..., tuple[int, str, str]]
 
 MBPP = {"text": "Double it.", "code": "def double(x): return 2 * x", "test_list": ["assert double(1) == 2"] * 2}
 OWN = """
 from agent_r1 import Message, Task, ToolEnv, exact_match
-from agent_r1.core.solution import Solution, Solutions, script
-from agent_r1.env.python_tool import python_tool
-from agent_r1.env.sandbox import SandboxConfig
+from agent_r1.core.reference_solution import Solution, Solutions, script
+from agent_r1.tools.python_tool import python_tool
+from agent_r1.sandbox import SandboxConfig
 env = ToolEnv([python_tool(SandboxConfig(level="none"))], [exact_match])
 tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
 def solutions(task):
@@ -125,7 +125,7 @@ def test_going_without_is_loud_and_recorded(
     assert (
         code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing" and "WARNING: sandbox none" in err
     )
-    monkeypatch.setattr("agent_r1.env.sandbox.selftest._proved", lambda: refused())
+    monkeypatch.setattr("agent_r1.sandbox.selftest._proved", lambda: refused())
     code, _, err = run("eval", "--model", "r", "--n", 1)  # the run went without; that is asked for each time
     assert code == 2 and "accept the risk with --sandbox none" in err
 
@@ -140,9 +140,9 @@ def test_a_sandbox_of_an_agents_own_file_is_recorded_too(run: Run, tmp_path: Pat
 HEAD = """
 import dataclasses
 from agent_r1 import Message, Task, ToolEnv, exact_match, tool
-from agent_r1.env.python_tool import python_tool
-from agent_r1.env.sandbox import Sandbox, SandboxConfig
-from agent_r1.env.users import Reply, UserEnv
+from agent_r1.tools.python_tool import python_tool
+from agent_r1.sandbox import Sandbox, SandboxConfig
+from agent_r1.envs.user_env import Reply, UserEnv
 tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
 LEVEL = "none"
 """
@@ -154,7 +154,7 @@ class Silent:
 env = UserEnv([python_tool(SandboxConfig(level=LEVEL))], Silent(), [exact_match], max_turns=1)
 """,
     "the tool that tries solutions": """
-from agent_r1.tasks.code.tool import run_tests_tool
+from agent_r1.tasksets.code.tool import run_tests_tool
 env = ToolEnv([run_tests_tool(Sandbox(SandboxConfig(level=LEVEL)))], [exact_match], max_turns=1)
 """,
     "a tool of one's own": """
@@ -291,7 +291,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
         if find_spec("math_verify") is None:  # nothing here may import it
             pytest.skip("math-verify is not installed (extra math)")
         problems.write_text("\n".join(rows))
-    monkeypatch.setattr("agent_r1.env.sandbox.selftest._proved", lambda: refused())
+    monkeypatch.setattr("agent_r1.sandbox.selftest._proved", lambda: refused())
     code, out, err = run("train", "--task", task, "--data", problems, "--model", model, *SMALL)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "accept the risk with --sandbox none" in err
@@ -299,7 +299,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
 
 
 def refused() -> None:
-    from agent_r1.env.sandbox.selftest import refusal
+    from agent_r1.sandbox.selftest import refusal
 
     raise refusal("no program bwrap", "install bubblewrap")
 

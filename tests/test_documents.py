@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.algorithms.presets import ROWS
 from agent_r1.cli import parse
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Action, Call, Message
-from agent_r1.core.world import Context
-from agent_r1.learn.rows import ROWS
-from agent_r1.tasks import WORLDS
-from agent_r1.train.check import check
-from agent_r1.train.config import CheckConfig
-from agent_r1.train.custom import world_of
-from agent_r1.train.report import Silence
+from agent_r1.core.messages import Action, Message, ToolCall
+from agent_r1.tasksets import WORLDS
+from agent_r1.training.check import check
+from agent_r1.training.config import CheckConfig
+from agent_r1.training.report import Silence
+from agent_r1.training.user_task import world_of
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -74,10 +74,10 @@ def test_the_process_reward_that_readme_shows_rewards_a_search_in_three_lines():
     assert len(list(filter(None, shown.splitlines()))) == 3
     names = runpy.run_path(str(ROOT / "examples" / "ten_lines.py"))
     exec(shown, names)
-    calls = (Call("a", "search", {"query": "Alaban"}, ""), Call("b", "find", {}, ""))
+    calls = (ToolCall("a", "search", {"query": "Alaban"}, ""), ToolCall("b", "find", {}, ""))
 
     async def step():
-        episode = await names["env"].open(names["tasks"][0], Context(Attempt("run", "task", 0, 0), 0))
+        episode = await names["env"].open(names["tasks"][0], RolloutContext(AttemptId("run", "task", 0, 0), 0))
         return await episode.step(Action(Message.assistant("", calls), ""))
 
     assert asyncio.run(step()).call_rewards == ({"found": 0.1}, {"found": 0.0})

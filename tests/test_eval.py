@@ -15,8 +15,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agent_r1.cli import main
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.opening import open_retriever
-from agent_r1.train.checkpoint import save_model
-from agent_r1.train.tiny_base.tokenizer import make_tokenizer
+from agent_r1.training.checkpoint.files import save_model
+from research.tiny_base.tokenizer import make_tokenizer
 
 Run = Callable[..., tuple[int, dict[str, Any], str]]
 TINY = ["--groups_per_step", "2", "--group-size=2", "--max_tokens", "8", "--quiet", "--json"]

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.core.trajectory import TREATMENT, Status
-from agent_r1.train.doctor.config import DoctorConfig
+from agent_r1.core.trajectory import STATUS_POLICY, Status
+from agent_r1.training.monitor.config import DoctorConfig
 
 TEXT = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
 
 
 @pytest.mark.parametrize("status", Status)
 def test_the_treatment_of_each_status_is_documented(status: Status) -> None:
-    assert f"| `{status}` | {TREATMENT[status]} | " in TEXT
+    assert f"| `{status}` | {STATUS_POLICY[status]} | " in TEXT
 
 
 def test_the_doctors_options_are_documented_with_their_defaults_and_no_others_are() -> None:

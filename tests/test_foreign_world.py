@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from agent_r1 import Message, Task
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Action
+from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
-from agent_r1.core.world import World
 from agent_r1.store import RunReader
-from agent_r1.train.custom import load_world
+from agent_r1.training.user_task import load_world
 
 pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (extra reasoning-gym)")
 
@@ -62,16 +62,16 @@ BENCHMARK = load()
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> TaskSet:
     return load_world(EXAMPLE, "a/model")
 
 
 def attempt(task: Task, text: str, member: int = 0) -> Trajectory:
     turn = Turn(0, None, (), (), (), (), "stop", Action(Message.assistant(text), text))
-    return Trajectory(Attempt("run", task.id, 0, member), task.id, (turn,), Status.COMPLETED)
+    return Trajectory(AttemptId("run", task.id, 0, member), task.id, (turn,), Status.COMPLETED)
 
 
-def rewards(world: World, group: Sequence[Trajectory], task: Task) -> list[float]:
+def rewards(world: TaskSet, group: Sequence[Trajectory], task: Task) -> list[float]:
     (scorer,) = world.scorers
     return [float(next(iter(one.values()))) for one in asyncio.run(scorer.score(group, task))]  # type: ignore[arg-type]
 
@@ -85,14 +85,14 @@ def bare(task: Task) -> str:
     return re.sub(rf"\b({'|'.join(NAMES)})\b", "", task.messages[-1].text)
 
 
-def test_no_held_out_question_was_trained_on_under_other_names(world: World) -> None:
+def test_no_held_out_question_was_trained_on_under_other_names(world: TaskSet) -> None:
     train, test = world.tasks("train"), world.tasks("test")
     assert (len(train), len(test)) == (1500, 360)
     assert not set(map(bare, train)) & set(map(bare, test))
     assert len(set(map(bare, test))) == 36
 
 
-def test_the_held_out_pairs_of_numbers_are_new_and_the_numbers_are_not(world: World) -> None:
+def test_the_held_out_pairs_of_numbers_are_new_and_the_numbers_are_not(world: TaskSet) -> None:
     train, test = pairs(world.tasks("train")), pairs(world.tasks("test"))
     assert (len(train), len(test)) == (52, 12) and not train & test
     assert all(first != last for first, last in test)
@@ -101,7 +101,7 @@ def test_the_held_out_pairs_of_numbers_are_new_and_the_numbers_are_not(world: Wo
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_each_wording_is_a_third_of_either_split(world: World, split: str) -> None:
+def test_each_wording_is_a_third_of_either_split(world: TaskSet, split: str) -> None:
     asked = Counter(re.findall(r"\d ([a-z ]+) and she", task.messages[-1].text)[0] for task in world.tasks(split))
     third = len(world.tasks(split)) // 3
     assert asked == {"sisters": third, "brothers": third, "male friends": third}
@@ -109,7 +109,7 @@ def test_each_wording_is_a_third_of_either_split(world: World, split: str) -> No
     assert names == {"sisters first": third, "brothers first": third, "friends": third}
 
 
-def test_the_answer_is_the_number_asked_for_and_one_more(world: World) -> None:
+def test_the_answer_is_the_number_asked_for_and_one_more(world: TaskSet) -> None:
     task = next(task for task in world.tasks("train") if " brothers and " in task.messages[-1].text)
     brothers, sisters = map(int, BENCHMARK._numbers(task.messages[-1].text))
     said = (sisters + 1, sisters, sisters + 2) if sisters == brothers else (sisters + 1, sisters, brothers + 1)
@@ -120,26 +120,26 @@ def test_the_answer_is_the_number_asked_for_and_one_more(world: World) -> None:
 TABLE = "table of training, else by topic"
 
 
-def test_no_rule_that_does_not_read_the_wording_answers_more_than_two_thirds(world: World) -> None:
+def test_no_rule_that_does_not_read_the_wording_answers_more_than_two_thirds(world: TaskSet) -> None:
     rules = BENCHMARK.blind_rules(world.tasks("train"), world.tasks("test"))
     assert rules.pop("best constant answer") < 0.25
     assert len(rules) == 5 and all(0.3 < share < 0.68 for share in rules.values())
     assert rules["by topic"] == rules[TABLE] == pytest.approx(2 / 3)
 
 
-def test_the_table_of_training_finds_a_question_that_leaked(world: World) -> None:
+def test_the_table_of_training_finds_a_question_that_leaked(world: TaskSet) -> None:
     train, test = world.tasks("train"), world.tasks("test")
     first = [task for task in test if BENCHMARK.nameless(BENCHMARK._question(task)).startswith("_ has 1 brothers")]
     rules = BENCHMARK.blind_rules([*train, *first], test)
     assert rules[TABLE] == pytest.approx(rules["by topic"] + len(first) / len(test)) and first
 
 
-def test_the_rule_by_topic_wins_where_a_wording_is_rare(world: World) -> None:
+def test_the_rule_by_topic_wins_where_a_wording_is_rare(world: TaskSet) -> None:
     few = [task for task in world.tasks("test") if "brothers and" not in task.messages[-1].text]
     assert BENCHMARK.blind_rules(world.tasks("train"), few)["by topic"] == 1.0
 
 
-def test_the_wording_never_trained_asks_for_the_first_number(world: World) -> None:
+def test_the_wording_never_trained_asks_for_the_first_number(world: TaskSet) -> None:
     test = world.tasks("test")
     reworded = BENCHMARK.reworded(test)
     assert len(reworded) == 120 and not {task.id for task in reworded} - {task.id for task in test}
@@ -183,7 +183,7 @@ def test_shuffled_rewards_are_the_same_in_sum_and_go_to_anyone() -> None:
 
 
 def test_a_base_with_the_form_trains_by_the_command_of_the_example(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(BENCHMARK, "BASE_STEPS", 60)

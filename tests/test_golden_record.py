@@ -19,10 +19,10 @@ import torch
 
 from agent_r1.config import Layer
 from agent_r1.store import RunReader
-from agent_r1.tasks import build
-from agent_r1.train import run
-from agent_r1.train.config import TrainConfig, settle
-from agent_r1.train.report import Silence
+from agent_r1.tasksets import build
+from agent_r1.training import run
+from agent_r1.training.config import TrainConfig, settle
+from agent_r1.training.report import Silence
 
 RECORD = Path(__file__).parent / "golden" / "record.json"
 CPU_INFO = Path("/proc/cpuinfo")

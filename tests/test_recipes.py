@@ -11,16 +11,16 @@ import torch
 from tests_tokenizer import hermes_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from agent_r1.algorithms.registry import build_row
 from agent_r1.config import Layer, read_toml, resolve
 from agent_r1.core.errors import InvalidInput
-from agent_r1.learn.choose import build_row
 from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.store import RunReader
-from agent_r1.tasks import build
-from agent_r1.tasks.multihop.mixture import MixtureFile
-from agent_r1.train.config import TrainConfig, settle
-from agent_r1.train.report import Silence
-from agent_r1.train.run import train
+from agent_r1.tasksets import build
+from agent_r1.tasksets.multihop.mixture import MixtureFile
+from agent_r1.training.config import TrainConfig, settle
+from agent_r1.training.report import Silence
+from agent_r1.training.run import train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sandboxed import sandbox_or_skip
 
-from agent_r1.env.sandbox import Limits
+from agent_r1.sandbox import Limits
 
 SCORERS = Path(__file__).parents[1] / "benchmarks" / "scorers.py"
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.world import Context
-from agent_r1.train.custom import load_world
+from agent_r1.training.user_task import load_world
 
 ROOT = Path(__file__).parents[1]
 _, USER, GAME = re.findall(
@@ -26,7 +26,7 @@ def test_the_user_of_the_documents_answers_a_question(tmp_path: Path) -> None:
     (task,) = world.tasks("train")
 
     async def live() -> list[object]:
-        episode = await world.env.open(task, Context(Attempt("run", task.id, 0, 0), 0))
+        episode = await world.env.open(task, RolloutContext(AttemptId("run", task.id, 0, 0), 0))
         said = ("What shall it be?", "Well.", "<answer>tea</answer>")
         steps = [await episode.step(Action(Message.assistant(text), text)) for text in said]
         return [(step.messages[0].text if step.messages else None, step.end) for step in steps]

@@ -16,9 +16,9 @@ def _declare_algorithms(parser: argparse.ArgumentParser) -> None:
 
 
 def _algorithms(invocation: Invocation) -> None:
-    from agent_r1.learn.choose import build_row, terms
-    from agent_r1.learn.objective import clauses, objective
-    from agent_r1.learn.rows import ROWS
+    from agent_r1.algorithms.objective import clauses, objective
+    from agent_r1.algorithms.presets import ROWS
+    from agent_r1.algorithms.registry import build_row, terms
 
     name = invocation.options["name"]
     rows = [build_row(known, {}) for known in (ROWS if name is None else (name,))]

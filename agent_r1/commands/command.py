@@ -16,7 +16,7 @@ from rich.text import Text
 
 from agent_r1.config import Layer, from_text, read_toml
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.train.report import Progress, Silence, progress_on
+from agent_r1.training.report import Progress, Silence, progress_on
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,18 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
-import agent_r1.tasks
+import agent_r1.tasksets
 from agent_r1.commands.command import Command, Invocation, declare_output, layers, progress, show
-from agent_r1.commands.unseen import unseen
-from agent_r1.commands.worlds import load, named, sandbox_json, warned
+from agent_r1.commands.eval_split import unseen
+from agent_r1.commands.tasks import load, named, sandbox_json, warned
 from agent_r1.config import Layer, from_text, resolve, restrict
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store import RunReader, is_run, run_folder
-from agent_r1.train.config import EvalConfig, TrainConfig, settle
-from agent_r1.train.custom import load_world
-from agent_r1.train.paper.config import PaperConfig, wanted
-from agent_r1.train.report import render, render_report, report_json, table_json
-from agent_r1.train.resume import resumed
+from agent_r1.training.config import EvalConfig, TrainConfig, settle
+from agent_r1.training.report import render, render_report, report_json, table_json
+from agent_r1.training.resume import resumed
+from agent_r1.training.user_task import load_world
+from research.paper.config import PaperConfig, wanted
 
 WORLDS_OWN = ("data", "corpus", "sandbox")
 """What a run was told of its world, and another world is not. To go without a sandbox is asked for each time."""
@@ -42,7 +42,7 @@ def _train(invocation: Invocation) -> None:
     asked = resolve(TrainConfig, given)  # what is wrong by itself is said before anything is built
     world = named(asked.task, asked) if file is None else load(Path(file), asked, asked.model)
     config = settle(TrainConfig, given, world)
-    from agent_r1.train import run
+    from agent_r1.training import run
 
     report = run.train(config, world, warned(world, progress(invocation)))
     show(invocation, report_json(report) | sandbox_json(world), render_report(report))
@@ -50,11 +50,11 @@ def _train(invocation: Invocation) -> None:
 
 def _resume(invocation: Invocation) -> None:
     file, config = invocation.options["file"], resumed(layers(TrainConfig, invocation))
-    if file is None and config.task not in agent_r1.tasks.WORLDS:
+    if file is None and config.task not in agent_r1.tasksets.WORLDS:
         do = f"give the file that the run was started with, which is its task {config.task!r}"
         raise InvalidInput("FILE.py", got="none", do=do)
     world = named(config.task, config) if file is None else load_world(Path(file), config.model)
-    from agent_r1.train import run
+    from agent_r1.training import run
 
     report = run.resume(config, world, warned(world, progress(invocation)))
     show(invocation, report_json(report) | sandbox_json(world), render_report(report))
@@ -78,7 +78,7 @@ def _eval(invocation: Invocation) -> None:
     else:
         world = load(Path(file), typed, asked.model)
     config = settle(EvalConfig, given, world)
-    from agent_r1.train.evaluate import evaluate
+    from agent_r1.training.evaluate import evaluate
 
     table = evaluate(config, world, warned(world, progress(invocation)))
     show(invocation, table_json(table) | sandbox_json(world), render(table))
@@ -87,7 +87,7 @@ def _eval(invocation: Invocation) -> None:
 def _paper(invocation: Invocation) -> None:
     config = resolve(PaperConfig, [from_text(PaperConfig, invocation.settings)])
     wanted(config)  # what is wrong by itself is said before torch is loaded
-    from agent_r1.train.paper.compare import compare, comparison_json, render_comparison
+    from research.paper.compare import compare, comparison_json, render_comparison
 
     comparison = compare(config, progress(invocation))
     show(invocation, comparison_json(comparison), render_comparison(comparison))

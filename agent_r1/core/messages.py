@@ -24,18 +24,18 @@ class Media:
     mime: str
 
 
-Part = Text | Media
+ContentPart = Text | Media
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """One tool call as the policy wrote it.
 
     ``raw`` is the text between the call's markers. ``arguments`` is None and ``error`` says why
     when it could not be parsed.
 
     Example:
-        Call("call_0", "search", {"query": "Alba"}, '{"name": "search", ...}')
+        ToolCall("call_0", "search", {"query": "Alba"}, '{"name": "search", ...}')
     """
 
     id: str
@@ -54,8 +54,8 @@ class Message:
     """
 
     role: RoleName
-    parts: tuple[Part, ...]
-    calls: tuple[Call, ...] = ()
+    parts: tuple[ContentPart, ...]
+    calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
     call_id: str | None = None
 
@@ -73,7 +73,7 @@ class Message:
         return cls("user", (Text(text),))
 
     @classmethod
-    def assistant(cls, text: str, calls: tuple[Call, ...] = (), reasoning: str | None = None) -> Message:
+    def assistant(cls, text: str, calls: tuple[ToolCall, ...] = (), reasoning: str | None = None) -> Message:
         return cls("assistant", (Text(text),), calls, reasoning)
 
     @classmethod
@@ -116,7 +116,7 @@ def from_openai(data: Mapping[str, Any]) -> Message:
         'hello'
     """
     calls = tuple(
-        Call(
+        ToolCall(
             id=call.get("id", f"call_{index}"),
             name=call["function"]["name"],
             arguments=call["function"]["arguments"],
@@ -138,17 +138,3 @@ class Action:
 
     message: Message
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """What a policy is told of a tool. ``parameters`` is a JSON schema of an object."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-
-    def to_openai(self) -> dict[str, Any]:
-        """The ``tools=`` entry that chat templates read."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": function}

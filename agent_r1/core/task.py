@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1.core.messages import Message, Part
+from agent_r1.core.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,3 @@ class Task:
     messages: tuple[Message, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
     split: str = "train"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What happened when one tool ran. ``data`` is for rewards and never shown to the agent."""
-
-    parts: tuple[Part, ...]
-    ok: bool
-    error: str | None = None
-    data: Any = None
-    seconds: float = 0.0

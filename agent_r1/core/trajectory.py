@@ -8,10 +8,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from agent_r1.core.acting import Span, Stop
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.inference import FinishReason, PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
-from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
 
 
 class Status(StrEnum):
@@ -26,9 +27,9 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-Treatment = Literal["train", "retry", "drop"]
+StatusPolicy = Literal["train", "retry", "drop"]
 
-TREATMENT: Mapping[Status, Treatment] = MappingProxyType(
+STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
     {
         Status.COMPLETED: "train",
         Status.OUT_OF_TURNS: "train",
@@ -69,7 +70,7 @@ class Turn:
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
-             spans=(Span(0, 4),), stop="stop", action=action)
+             spans=(PolicyVersionSpan(0, 4),), finish_reason="stop", action=action)
         continues turn 0: the observation is tokens 5 6, the action tokens 9 2.
     """
 
@@ -78,8 +79,8 @@ class Turn:
     new_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    spans: tuple[Span, ...]
-    stop: Stop
+    version_spans: tuple[PolicyVersionSpan, ...]
+    finish_reason: FinishReason
     action: Action
     observation: tuple[Message, ...] = ()
     results: tuple[ToolResult, ...] = ()
@@ -120,7 +121,7 @@ class Trajectory:
     may bootstrap. ``reason`` explains a failure, or a reward that is None. ``start`` holds the messages that opened it.
     """
 
-    attempt: Attempt
+    attempt: AttemptId
     task_id: str
     turns: tuple[Turn, ...]
     status: Status
@@ -138,24 +139,24 @@ class Trajectory:
         return self.prompt_ids(before) + before.action_ids + turn.new_ids
 
     @property
-    def acts(self) -> tuple[Turn, ...]:
+    def env_turns(self) -> tuple[Turn, ...]:
         """The turns that met the world; in the others the policy spoke to itself (``kind`` "summary")."""
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
-    def rewarded(self, count: int) -> tuple[Turn, ...] | None:
+    def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
         """The turns that ``count`` numbers of a reward per turn belong to: all, or those that met the world."""
-        return next((turns for turns in (self.turns, self.acts) if len(turns) == count), None)
+        return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
     @property
     def last_text(self) -> str:
         """The raw text of the last action in the world, '' where there is none."""
-        return self.acts[-1].action.text if self.acts else ""
+        return self.env_turns[-1].action.text if self.env_turns else ""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation with the world as it happened, whatever of it the policy saw at a time."""
         said = list(self.start)
-        for turn in self.acts:
+        for turn in self.env_turns:
             said += (turn.action.message, *turn.observation)
         return tuple(said)
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.digest import digest_of
+from agent_r1.model.checksum import digest_of
 from agent_r1.model.load import find_folder, load_tokenizer, quiet
 
 POOLER = "pooler"

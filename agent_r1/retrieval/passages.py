@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.env.reading import read_rows
+from agent_r1.core.jsonl import read_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.core.messages import Text
-from agent_r1.core.task import ToolResult
-from agent_r1.env.feedback import Fault, failed
-from agent_r1.env.tools import Tool, tool
+from agent_r1.core.tool import ToolResult
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrieverFailed
+from agent_r1.tools.function_tool import Tool, tool
+from agent_r1.tools.tool_errors import Fault, failed
 
 NOTHING_FOUND = "No passage matches this query."
 

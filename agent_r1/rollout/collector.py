@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import Dispatched, Finished, Recorder
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.events import AttemptFinished, AttemptStarted, Recorder
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import TREATMENT, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
-from agent_r1.core.world import Context, Env
-from agent_r1.env.running import severed
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.boundary import as_rewards, boundary, objections
+from agent_r1.core.trajectory import STATUS_POLICY, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.user_code import as_rewards, boundary, objections
+from agent_r1.tools.execution import severed
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,40 +101,40 @@ class Collector:
 
     async def _group(self, order: Order, version: int) -> Group:
         actors = [self._agent] * order.size + ([] if self._greedy is None else [self._greedy])
-        attempts = [Attempt(self._run, order.task.id, order.serial, member) for member in range(len(actors))]
-        await self._recorder.record(*(Dispatched(attempt, order.task.split, version) for attempt in attempts))
+        attempts = [AttemptId(self._run, order.task.id, order.serial, member) for member in range(len(actors))]
+        await self._recorder.record(*(AttemptStarted(attempt, order.task.split, version) for attempt in attempts))
         trying = (self._try(actor, order, attempt, version) for actor, attempt in zip(actors, attempts, strict=True))
         tries = await asyncio.gather(*trying)
         lived = [of_place[-1] for of_place in tries]
         compared, apart = await asyncio.gather(
             self._score(lived[: order.size], order.task), self._score(lived[order.size :], order.task)
         )
-        await self._recorder.record(*(Finished(trajectory) for trajectory in (*compared, *apart)))
+        await self._recorder.record(*(AttemptFinished(trajectory) for trajectory in (*compared, *apart)))
         retried = tuple(trajectory for of_place in tries for trajectory in of_place[:-1])
         return Group(order.serial, order.task, compared, next(iter(apart), None), retried)
 
-    async def _try(self, agent: Agent, order: Order, attempt: Attempt, version: int) -> list[Trajectory]:
+    async def _try(self, agent: Agent, order: Order, attempt: AttemptId, version: int) -> list[Trajectory]:
         """The attempt, and others in its place while they fail in a way that may pass; the last is the one that counts.
 
         An attempt that was tried again is over: its fate is the learner's to tell, with those of its group.
         """
         lived = [await self._live(agent, order.task, attempt)]
-        while TREATMENT[lived[-1].status] == "retry" and attempt.retry < self._limits.retries:
+        while STATUS_POLICY[lived[-1].status] == "retry" and attempt.retry < self._limits.retries:
             await asyncio.sleep(self._limits.retry_seconds * 2**attempt.retry)
             attempt = replace(attempt, retry=attempt.retry + 1)
-            await self._recorder.record(Finished(lived[-1]), Dispatched(attempt, order.task.split, version))
+            await self._recorder.record(AttemptFinished(lived[-1]), AttemptStarted(attempt, order.task.split, version))
             lived.append(await self._live(agent, order.task, attempt))
         return lived
 
-    async def _live(self, agent: Agent, task: Task, attempt: Attempt) -> Trajectory:
+    async def _live(self, agent: Agent, task: Task, attempt: AttemptId) -> Trajectory:
         async with self._places:
             deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
-            context = Context(attempt, attempt.seed(agent.seed), deadline)
+            context = RolloutContext(attempt, attempt.seed(agent.seed), deadline)
             return await agent.live(self._env, task, context)
 
     async def _score(self, lived: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
         """Give rewards to the trajectories that are to be trained; a failing scorer fails those."""
-        survivors = tuple(trajectory for trajectory in lived if TREATMENT[trajectory.status] == "train")
+        survivors = tuple(trajectory for trajectory in lived if STATUS_POLICY[trajectory.status] == "train")
         if not survivors:
             return tuple(lived)
         try:
@@ -188,7 +188,7 @@ def _rewarded(trajectory: Trajectory, scores: Scores) -> Trajectory:
         reason = f"reward {twice[0]} is given at two levels: name calls, turns and trajectories apart"
         return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
     for name, reward in rewards.items():
-        if isinstance(reward, tuple) and trajectory.rewarded(len(reward)) is None:
+        if isinstance(reward, tuple) and trajectory.turns_for_rewards(len(reward)) is None:
             reason = f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
             return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
     return replace(trajectory, rewards=rewards, reason=missing or trajectory.reason)

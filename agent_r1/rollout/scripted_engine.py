@@ -6,25 +6,34 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from agent_r1.core.acting import Completion, Ending, Prompt, Sampling, Span, Stop, Weights
-from agent_r1.rollout.chat import Chat
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    FinishReason,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    StopCondition,
+)
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.renderers.renderer import Chat
 
 LOGPROB = math.log(0.5)
 
 
-def completion_of(chat: Chat, text: str, sampling: Sampling, version: int) -> Completion:
+def completion_of(chat: Chat, text: str, sampling: SamplingParams, version: int) -> Completion:
     """A text as if a model had sampled it, with the token that ends a turn; it stops where a model's would."""
     ids = (*chat.encode(text), chat.end_id)
-    if sampling.ending is not None:
-        ids = _up_to(sampling.ending, ids)
+    if sampling.stop_condition is not None:
+        ids = _up_to(sampling.stop_condition, ids)
     kept = ids[: sampling.max_tokens]
-    stop: Stop = "stop" if len(kept) == len(ids) else "length"
-    return Completion(kept, (LOGPROB,) * len(kept), stop, (Span(0, version),))
+    stop: FinishReason = "stop" if len(kept) == len(ids) else "length"
+    return Completion(kept, (LOGPROB,) * len(kept), stop, (PolicyVersionSpan(0, version),))
 
 
-def _up_to(ending: Ending, ids: tuple[int, ...]) -> tuple[int, ...]:
+def _up_to(ending: StopCondition, ids: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens up to the one with which the ending is reached; all where none does."""
-    count = next((count for count in range(1, len(ids)) if ending.reached(ids[:count])), len(ids))
+    count = next((count for count in range(1, len(ids)) if ending.is_met(ids[:count])), len(ids))
     return ids[:count]
 
 
@@ -41,18 +50,20 @@ class ScriptedEngine:
     def __init__(self, chat: Chat, reply: Callable[[str], str]) -> None:
         self._chat, self._reply = chat, reply
         self._version = 0
+        self.capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
         self.released: list[str] = []
 
-    async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         await asyncio.sleep(0)
-        text = str(self._chat.tokenizer.decode(list(prompt.ids), skip_special_tokens=False))
-        return completion_of(self._chat, self._reply(text), sampling, self._version)
+        text = str(self._chat.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False))
+        return completion_of(self._chat, self._reply(text), params, self._version)
 
-    async def load(self, weights: Weights) -> None:
-        self._version = weights.version
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        self._version = update.version.number
+        return update.version
 
-    async def digest(self) -> str:
-        return f"script {self._version}"
+    async def release(self, session_id: str) -> None:
+        self.released.append(session_id)
 
-    async def release(self, session: str) -> None:
-        self.released.append(session)
+    async def close(self) -> None:
+        """Nothing runs between two calls."""

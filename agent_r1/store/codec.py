@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.core.acting import Span
-from agent_r1.core.messages import Action, Call, Media, Message, Part, Text
-from agent_r1.core.task import ToolResult
+from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.messages import Action, ContentPart, Media, Message, Text, ToolCall
+from agent_r1.core.tool import ToolResult
 
 DEEPEST = 100
 TOO_DEEP = f"(nested deeper than {DEEPEST} levels)"
@@ -64,12 +64,12 @@ def to_value(data: Any) -> Any:
     return {key: to_value(item) for key, item in data.items()}
 
 
-def from_parts(parts: Sequence[Part]) -> list[Any]:
+def from_parts(parts: Sequence[ContentPart]) -> list[Any]:
     """A text part is its string, a media part its fields."""
     return [part.text if isinstance(part, Text) else {"sha256": part.sha256, "mime": part.mime} for part in parts]
 
 
-def to_parts(data: Sequence[Any]) -> tuple[Part, ...]:
+def to_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
     """The inverse of :func:`from_parts`."""
     return tuple(Text(part) if isinstance(part, str) else Media(**part) for part in data)
 
@@ -87,7 +87,9 @@ def from_message(message: Message) -> dict[str, Any]:
 
 def to_message(data: Mapping[str, Any]) -> Message:
     """The inverse of :func:`from_message`."""
-    calls = tuple(Call(id, name, to_value(arguments), raw, error) for id, name, arguments, raw, error in data["calls"])
+    calls = tuple(
+        ToolCall(id, name, to_value(arguments), raw, error) for id, name, arguments, raw, error in data["calls"]
+    )
     return Message(data["role"], to_parts(data["parts"]), calls, data["reasoning"], data["call_id"])
 
 
@@ -116,9 +118,9 @@ def to_result(data: Sequence[Any]) -> ToolResult:
     return ToolResult(to_parts(parts), ok, error, to_value(value), seconds)
 
 
-def from_spans(spans: Sequence[Span]) -> list[Any]:
-    return [[span.start, span.version] for span in spans]
+def version_spans_to_json(version_spans: Sequence[PolicyVersionSpan]) -> list[Any]:
+    return [[span.start, span.version] for span in version_spans]
 
 
-def to_spans(data: Sequence[Any]) -> tuple[Span, ...]:
-    return tuple(Span(start, version) for start, version in data)
+def version_spans_from_json(data: Sequence[Any]) -> tuple[PolicyVersionSpan, ...]:
+    return tuple(PolicyVersionSpan(start, version) for start, version in data)

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Set
 from typing import Any
 
-from agent_r1.core.record import Fate
+from agent_r1.core.events import AttemptFate
 from agent_r1.core.trajectory import Rewards, Trajectory, Turn
-from agent_r1.store.codec import from_spans
+from agent_r1.store.codec import version_spans_to_json
 from agent_r1.store.reader import RunReader
 
 
@@ -44,7 +44,7 @@ def _entries(reader: RunReader, ignored: Set[str]) -> Iterator[list[Any]]:
         yield ["metrics", measured.step, dict(measured.values)]
 
 
-def _fate(fate: Fate | None) -> list[Any] | None:
+def _fate(fate: AttemptFate | None) -> list[Any] | None:
     return None if fate is None else [fate.fate, fate.step, fate.credit]
 
 
@@ -59,8 +59,8 @@ def _counted(rewards: Rewards, ignored: Set[str]) -> dict[str, Any]:
 
 
 def _turn(turn: Turn, ignored: Set[str]) -> Iterator[Any]:
-    yield from (turn.index, turn.parent, turn.role, turn.kind, turn.stop)
-    yield from (turn.new_ids, turn.action_ids, turn.logprobs, from_spans(turn.spans))
+    yield from (turn.index, turn.parent, turn.role, turn.kind, turn.finish_reason)
+    yield from (turn.new_ids, turn.action_ids, turn.logprobs, version_spans_to_json(turn.version_spans))
     yield _counted(turn.rewards, ignored)
     for end, rewards in zip(turn.call_ends, turn.call_rewards, strict=False):
         if counted := _counted(rewards, ignored):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store.disk import appearing
+from agent_r1.store.atomic_fs import appearing
 from agent_r1.store.ledger import Ledger
 from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
 

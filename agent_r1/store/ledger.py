@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.record import Event
-from agent_r1.store.lineage import newest_lineage, open_lineage
+from agent_r1.core.events import Event
 from agent_r1.store.rows import inserts
 from agent_r1.store.schema import check_schema, close_writer, open_writer, run_name
+from agent_r1.store.segment import newest_lineage, open_lineage
 
 LOCKS = Path("/proc/locks")
 """The locks that are held, a line each: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
@@ -37,7 +37,7 @@ class Submission:
 
 
 class Ledger:
-    """A :class:`~agent_r1.core.record.Recorder` over ``run.db``.
+    """A :class:`~agent_r1.core.events.Recorder` over ``run.db``.
 
     Recording is a group commit: whatever waits while a transaction is being synced becomes the next
     transaction, so that many episodes share one fsync. An attempt is dispatched before anything else is
@@ -67,7 +67,7 @@ class Ledger:
     def open_lineage(self, step: int, config: Mapping[str, Any]) -> None:
         """Go on from the checkpoint of ``step`` in a new lineage, under ``config``, before anything is recorded.
 
-        What the checkpoint does not know of is superseded, as :func:`agent_r1.store.lineage.open_lineage` says.
+        What the checkpoint does not know of is superseded, as :func:`agent_r1.store.segment.open_lineage` says.
         Raises InvalidInput where the run never came to ``step``, LedgerError where the disk fails.
         """
         try:

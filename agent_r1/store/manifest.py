@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.store.disk import DISK, Disk
+from agent_r1.store.atomic_fs import DISK, Disk
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 3

@@ -9,16 +9,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import Dispatched, Fate, Happened, Measured, Published
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, PolicyPublished, StepMetrics
 from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.store.codec import to_action, to_messages, to_result, to_spans
+from agent_r1.store.codec import to_action, to_messages, to_result, version_spans_from_json
+from agent_r1.store.compression import Tokens, unpack_document
+from agent_r1.store.file_invariants import check_checkpoint, last_saved, last_step
 from agent_r1.store.folder import DATABASE
-from agent_r1.store.law import COMPLETED
+from agent_r1.store.invariants import COMPLETED
 from agent_r1.store.manifest import Manifest
-from agent_r1.store.packed import Tokens, unpack_document
 from agent_r1.store.rows import attempt_key, to_number, to_reward
-from agent_r1.store.saved import check_checkpoint, last_saved, last_step
 from agent_r1.store.schema import open_reader
 
 ATTEMPT = "attempts.run, attempts.task, attempts.group_serial, attempts.member, attempts.retry"
@@ -67,60 +67,60 @@ class RunReader:
         agent-r1 wrote it."""
         return check_checkpoint(self._connection, checkpoint)
 
-    def dispatched(self) -> Iterator[Dispatched]:
+    def dispatched(self) -> Iterator[AttemptStarted]:
         """Every attempt that was started."""
         sql = f"SELECT {ATTEMPT}, split, version FROM standing_attempts AS attempts ORDER BY id"
         for *attempt, split, version in self._rows(sql):
-            yield Dispatched(Attempt(*attempt), split, version)
+            yield AttemptStarted(AttemptId(*attempt), split, version)
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
         """Every attempt that ended; those of one split where it is named."""
         for row in self._rows(f"SELECT {LIVED} WHERE ?1 IS NULL OR split = ?1 ORDER BY id", split):
             yield self._trajectory(row)
 
-    def trajectory(self, attempt: Attempt) -> Trajectory | None:
+    def trajectory(self, attempt: AttemptId) -> Trajectory | None:
         """The trajectory of an attempt, None where it did not end."""
         found = next(self._rows(f"SELECT {LIVED} WHERE attempt = ?", attempt_key(attempt)), None)
         return None if found is None else self._trajectory(found)
 
-    def fates(self) -> Iterator[Fate]:
+    def fates(self) -> Iterator[AttemptFate]:
         """What became of the attempts that met a fate."""
         columns = f"{ATTEMPT}, fate, step, reason, credit"
         sql = f"SELECT {columns} FROM standing_attempts AS attempts WHERE fate IS NOT NULL ORDER BY id"
         for *attempt, fate, step, reason, credit in self._rows(sql):
-            yield Fate(Attempt(*attempt), fate, step, reason, None if credit is None else to_number(credit))
+            yield AttemptFate(AttemptId(*attempt), fate, step, reason, None if credit is None else to_number(credit))
 
-    def versions(self) -> Iterator[Published]:
+    def versions(self) -> Iterator[PolicyPublished]:
         """The weights that were made, in order."""
         for row in self._rows("SELECT version, step, digest FROM standing_versions ORDER BY version, lineage"):
-            yield Published(*row)
+            yield PolicyPublished(*row)
 
-    def metrics(self) -> Iterator[Measured]:
+    def metrics(self) -> Iterator[StepMetrics]:
         """The metrics of each step and what it took, in the order of steps."""
         return self._measured("TRUE")
 
-    def exact_metrics(self) -> Iterator[Measured]:
+    def exact_metrics(self) -> Iterator[StepMetrics]:
         """The metrics of each step alone."""
         return self._measured("exact")
 
-    def events(self) -> Iterator[Happened]:
+    def events(self) -> Iterator[LogEvent]:
         """Whatever else happened, in order."""
         for kind, detail in self._rows("SELECT kind, detail FROM events ORDER BY id"):
-            yield Happened(kind, detail)
+            yield LogEvent(kind, detail)
 
     def _rows(self, sql: str, *parameters: Any) -> Iterator[tuple[Any, ...]]:
         return self._connection.execute(sql, parameters)
 
-    def _measured(self, condition: str) -> Iterator[Measured]:
+    def _measured(self, condition: str) -> Iterator[StepMetrics]:
         rows = self._rows(f"SELECT step, name, value FROM standing_metrics WHERE {condition} ORDER BY step, id")
         for step, measured in groupby(rows, key=itemgetter(0)):
-            yield Measured(step, {name: to_number(value) for _, name, value in measured})
+            yield StepMetrics(step, {name: to_number(value) for _, name, value in measured})
 
     def _trajectory(self, row: tuple[Any, ...]) -> Trajectory:
         key, *attempt, task_id, status, truncated, reason, seconds, start = row
         rewards = self._rewards(key)
         return Trajectory(
-            attempt=Attempt(*attempt),
+            attempt=AttemptId(*attempt),
             task_id=task_id,
             turns=self._turns(key, rewards),
             status=Status(status),
@@ -147,15 +147,15 @@ class RunReader:
 def _turn(row: tuple[Any, ...], rewards: RewardsByPlace) -> Turn:
     index, parent, tokens, stop, role, kind, said = row
     new_ids, action_ids, logprobs = Tokens.unpack(tokens)
-    action, observation, results, spans, (call_ends, rewarded_calls) = unpack_document(said)
+    action, observation, results, version_spans, (call_ends, rewarded_calls) = unpack_document(said)
     return Turn(
         index=index,
         parent=parent,
         new_ids=new_ids,
         action_ids=action_ids,
         logprobs=logprobs,
-        spans=to_spans(spans),
-        stop=stop,
+        version_spans=version_spans_from_json(version_spans),
+        finish_reason=stop,
         action=to_action(action),
         observation=to_messages(observation),
         results=tuple(to_result(result) for result in results),

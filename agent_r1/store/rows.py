@@ -8,22 +8,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import (
-    Dispatched,
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.events import (
+    AttemptFate,
+    AttemptFinished,
+    AttemptStarted,
+    CheckpointSaved,
     Event,
-    Fate,
-    Finished,
-    Happened,
-    LeftOver,
-    Measured,
-    Published,
-    Saved,
-    Spent,
+    LogEvent,
+    PendingDropped,
+    PolicyPublished,
+    StepMetrics,
+    StepTimings,
 )
 from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
-from agent_r1.store.codec import from_action, from_messages, from_result, from_spans
-from agent_r1.store.packed import Tokens, pack_document
+from agent_r1.store.codec import from_action, from_messages, from_result, version_spans_to_json
+from agent_r1.store.compression import Tokens, pack_document
 
 
 class Insert(NamedTuple):
@@ -69,7 +69,7 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def attempt_key(attempt: Attempt) -> str:
+def attempt_key(attempt: AttemptId) -> str:
     """The name under which an attempt is stored."""
     return readable(str(attempt))
 
@@ -102,30 +102,30 @@ def to_reward(value: float | str | None) -> RewardValue:
 def inserts(event: Event, lineage: int) -> Iterator[Insert]:
     """The rows that write one event of a lineage down."""
     match event:
-        case Dispatched(attempt, split, version):
+        case AttemptStarted(attempt, split, version):
             key = attempt_key(attempt)
             if lineage > 1:
                 yield Insert("fates", f"INSERT INTO fates ({FATE}) {DISPATCHED_AGAIN}", [(key, lineage)])
             name = (key, lineage, readable(attempt.run), readable(attempt.task), *attempt.order)
             columns = "attempt, lineage, run, task, group_serial, member, retry, split, version"
             yield _plain("attempts", columns, [(*name, readable(split), version)])
-        case Finished(trajectory):
+        case AttemptFinished(trajectory):
             yield from _trajectory(trajectory)
-        case Fate(attempt, fate, step, reason, credit):
+        case AttemptFate(attempt, fate, step, reason, credit):
             met = (attempt_key(attempt), lineage, fate, step, None if reason is None else readable(reason))
             row = (*met, None if credit is None else from_number(credit))
             yield _of_attempts("fates", f"{FATE}, credit", [row])
-        case LeftOver(step, reason):
+        case PendingDropped(step, reason):
             yield Insert("fates", f"INSERT INTO fates ({FATE}) {LEFT_OVER}", [(lineage, step, readable(reason))])
-        case Published(version, step, digest):
+        case PolicyPublished(version, step, digest):
             yield _plain("versions", "lineage, version, step, digest", [(lineage, version, step, digest)])
-        case Measured(step, values):
+        case StepMetrics(step, values):
             yield _metrics(lineage, step, values, exact=True)
-        case Spent(step, values):
+        case StepTimings(step, values):
             yield _metrics(lineage, step, values, exact=False)
-        case Saved(step):
+        case CheckpointSaved(step):
             yield _event(lineage, SAVED, str(step))
-        case Happened(kind, detail):
+        case LogEvent(kind, detail):
             yield _event(lineage, kind, detail)
 
 
@@ -154,7 +154,7 @@ def _trajectory(trajectory: Trajectory) -> Iterator[Insert]:
 
 def newest_version(trajectory: Trajectory) -> int:
     """The version of the newest weights that sampled any of its tokens, -1 where none was sampled."""
-    return max((span.version for turn in trajectory.turns for span in turn.spans), default=-1)
+    return max((span.version for turn in trajectory.turns for span in turn.version_spans), default=-1)
 
 
 def _turn(key: str, turn: Turn) -> tuple[Any, ...]:
@@ -162,10 +162,10 @@ def _turn(key: str, turn: Turn) -> tuple[Any, ...]:
         from_action(turn.action),
         from_messages(turn.observation),
         [from_result(result) for result in turn.results],
-        from_spans(turn.spans),
+        version_spans_to_json(turn.version_spans),
         [list(turn.call_ends), len(turn.call_rewards)],
     ]
-    place = (key, turn.index, turn.parent, readable(turn.role), readable(turn.kind), turn.stop)
+    place = (key, turn.index, turn.parent, readable(turn.role), readable(turn.kind), turn.finish_reason)
     return (*place, Tokens(turn.new_ids, turn.action_ids, turn.logprobs).pack(), pack_document(said))
 
 

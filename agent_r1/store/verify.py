@@ -8,9 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.store.folder import DATABASE
-from agent_r1.store.law import LAW
-from agent_r1.store.saved import (
+from agent_r1.store.file_invariants import (
     Files,
     broken_checkpoints,
     broken_model,
@@ -18,8 +16,10 @@ from agent_r1.store.saved import (
     lost_checkpoints,
     other_configuration,
 )
+from agent_r1.store.folder import DATABASE
+from agent_r1.store.invariants import LAW
 from agent_r1.store.schema import TABLES, check_schema, connect_reader
-from agent_r1.store.turns import broken_turns
+from agent_r1.store.turn_invariants import broken_turns
 
 FATES = ("trained", "dropped", "superseded", "pending")
 

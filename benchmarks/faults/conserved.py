@@ -88,5 +88,5 @@ def _ages(folder: Path) -> Iterator[tuple[str, int]]:
         for fate in reader.fates():
             if fate.fate == "trained":
                 newest = max(version for step, version in made if step < fate.step)
-                oldest = min(span.version for turn in lived[fate.attempt].turns for span in turn.spans)
+                oldest = min(span.version for turn in lived[fate.attempt].turns for span in turn.version_spans)
                 yield str(fate.attempt), newest - oldest

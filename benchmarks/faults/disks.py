@@ -23,10 +23,10 @@ from scenarios import PPO, Scenario
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store import manifest
-from agent_r1.store.disk import Disk
+from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.manifest import CHECKPOINTS, checkpoints, step_of
-from agent_r1.train.checkpoint import CheckpointError, newest_whole
-from agent_r1.train.report import Silence
+from agent_r1.training.checkpoint.files import CheckpointError, newest_whole
+from agent_r1.training.report import Silence
 
 REFUSALS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EROFS)
 

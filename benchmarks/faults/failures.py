@@ -17,15 +17,19 @@ from unittest.mock import patch
 from case import Case, Outcome
 from hostile import ENDED, RUN, WENT_ON, Crash, Hostile, case, control, policy_of, quiet, ran, small_world
 
-from agent_r1.core.acting import Completion, Prompt, Sampling
-from agent_r1.core.attempt import Attempt
+from agent_r1.core import threads as worker
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import EngineError, RunStopped
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Message, Text
-from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Scorer, Scores, Status, Trajectory
-from agent_r1.core.world import Context, Transition, World
-from agent_r1.rollout import agent, torch_engine, worker
-from agent_r1.train import run
+from agent_r1.inference import torch_engine
+from agent_r1.rollout import agent_loop as agent
+from agent_r1.training import run
 
 STUBBORN = 5.0
 """Seconds for which code swallows that it was cancelled; at its end a run waits for that."""
@@ -34,7 +38,7 @@ GRACE = 1.0
 """Seconds that something may take above its limit."""
 
 
-def hostile_world(crash: Crash) -> World:
+def hostile_world(crash: Crash) -> TaskSet:
     world = small_world()
     return replace(world, env=Hostile(world.env, crash))
 
@@ -43,7 +47,7 @@ def crashing_once(seed: int, retries: int = 2) -> Outcome:
     """Attempts of every other group crash at their first try, at opening or at their first step."""
     fired = Counter[str]()
 
-    async def crash(context: Context, when: str) -> None:
+    async def crash(context: RolloutContext, when: str) -> None:
         attempt = context.attempt
         if attempt.group % 2 == 0 and attempt.retry == 0 and when == ("open", "step")[attempt.member % 2]:
             fired[when] += 1
@@ -66,7 +70,7 @@ def failing_share(share: float) -> tuple[Crash, Counter[str]]:
     """An environment that is broken for a share of the groups."""
     fired = Counter[str]()
 
-    async def crash(context: Context, when: str) -> None:
+    async def crash(context: RolloutContext, when: str) -> None:
         if when == "step" and (context.attempt.group * 7919 % 100) < 100 * share:
             fired["step"] += 1
             raise OSError("the server is gone")
@@ -123,9 +127,9 @@ def nothing_learned(seed: int, groups: int = 0, **settings: Any) -> Outcome:
 
 
 def hanging_environment(seed: int, limit: float = 0.8, hang: float = 3600.0) -> Outcome:
-    fired, hung = Counter[str](), set[Attempt]()
+    fired, hung = Counter[str](), set[AttemptId]()
 
-    async def crash(context: Context, when: str) -> None:
+    async def crash(context: RolloutContext, when: str) -> None:
         attempt = context.attempt
         if attempt.group == 1 and when == ("open", "step", "close")[attempt.member % 3] and attempt not in hung:
             hung.add(attempt)
@@ -189,7 +193,7 @@ def wrong_transitions(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     """A step gives what is no transition, or raises what is no Exception."""
     fired = Counter[str]()
 
-    async def crash(context: Context, when: str) -> Any:
+    async def crash(context: RolloutContext, when: str) -> Any:
         attempt = context.attempt
         if when != "step" or attempt.member:
             return None
@@ -258,11 +262,13 @@ def dead_engine(seed: int, **settings: Any) -> Outcome:
     fired, asked = Counter[str](), itertools.count()
 
     class Dying(torch_engine.TorchEngine):
-        async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
-            if (session or "").startswith(f"{RUN}:") and next(asked) > 60 + seed:
+        async def generate(
+            self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
+        ) -> Completion:
+            if (session_id or "").startswith(f"{RUN}:") and next(asked) > 60 + seed:
                 fired["generations"] += 1
                 raise EngineError("the server closed the connection")
-            return await super().generate(prompt, sampling, session)
+            return await super().generate(prompt, params, session_id=session_id)
 
     left = ran(small_world(), seed, (patch.object(run, "TorchEngine", Dying),), steps=8, **settings)
     broken = list(left.unsound(completed=False))
@@ -277,7 +283,7 @@ def dead_thread(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
 
     async def told(engine: torch_engine.TorchEngine) -> list[Any]:
         prompt = Prompt(policy.chat.open((Message.user("Where?"),), ()).ids)
-        under_way = [asyncio.create_task(engine.generate(prompt, Sampling(max_tokens=300))) for _ in range(8)]
+        under_way = [asyncio.create_task(engine.generate(prompt, SamplingParams(max_tokens=300))) for _ in range(8)]
         await asyncio.sleep(0.05)
         thread = next(t for t in threading.enumerate() if t.name == "engine" and t not in before)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
@@ -298,7 +304,7 @@ def dead_thread(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
 async def _later(engine: torch_engine.TorchEngine, prompt: Prompt) -> list[Any]:
     """What is asked of the engine after its death."""
     return await asyncio.gather(
-        engine.generate(prompt, Sampling(max_tokens=3)), engine.digest(), return_exceptions=True
+        engine.generate(prompt, SamplingParams(max_tokens=3)), engine.digest(), return_exceptions=True
     )
 
 

@@ -15,20 +15,20 @@ import torch
 from case import Case, Outcome
 from hostile import case, control, policy_of, ran, small_world
 
-from agent_r1.core.acting import Completion, Prompt, Sampling
+from agent_r1.algorithms.registry import build_row
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
-from agent_r1.learn import passes
-from agent_r1.learn.choose import build_row
-from agent_r1.learn.config import LearnerConfig
-from agent_r1.learn.learner import Learner
-from agent_r1.rollout import torch_engine
+from agent_r1.inference import torch_engine
+from agent_r1.trainer import forward_backward as passes
+from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.learner import Learner
 
 CLOSE = 1e-4
 """Largest difference of a log-probability in float32 from one in float64."""
 
 
-def sampled(model: Any, asked: Sequence[tuple[Prompt, Sampling]]) -> list[Completion]:
+def sampled(model: Any, asked: Sequence[tuple[Prompt, SamplingParams]]) -> list[Completion]:
     """What the engine makes of all of these, at the same time."""
 
     async def ask() -> list[Completion]:
@@ -52,17 +52,17 @@ def golden(seed: int, shift: int = 0) -> Outcome:
     exact = copy.deepcopy(model).double()
     temperatures = (0.6, 1.0)
     asked = [
-        (prompt, Sampling(temperatures[number % 2], max_tokens=12, seed=seed + number))
+        (prompt, SamplingParams(temperatures[number % 2], max_tokens=12, seed=seed + number))
         for number, prompt in enumerate(prompts(seed, model.config.vocab_size, (1, 8)[seed % 2] * 2))
     ]
     broken, tokens = [], 0
     for (prompt, sampling), said in zip(asked, sampled(model, asked), strict=True):
         with torch.no_grad():
-            logits = exact(torch.tensor([prompt.ids + said.ids])).logits[0] / sampling.temperature
-        places = torch.arange(len(said.ids)) + len(prompt.ids) - 1 + shift
-        true = torch.log_softmax(logits, -1)[places, torch.tensor(said.ids)]
+            logits = exact(torch.tensor([prompt.token_ids + said.token_ids])).logits[0] / sampling.temperature
+        places = torch.arange(len(said.token_ids)) + len(prompt.token_ids) - 1 + shift
+        true = torch.log_softmax(logits, -1)[places, torch.tensor(said.token_ids)]
         gap = float((true - torch.tensor(said.logprobs, dtype=torch.float64)).abs().max())
-        tokens += len(said.ids)
+        tokens += len(said.token_ids)
         if gap > CLOSE:
             broken.append(f"a log-probability is off by {gap:.2g} at temperature {sampling.temperature}")
     return Outcome(tokens, tuple(broken))
@@ -75,27 +75,27 @@ def stops(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
         for one in patches:
             stack.enter_context(one)
         opening = prompts(seed, model.config.vocab_size, 4)
-        free = sampled(model, [(prompt, Sampling(max_tokens=length, seed=seed)) for prompt in opening])
+        free = sampled(model, [(prompt, SamplingParams(max_tokens=length, seed=seed)) for prompt in opening])
         asked = [
-            (prompt, Sampling(max_tokens=most, stop_ids=ids, seed=seed))
+            (prompt, SamplingParams(max_tokens=most, stop_token_ids=ids, seed=seed))
             for prompt, said in zip(opening, free, strict=True)
             for most in range(1, length + 1)
-            for ids in ((), *((token,) for token in dict.fromkeys(said.ids)))
+            for ids in ((), *((token,) for token in dict.fromkeys(said.token_ids)))
         ]
         given = sampled(model, asked)
-    whole = {prompt: said.ids for prompt, said in zip(opening, free, strict=True)}
+    whole = {prompt: said.token_ids for prompt, said in zip(opening, free, strict=True)}
     broken = [
-        f"{said.ids} ({said.stop}) of {whole[prompt]}, stopping at {sampling.stop_ids} or {sampling.max_tokens} tokens"
+        f"{said.token_ids} ({said.finish_reason}) of {whole[prompt]}, stopping at {sampling.stop_token_ids} or {sampling.max_tokens} tokens"
         for (prompt, sampling), said in zip(asked, given, strict=True)
-        if (said.ids, said.stop, len(said.logprobs)) != expected(whole[prompt], sampling)
+        if (said.token_ids, said.finish_reason, len(said.logprobs)) != expected(whole[prompt], sampling)
     ]
     return Outcome(len(asked), tuple(broken))
 
 
-def expected(whole: tuple[int, ...], sampling: Sampling) -> tuple[tuple[int, ...], str, int]:
+def expected(whole: tuple[int, ...], sampling: SamplingParams) -> tuple[tuple[int, ...], str, int]:
     """What a generation gives that, left alone, would go on as ``whole``."""
     for place, token in enumerate(whole[: sampling.max_tokens], start=1):
-        if token in sampling.stop_ids:
+        if token in sampling.stop_token_ids:
             return whole[:place], "stop", place
     return whole[: sampling.max_tokens], "length", sampling.max_tokens
 
@@ -105,7 +105,7 @@ def forced(complete: Callable[..., Completion]) -> Callable[..., Completion]:
 
     def completion(request: Any) -> Completion:
         said = complete(request)
-        return replace(said, ids=(*said.ids[:-1], 0)) if said.stop == "length" else said
+        return replace(said, token_ids=(*said.token_ids[:-1], 0)) if said.finish_reason == "length" else said
 
     return completion
 

@@ -16,22 +16,24 @@ import torch
 from case import Case, Control, Outcome, Size
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.core.messages import Action, Message, ToolSpec
-from agent_r1.core.record import Fate
+from agent_r1.core.events import AttemptFate
+from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.core.world import Context, Env, Episode, Transition, World
-from agent_r1.learn.learner import Learner
-from agent_r1.model.digest import digest
+from agent_r1.model.checksum import digest
 from agent_r1.store import RunReader
 from agent_r1.store.verify import verify
-from agent_r1.tasks import build
-from agent_r1.train import run
-from agent_r1.train.config import TrainConfig
-from agent_r1.train.prepare import Policy, limits_of, open_policy
-from agent_r1.train.report import Silence
+from agent_r1.tasksets import build
+from agent_r1.trainer.learner import Learner
+from agent_r1.training import run
+from agent_r1.training.build import Policy, limits_of, open_policy
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Silence
 
 SMALL: Mapping[str, Any] = {
     "steps": 3,
@@ -52,7 +54,7 @@ WENT_ON, ENDED = "the run went on to its end", "the run ended"
 RUN = "run"
 """The name of every run: attempts of evaluations, which are no part of it, are left in peace."""
 
-Crash = Callable[[Context, str], Awaitable[Any]]
+Crash = Callable[[RolloutContext, str], Awaitable[Any]]
 """Called at "open", "step" and "close" of an attempt of the run; may raise, or give a step's result itself."""
 
 
@@ -61,8 +63,8 @@ class Ran:
     """What a run left. ``held`` is the digest of the weights that the learner held when it ended."""
 
     error: AgentR1Error | None
-    trajectories: Mapping[Attempt, Trajectory]
-    fates: Mapping[Attempt, Fate]
+    trajectories: Mapping[AttemptId, Trajectory]
+    fates: Mapping[AttemptId, AttemptFate]
     metrics: tuple[Mapping[str, float], ...]
     digests: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -84,17 +86,17 @@ class Ran:
         return round(sum(step[metric] for step in self.metrics))
 
 
-def small_world() -> World:
+def small_world() -> TaskSet:
     """TinyWiki, whose final table is one cell."""
     return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",), retrieval=None)
 
 
-def policy_of(world: World) -> Policy:
+def policy_of(world: TaskSet) -> Policy:
     """tiny-base, as the small runs use it."""
     return open_policy(resolve(TrainConfig, [Layer("recipe", world.recipe)]), world)
 
 
-def ran(world: World, seed: int = 0, patches: tuple[Any, ...] = (), **settings: Any) -> Ran:
+def ran(world: TaskSet, seed: int = 0, patches: tuple[Any, ...] = (), **settings: Any) -> Ran:
     """Train in ``world`` under ``patches``, quietly, and read what is left."""
     learners: list[Learner] = []
 
@@ -181,16 +183,16 @@ class Hostile:
         self._env, self._crash = env, crash
         self.tools: tuple[ToolSpec, ...] = env.tools
 
-    async def open(self, task: Task, context: Context) -> HostileEpisode:
+    async def open(self, task: Task, context: RolloutContext) -> HostileEpisode:
         await self.act(context, "open")
         return HostileEpisode(self, await self._env.open(task, context), context)
 
-    async def act(self, context: Context, when: str) -> Any:
+    async def act(self, context: RolloutContext, when: str) -> Any:
         return await self._crash(context, when) if context.attempt.run == RUN else None
 
 
 class HostileEpisode:
-    def __init__(self, env: Hostile, episode: Episode, context: Context) -> None:
+    def __init__(self, env: Hostile, episode: Episode, context: RolloutContext) -> None:
         self._env, self._episode, self._context = env, episode, context
         self.start: tuple[Message, ...] = episode.start
 

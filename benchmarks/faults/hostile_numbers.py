@@ -14,15 +14,17 @@ import torch
 from case import Case, Outcome
 from hostile import RUN, WENT_ON, Ran, case, control, ran, small_world
 
-from agent_r1.core.acting import Completion, Prompt, Sampling, Weights
 from agent_r1.core.errors import RunStopped
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.trajectory import Group, Trajectory
-from agent_r1.learn import memory, passes
-from agent_r1.learn.learner import NOT_FINITE
+from agent_r1.core.weights import Weights
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.rollout.collector import Collector
-from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.train import run
-from agent_r1.train.doctor import doctor
+from agent_r1.trainer import forward_backward as passes
+from agent_r1.trainer import oom_retry as memory
+from agent_r1.trainer.learner import NOT_FINITE
+from agent_r1.training import run
+from agent_r1.training.monitor import health_monitor as doctor
 
 
 def stopped_by(left: Ran, check: str) -> list[str]:
@@ -75,9 +77,11 @@ def shifted_logprobs(seed: int, by: float = 0.05, **settings: Any) -> Outcome:
     fired = Counter[str]()
 
     class Shifted(TorchEngine):
-        async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
-            said = await super().generate(prompt, sampling, session)
-            fired["generations"] += (session or "").startswith(f"{RUN}:")
+        async def generate(
+            self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
+        ) -> Completion:
+            said = await super().generate(prompt, params, session_id=session_id)
+            fired["generations"] += (session_id or "").startswith(f"{RUN}:")
             return replace(said, logprobs=tuple(logprob - by for logprob in said.logprobs))
 
     left = ran(small_world(), seed, (patch.object(run, "TorchEngine", Shifted),), steps=6, **settings)
@@ -119,7 +123,7 @@ def spoiled_gradients(seed: int, **settings: Any) -> Outcome:
             parameter.grad.view(-1)[0] = spoil
         return seen
 
-    left = ran(small_world(), seed, (patch("agent_r1.learn.learner.learn", learned),), steps=6, **settings)
+    left = ran(small_world(), seed, (patch("agent_r1.trainer.learner.learn", learned),), steps=6, **settings)
     broken = stopped_by(left, "skipped_steps")
     if left.error is not None and (len(left.digests), len(left.metrics)) != (2, 4):
         broken.append(f"{len(left.digests)} versions in {len(left.metrics)} steps, where two were to be made in four")

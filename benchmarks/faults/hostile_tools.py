@@ -13,16 +13,20 @@ from unittest.mock import patch
 from case import Case, Outcome
 from hostile import RUN, WENT_ON, Ran, case, control, policy_of, ran, small_world
 
-from agent_r1.core.acting import Completion, Prompt, Sampling
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Text
-from agent_r1.core.task import Task, ToolResult
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status
-from agent_r1.core.world import World
-from agent_r1.env import ToolEnv, toolenv, tools
-from agent_r1.env.feedback import Fault
-from agent_r1.rollout import chat, torch_engine
-from agent_r1.tasks.tinywiki.search import search
-from agent_r1.train import run
+from agent_r1.envs import ToolEnv
+from agent_r1.envs import tool_env as toolenv
+from agent_r1.inference import torch_engine
+from agent_r1.renderers import renderer as chat
+from agent_r1.tasksets.tinywiki.search import search
+from agent_r1.tools import tool as tools
+from agent_r1.tools.tool_errors import Fault
+from agent_r1.training import run
 
 HANG, TOOL_LIMIT, GRACE = 1.6, 0.3, 1.0
 """Seconds: a hung tool, what it is given, and what its answer may take above that."""
@@ -31,7 +35,7 @@ EVERY = 4
 """One call, attempt or action in so many is hostile."""
 
 
-def world_with(function: Callable[..., Any], timeout: float = 60.0) -> World:
+def world_with(function: Callable[..., Any], timeout: float = 60.0) -> TaskSet:
     """The small world, where ``function`` stands behind the search tool."""
     return replace(small_world(), env=ToolEnv([replace(search, function=function)], max_turns=5, timeout=timeout))
 
@@ -128,7 +132,7 @@ def garbage(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
             broken.append(f"{lived.attempt} was lost: {lived.reason}")
         for before, turn in itertools.pairwise(lived.turns):
             # The template ends each message once; the action's own end is here where it was cut.
-            most = len(before.observation) + (before.stop == "length")
+            most = len(before.observation) + (before.finish_reason == "length")
             if turn.new_ids.count(end_id) > most or len(turn.new_ids) > 3000:
                 broken.append(f"{lived.attempt} was shown control tokens, or too much")
     return Outcome(fired["calls"], tuple(broken))
@@ -152,16 +156,18 @@ def malformed(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     speech = policy_of(small_world()).chat
 
     class Babbling(torch_engine.TorchEngine):
-        async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
-            said = await super().generate(prompt, sampling, session)
+        async def generate(
+            self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
+        ) -> Completion:
+            said = await super().generate(prompt, params, session_id=session_id)
             number = next(actions)
-            if number % EVERY or not (session or "").startswith(f"{RUN}:"):
+            if number % EVERY or not (session_id or "").startswith(f"{RUN}:"):
                 return said
             ids = (*speech.encode(MALFORMED[number // EVERY % len(MALFORMED)]), speech.end_id)
-            if len(prompt.ids) + len(ids) > 500:
+            if len(prompt.token_ids) + len(ids) > 500:
                 return said
             fired["calls"] += 1
-            return Completion(ids, (-1.0,) * len(ids), "stop", said.spans)
+            return Completion(ids, (-1.0,) * len(ids), "stop", said.version_spans)
 
     bounds = {"doctor.logprob_gap": 1e9, "max_tokens": 64}  # what was not sampled has no true log-probability
     left = ran(small_world(), seed, (patch.object(run, "TorchEngine", Babbling), *patches), **bounds)

@@ -15,10 +15,10 @@ from killed_training import without_cursor
 from micro import Break, Made, intact
 from scenarios import AHEAD, Scenario
 
+from agent_r1.rollout.staleness import Clock
 from agent_r1.store import ledger
-from agent_r1.train import loop
-from agent_r1.train.clock import Clock
-from agent_r1.train.doctor import doctor
+from agent_r1.training import loop
+from agent_r1.training.monitor import health_monitor as doctor
 
 
 def _by_the_ledger(scenario: Scenario, made: Made) -> Judge:

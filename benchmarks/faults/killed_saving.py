@@ -13,13 +13,20 @@ from processes import Child, Countdown
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.learn.learner import LearnerState
 from agent_r1.model.load import load_tokenizer
-from agent_r1.store.disk import Disk
+from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.manifest import check_whole, checkpoints, step_of
-from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
-from agent_r1.train.checkpoint import Position, Snapshot, copied, load_checkpoint, newest_whole, save_checkpoint
-from agent_r1.train.doctor.state import DoctorState
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
+from agent_r1.trainer.learner import LearnerState
+from agent_r1.training.checkpoint.files import (
+    Position,
+    Snapshot,
+    copied,
+    load_checkpoint,
+    newest_whole,
+    save_checkpoint,
+)
+from agent_r1.training.monitor.state import DoctorState
 
 AMID = "amid write"
 

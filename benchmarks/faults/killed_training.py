@@ -19,11 +19,11 @@ from micro import Break, Made, found_broken, go, intact, made_by, reference
 from processes import Child
 from scenarios import EVERYTHING, GRPO, PPO, REFILL, SELDOM, Scenario
 
-from agent_r1.core.record import Event
-from agent_r1.learn.learner import Learner, LearnerState
+from agent_r1.core.events import Event
 from agent_r1.store.ledger import Ledger, Submission
-from agent_r1.train import restore
-from agent_r1.train.report import Silence, StepReport
+from agent_r1.trainer.learner import Learner, LearnerState
+from agent_r1.training.checkpoint import restore
+from agent_r1.training.report import Silence, StepReport
 
 OTHERWISE = "another digest, or other weights"
 

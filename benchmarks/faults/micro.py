@@ -16,15 +16,15 @@ from processes import Child, Countdown, Ended
 from scenarios import MICRO, Scenario
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.record import Dispatched, Event, Fate, Finished
+from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event
 from agent_r1.store import Ledger, RunReader, is_run, ledger
+from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.digest import run_digest
-from agent_r1.store.disk import Disk
 from agent_r1.store.verify import verify
-from agent_r1.train import run
-from agent_r1.train.config import TrainConfig
-from agent_r1.train.report import Progress, Silence
-from agent_r1.train.resume import resumed
+from agent_r1.training import run
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Progress, Silence
+from agent_r1.training.resume import resumed
 
 Break = Callable[[], None]
 """Breaks the code in the process it is called in."""
@@ -84,11 +84,11 @@ def log_acknowledged(log: Path) -> None:
 
 def _acknowledged(event: Event) -> Iterator[str]:
     match event:
-        case Dispatched(attempt):
+        case AttemptStarted(attempt):
             yield f"dispatched {attempt}"
-        case Finished(trajectory):
+        case AttemptFinished(trajectory):
             yield f"finished {trajectory.attempt}"
-        case Fate(attempt, fate):
+        case AttemptFate(attempt, fate):
             yield f"{fate} {attempt}"
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Scores, Trajectory
-from agent_r1.core.world import World
-from agent_r1.tasks import build
+from agent_r1.tasksets import build
 
 MICRO: Mapping[str, Any] = {
     "steps": 4,
@@ -26,7 +26,7 @@ MICRO: Mapping[str, Any] = {
 """Searches that find a page are rewarded, so that every step teaches something."""
 
 
-def micro_world() -> World:
+def micro_world() -> TaskSet:
     """TinyWiki, whose final table is one cell."""
     return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
 
@@ -38,7 +38,7 @@ class Whim:
         return tuple({"em": random.Random(t.last_text + task.id).random()} for t in group)
 
 
-def whimsical_world() -> World:
+def whimsical_world() -> TaskSet:
     """The same, where nobody can foresee what validation will say."""
     return replace(micro_world(), scorers=(Whim(),))
 
@@ -49,7 +49,7 @@ class Scenario:
 
     name: str
     settings: Mapping[str, Any]
-    world: Callable[[], World] = micro_world
+    world: Callable[[], TaskSet] = micro_world
 
     def but(self, **settings: Any) -> Scenario:
         """The same run with other settings."""

@@ -16,7 +16,7 @@ from scenarios import GRPO
 
 from agent_r1 import cli
 from agent_r1.store import ledger
-from agent_r1.train.report import Silence
+from agent_r1.training.report import Silence
 
 FIRST, LAST = 0.1, 0.9
 """Between these shares of all it passes a run is there, and not complete."""

@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Text
-from agent_r1.core.task import Task, ToolResult
-from agent_r1.core.world import Context
-from agent_r1.env.tools import Tool
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
 from agent_r1.retrieval import bm25
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.passages import Passage, read_corpus
 from agent_r1.retrieval.tool import NOTHING_FOUND, render, search_tool
-from agent_r1.tasks.multihop.questions import read_questions
+from agent_r1.tasksets.multihop.questions import read_questions
+from agent_r1.tools.function_tool import Tool
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
@@ -38,7 +39,7 @@ PASSAGES = (
 def ask(made: Tool, queries: list[str]) -> list[ToolResult]:
     async def together() -> list[ToolResult]:
         calls = (
-            made.run({"query": query}, Task("t", ()), Context(Attempt("r", "t", 0, index), 0))
+            made.run({"query": query}, Task("t", ()), RolloutContext(AttemptId("r", "t", 0, index), 0))
             for index, query in enumerate(queries)
         )
         return await asyncio.gather(*calls)

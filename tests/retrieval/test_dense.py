@@ -18,8 +18,8 @@ from agent_r1.retrieval.dense import VECTORS, DenseIndex, open_dense
 from agent_r1.retrieval.opening import open_retriever
 from agent_r1.retrieval.passages import Passage, digest, read_corpus
 from agent_r1.retrieval.vectors import FaissVectors, TorchVectors, build_faiss
-from agent_r1.tasks.multihop import recall
-from agent_r1.tasks.multihop.questions import read_questions
+from agent_r1.tasksets.multihop import recall
+from agent_r1.tasksets.multihop.questions import read_questions
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")

@@ -17,12 +17,12 @@ import httpx
 import pytest
 
 from agent_r1.cli import main
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Call, Message
+from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.task import Task
-from agent_r1.core.world import Context
-from agent_r1.env import Fault, NaiveRag, ToolEnv
+from agent_r1.envs import NaiveRag, ToolEnv
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import RemoteRetriever, open_remote
 from agent_r1.retrieval.opening import open_retriever
@@ -31,6 +31,7 @@ from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health
 from agent_r1.retrieval.retriever import RetrieverFailed
 from agent_r1.retrieval.server import RetrieverServer
 from agent_r1.retrieval.tool import search_tool
+from agent_r1.tools import Fault
 
 QUERIES = ["Who rules Alba?", "lake", "quantum", "", "Zoë", 'a "quoted" \n line']
 
@@ -208,8 +209,8 @@ def ask(env: ToolEnv, queries: list[str]) -> list[str]:
     """Every query by an episode of its own, at the same time; what each agent is told."""
 
     async def one(number: int, query: str) -> str:
-        episode = await env.open(Task("t", ()), Context(Attempt("r", "t", 0, number), 0))
-        said = Message.assistant("", (Call("c", "search", {"query": query}, ""),))
+        episode = await env.open(Task("t", ()), RolloutContext(AttemptId("r", "t", 0, number), 0))
+        said = Message.assistant("", (ToolCall("c", "search", {"query": query}, ""),))
         step = await episode.step(Action(said, ""))
         assert step.end is None
         return step.messages[0].text
@@ -232,7 +233,7 @@ def test_a_server_that_is_down_costs_each_agent_its_turn_and_no_more(passages) -
     told = ask(ToolEnv([tool]), ["lake"] * 40)
     assert all(text.startswith("search failed: the retrieval server at http://127.0.0.1:") for text in told)
     assert time.monotonic() - began < 2  # one try for all of them, and not one for each
-    result = asyncio.run(tool.run({"query": "x"}, Task("t", ()), Context(Attempt("r", "t", 0, 0), 0)))
+    result = asyncio.run(tool.run({"query": "x"}, Task("t", ()), RolloutContext(AttemptId("r", "t", 0, 0), 0)))
     assert (result.ok, result.error) == (False, Fault.RAISED)
 
 
@@ -240,7 +241,7 @@ def test_naive_rag_does_not_read_an_error_as_a_passage() -> None:
     rag = NaiveRag(search_tool(RemoteRetriever(unused_address(), tries=1)))
     task = Task("t", (Message.user("Who?"),))
     with pytest.raises(AgentR1Error, match="the retrieval for task t failed"):
-        asyncio.run(rag.open(task, Context(Attempt("r", "t", 0, 0), 0)))
+        asyncio.run(rag.open(task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))
 
 
 # ---- the command

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import pytest
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.acting import Sampling
+from agent_r1.core.environment import Transition
 from agent_r1.core.errors import EngineError
-from agent_r1.core.messages import Message, ToolSpec
-from agent_r1.core.record import Dispatched, Finished
+from agent_r1.core.events import AttemptFinished, AttemptStarted
+from agent_r1.core.inference import SamplingParams
+from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
-from agent_r1.core.world import Transition
-from agent_r1.rollout import agent
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.chat import Chat
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rollout import agent_loop as agent
+from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, Limits, Order
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 
@@ -117,7 +118,7 @@ def task(name, text="hello", **data):
 def collect(chat, tasks, size=2, context=2000, limits=None, max_tokens=200):
     env, log = CountingEnv(), Log()
     engine = ScriptedEngine(chat, reply)
-    actor = Agent(engine, chat, Sampling(max_tokens=max_tokens), context)
+    actor = Agent(engine, chat, SamplingParams(max_tokens=max_tokens), context)
     collector = Collector(actor, env, (LengthScorer(),), log, "test", limits or Limits())
 
     async def permit(order):
@@ -183,7 +184,7 @@ def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken,
 )
 def test_what_swallows_its_cancellation_is_left_behind_in_time(chat, stubborn, status, turns, monkeypatch):
     monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
-    actor = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+    actor = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=200), 2000)
     limits = Limits(episode_seconds=0.3, score_seconds=0.3, retries=0)
     collector = Collector(actor, CountingEnv(), (LengthScorer(),), Log(), "test", limits)
 
@@ -218,7 +219,7 @@ def test_a_context_that_is_full_ends_the_episode(chat):
 def test_an_action_that_was_cut_goes_on_with_its_end_token_in_the_bridge(chat):
     groups, *_ = collect(chat, [task("a")], size=1, max_tokens=20)
     turns = groups[0].trajectories[0].turns
-    assert turns[0].stop == "length" and len(turns[0].action_ids) == 20
+    assert turns[0].finish_reason == "length" and len(turns[0].action_ids) == 20
     assert turns[0].action.message.calls[0].error is not None
     assert turns[1].new_ids[0] == chat.end_id
 
@@ -227,8 +228,8 @@ def test_groups_come_in_order_and_everything_is_written_down(chat):
     tasks = [task("slow", seconds=0.05), task("quick"), task("middle", seconds=0.02)]
     groups, _, log, _ = collect(chat, tasks)
     assert [group.serial for group in groups] == [0, 1, 2]
-    dispatched = [event.attempt for event in log.events if isinstance(event, Dispatched)]
-    finished = [event.trajectory.attempt for event in log.events if isinstance(event, Finished)]
+    dispatched = [event.attempt for event in log.events if isinstance(event, AttemptStarted)]
+    finished = [event.trajectory.attempt for event in log.events if isinstance(event, AttemptFinished)]
     assert len(dispatched) == 6 and sorted(dispatched) == sorted(finished)
     assert finished[0].task == "quick"
 
@@ -236,7 +237,7 @@ def test_groups_come_in_order_and_everything_is_written_down(chat):
 def test_a_slow_episode_holds_up_nobody(chat):
     async def run():
         env, log = CountingEnv(), Log()
-        actor = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+        actor = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=200), 2000)
         collector = Collector(actor, env, (), log, "test", Limits())
         orders = [Order(0, task("slow", seconds=0.3), 1)] + [Order(i, task(f"t{i}"), 1) for i in range(1, 30)]
 
@@ -244,7 +245,7 @@ def test_a_slow_episode_holds_up_nobody(chat):
             return 0
 
         async for _ in collector.collect(orders, permit):
-            return [event.trajectory.task_id for event in log.events if isinstance(event, Finished)]
+            return [event.trajectory.task_id for event in log.events if isinstance(event, AttemptFinished)]
 
     assert asyncio.run(run())[-1] == "slow"
 
@@ -252,7 +253,7 @@ def test_a_slow_episode_holds_up_nobody(chat):
 def test_leaving_the_collector_early_cancels_what_is_under_way(chat):
     async def run():
         env = CountingEnv()
-        actor = Agent(ScriptedEngine(chat, reply), chat, Sampling(max_tokens=200), 2000)
+        actor = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=200), 2000)
         collector = Collector(actor, env, (), Log(), "test", Limits())
 
         async def permit(order):

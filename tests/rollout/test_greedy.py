@@ -7,20 +7,21 @@ import pytest
 import torch
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.acting import Sampling
+from agent_r1.core.events import AttemptFinished, AttemptStarted
+from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.core.record import Dispatched, Finished
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
-from agent_r1.env import ToolEnv, tool
+from agent_r1.envs import ToolEnv
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.chat import Chat
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, Limits, Order
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.rollout.torch_engine import TorchEngine
-from agent_r1.tasks import build
-from agent_r1.tasks.tinywiki.model import TINY_BASE_FOLDER
+from agent_r1.tasksets import build
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
+from agent_r1.tools import tool
 
 TASKS = [Task(f"t{number}", (Message.user(f"hello {number}"),)) for number in range(3)]
 
@@ -61,7 +62,7 @@ def collect(chat, scorer, greedy=True, reply="greedy"):
     """Groups of two, and the log."""
     log = Log()
     agent, best = (
-        Agent(ScriptedEngine(chat, lambda prompt, said=said: said), chat, Sampling(max_tokens=99), 999)
+        Agent(ScriptedEngine(chat, lambda prompt, said=said: said), chat, SamplingParams(max_tokens=99), 999)
         for said in ("sampled", reply)
     )
     collector = Collector(agent, ToolEnv([look]), (scorer,), log, "test", Limits(), best if greedy else None)
@@ -85,8 +86,8 @@ def test_the_greedy_attempt_is_the_member_after_the_last_and_stands_apart(chat):
         assert group.greedy.last_text == "greedy" and group.greedy.attempt.order == (group.serial, 2, 0)
         assert group.greedy.rewards == {"size": 1.0}
         assert [t.rewards for t in group.trajectories] == [{"size": 2.0}] * 2
-    started = [event.attempt for event in log.events if isinstance(event, Dispatched)]
-    ended = [event.trajectory.attempt for event in log.events if isinstance(event, Finished)]
+    started = [event.attempt for event in log.events if isinstance(event, AttemptStarted)]
+    ended = [event.trajectory.attempt for event in log.events if isinstance(event, AttemptFinished)]
     assert len(started) == 9 and sorted(started) == sorted(ended)
 
 
@@ -112,7 +113,7 @@ def test_sampled_attempts_keep_their_bits_beside_a_greedy_one():
     def lived(with_greedy, seed=0):
         async def run():
             engine = TorchEngine(load_model(str(TINY_BASE_FOLDER), torch.float32), 512)
-            agent = Agent(engine, chat, Sampling(max_tokens=32), 512, seed)
+            agent = Agent(engine, chat, SamplingParams(max_tokens=32), 512, seed)
             best = replace(agent, sampling=replace(agent.sampling, temperature=0.0)) if with_greedy else None
             collector = Collector(agent, world.env, world.scorers, Log(), "test", Limits(), best)
             groups = await groups_of(collector, world.tasks("train")[:4], 3)

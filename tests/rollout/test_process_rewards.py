@@ -5,17 +5,19 @@ import asyncio
 import pytest
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.acting import Sampling
-from agent_r1.core.attempt import Attempt
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
-from agent_r1.core.world import Context
-from agent_r1.env import FunctionScorer, ToolEnv, tool
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.chat import Chat
+from agent_r1.envs import ToolEnv
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rewards import FunctionScorer
+from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, Limits, Order
 from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.tools import tool
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
 SAID = f"é {CALL % 'look'}\nand {CALL % 'see'} done"
@@ -44,11 +46,11 @@ def chat():
 def agent_of(chat, max_tokens=400):
     """Calls twice in its first turn, then answers."""
     engine = ScriptedEngine(chat, lambda prompt: "<answer>so</answer>" if "tool_response" in prompt else SAID)
-    return Agent(engine, chat, Sampling(max_tokens=max_tokens), 4000)
+    return Agent(engine, chat, SamplingParams(max_tokens=max_tokens), 4000)
 
 
 def live(chat, env, **options):
-    return asyncio.run(agent_of(chat, **options).live(env, TASK, Context(Attempt("run", "t", 0, 0), 0)))
+    return asyncio.run(agent_of(chat, **options).live(env, TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0)))
 
 
 def test_each_call_brings_its_rewards_and_the_token_it_ends_with(chat):
@@ -64,7 +66,7 @@ def test_each_call_brings_its_rewards_and_the_token_it_ends_with(chat):
 
 def test_a_cut_call_is_rewarded_at_the_last_token(chat):
     acted = live(chat, ToolEnv([look], call_rewards=found), max_tokens=30).turns[0]
-    assert acted.stop == "length" and acted.call_rewards == ({"found": 0.0},)
+    assert acted.finish_reason == "length" and acted.call_rewards == ({"found": 0.0},)
     assert acted.call_ends == (len(acted.action_ids) - 1,)
 
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.acting import Completion, Prompt, Sampling
+from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import EngineError
+from agent_r1.core.events import AttemptFinished, AttemptStarted, Event
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.core.record import Dispatched, Event, Finished
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import TREATMENT, Group, Rewards, Status, Trajectory
-from agent_r1.core.world import Context, Transition
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.chat import Chat
+from agent_r1.core.trajectory import STATUS_POLICY, Group, Rewards, Status, Trajectory
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, Limits, Order
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 
-Fails = Callable[[Context], Exception | None]
+Fails = Callable[[RolloutContext], Exception | None]
 
 
 class OneStep:
@@ -32,7 +32,7 @@ class OneStep:
     def __init__(self, fails: Fails) -> None:
         self._fails = fails
 
-    async def open(self, task: Task, context: Context) -> Any:
+    async def open(self, task: Task, context: RolloutContext) -> Any:
         error = self._fails(context)
 
         class Episode:
@@ -76,7 +76,7 @@ def collect(
     chat: Chat, fails: Fails, retries: int = 2, scorer: Any = None, greedy: bool = False, **limits: float
 ) -> tuple[Group, Log]:
     log, engine = Log(), ScriptedEngine(chat, lambda prompt: "done")
-    actor = Agent(engine, chat, Sampling(max_tokens=50), 2000)
+    actor = Agent(engine, chat, SamplingParams(max_tokens=50), 2000)
     bounds = Limits(retries=retries, retry_seconds=0.01, **limits)
     scorers = (scorer or One(),)
     collector = Collector(actor, OneStep(fails), scorers, log, "run", bounds, actor if greedy else None)
@@ -93,7 +93,7 @@ def collect(
 
 
 def failing_before(retry: int, member: int = 1) -> Fails:
-    def fails(context: Context) -> Exception | None:
+    def fails(context: RolloutContext) -> Exception | None:
         attempt = context.attempt
         return OSError(f"try {attempt.retry}") if attempt.member == member and attempt.retry < retry else None
 
@@ -108,12 +108,12 @@ def test_a_place_is_tried_again_until_it_is_filled(chat: Chat) -> None:
     reasons = [t.reason or "" for t in group.retried]
     assert reasons[0].startswith("OSError: try 0 (test_retries.py:") and reasons[1].startswith("OSError: try 1 (")
     assert not any(t.rewards for t in group.retried)
-    dispatched = [event.attempt.order for event in log.events if isinstance(event, Dispatched)]
-    finished = [event.trajectory.attempt.order for event in log.events if isinstance(event, Finished)]
+    dispatched = [event.attempt.order for event in log.events if isinstance(event, AttemptStarted)]
+    finished = [event.trajectory.attempt.order for event in log.events if isinstance(event, AttemptFinished)]
     assert sorted(dispatched) == sorted(finished) and len(set(finished)) == 5
     # what failed is written down with the dispatch of what takes its place
-    again = log.events.index(Dispatched(group.retried[1].attempt, "train", 3))
-    assert log.events[again - 1] == Finished(group.retried[0])
+    again = log.events.index(AttemptStarted(group.retried[1].attempt, "train", 3))
+    assert log.events[again - 1] == AttemptFinished(group.retried[0])
 
 
 def test_retries_are_bounded_and_the_last_failure_stays(chat: Chat) -> None:
@@ -139,12 +139,14 @@ def test_a_dead_engine_is_asked_again_and_then_given_up(chat: Chat) -> None:
     asked = []
 
     class Dead(ScriptedEngine):
-        async def generate(self, prompt: Prompt, sampling: Sampling, session: str | None = None) -> Completion:
-            asked.append(session)
+        async def generate(
+            self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
+        ) -> Completion:
+            asked.append(session_id)
             raise EngineError("it is gone")
 
     log, limits = Log(), Limits(retries=2, retry_seconds=0.01)
-    actor = Agent(Dead(chat, str), chat, Sampling(max_tokens=50), 2000)
+    actor = Agent(Dead(chat, str), chat, SamplingParams(max_tokens=50), 2000)
     collector = Collector(actor, OneStep(lambda context: None), (One(),), log, "run", limits)
 
     async def permit(order: Order) -> int:
@@ -161,7 +163,7 @@ def test_a_dead_engine_is_asked_again_and_then_given_up(chat: Chat) -> None:
 
 @pytest.mark.parametrize("what", ["reward", "deadline"])
 def test_what_would_fail_again_is_not_tried_again(chat: Chat, what: str) -> None:
-    def slow(context: Context) -> None:
+    def slow(context: RolloutContext) -> None:
         return None
 
     if what == "reward":
@@ -174,9 +176,9 @@ def test_what_would_fail_again_is_not_tried_again(chat: Chat, what: str) -> None
 
 
 def test_the_table_knows_every_status() -> None:
-    assert set(TREATMENT) == set(Status)
+    assert set(STATUS_POLICY) == set(Status)
     with pytest.raises(TypeError, match="item assignment"):
-        TREATMENT[Status.CANCELLED] = "train"  # type: ignore[index]
+        STATUS_POLICY[Status.CANCELLED] = "train"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -11,37 +11,37 @@ from typing import ClassVar
 
 import pytest
 
-from agent_r1.core.acting import Span
-from agent_r1.core.attempt import Attempt
-from agent_r1.core.messages import Action, Call, Message, Text
-from agent_r1.core.record import (
-    Dispatched,
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.events import (
+    AttemptFate,
+    AttemptFinished,
+    AttemptStarted,
     Event,
-    Fate,
-    Finished,
-    Happened,
-    LeftOver,
-    Measured,
-    Published,
-    Spent,
+    LogEvent,
+    PendingDropped,
+    PolicyPublished,
+    StepMetrics,
+    StepTimings,
 )
-from agent_r1.core.task import ToolResult
+from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.store import Ledger, create_run, reopen_run
-from agent_r1.store.disk import appearing
+from agent_r1.store.atomic_fs import appearing
 from agent_r1.store.manifest import Identity, write_manifest
 
 
 def make_turn(index: int) -> Turn:
-    call = Call("call_0", "search", {"query": "Alba", "k": 3}, '{"name": "search"}')
+    call = ToolCall("call_0", "search", {"query": "Alba", "k": 3}, '{"name": "search"}')
     return Turn(
         index=index,
         parent=index - 1 if index else None,
         new_ids=(5, 6, 7 + index),
         action_ids=(9, 2),
         logprobs=(-0.1 / 3, -1e-17),
-        spans=(Span(0, 4), Span(1, 5)),
-        stop="stop",
+        version_spans=(PolicyVersionSpan(0, 4), PolicyVersionSpan(1, 5)),
+        finish_reason="stop",
         action=Action(Message.assistant("look", (call,), reasoning="who?"), "look <tool_call>"),
         observation=(Message.tool("Alba : capital Bruno .", "call_0"),),
         results=(ToolResult((Text("Alba"),), True, None, {"titles": ("Alba", "Bruno")}, 0.25),),
@@ -52,7 +52,7 @@ def make_turn(index: int) -> Turn:
 
 
 def make_trajectory(group: int = 0, member: int = 0, turns: int = 3) -> Trajectory:
-    attempt = Attempt("demo", f"style-a/{group}", group, member)
+    attempt = AttemptId("demo", f"style-a/{group}", group, member)
     return Trajectory(
         attempt=attempt,
         task_id=attempt.task,
@@ -92,31 +92,37 @@ class Script:
     def lived(self, step: int, member: int) -> Trajectory:
         version = self.ACTED_BY[step]
         lived = make_trajectory(step - 1, member)
-        turns = tuple(replace(turn, spans=(Span(0, version),)) for turn in lived.turns)
+        turns = tuple(replace(turn, version_spans=(PolicyVersionSpan(0, version),)) for turn in lived.turns)
         return replace(lived, turns=turns, rewards={**lived.rewards, "exact_match": float(step + member)})
 
     def acted(self, step: int) -> list[Event]:
         lived = [self.lived(step, member) for member in (0, 1, 2)]
-        started = [Dispatched(t.attempt, "train", self.ACTED_BY[step]) for t in lived]
-        return [*started, *map(Finished, lived[:2])]
+        started = [AttemptStarted(t.attempt, "train", self.ACTED_BY[step]) for t in lived]
+        return [*started, *map(AttemptFinished, lived[:2])]
 
     def learned(self, step: int) -> list[Event]:
         good = [self.lived(step, member).attempt for member in (0, 1)]
-        fates = [Fate(attempt, "trained", step, credit=step / 3) for attempt in good]
+        fates = [AttemptFate(attempt, "trained", step, credit=step / 3) for attempt in good]
         if step == 2:
-            fates = [Fate(attempt, "dropped", step, "no advantage in the whole batch") for attempt in good]
-        broken = Fate(self.lived(step, 2).attempt, "dropped", step, "the engine failed")
-        made = [] if step == 2 else [Published((version := max(1, step - 1)), step, WEIGHTS[version])]
-        return [*fates, broken, *made, Measured(step, {"loss": step / 7}), Spent(step, {"seconds": random.random()})]
+            fates = [AttemptFate(attempt, "dropped", step, "no advantage in the whole batch") for attempt in good]
+        broken = AttemptFate(self.lived(step, 2).attempt, "dropped", step, "the engine failed")
+        made = [] if step == 2 else [PolicyPublished((version := max(1, step - 1)), step, WEIGHTS[version])]
+        return [
+            *fates,
+            broken,
+            *made,
+            StepMetrics(step, {"loss": step / 7}),
+            StepTimings(step, {"seconds": random.random()}),
+        ]
 
     def step(self, step: int) -> list[list[Event]]:
         return [self.acted(step), self.learned(step)]
 
     def begin(self) -> list[Event]:
-        return [Published(0, 0, WEIGHTS[0])]
+        return [PolicyPublished(0, 0, WEIGHTS[0])]
 
     def end(self) -> list[Event]:
-        return [LeftOver(4, "the run had taken its last step"), Happened("completed", "4 steps")]
+        return [PendingDropped(4, "the run had taken its last step"), LogEvent("completed", "4 steps")]
 
 
 def tell(ledger: Ledger, *chapters: list[Event]) -> None:
@@ -160,10 +166,10 @@ def tell_uninterrupted(script: Script, folder: Path) -> None:
 
 
 def tell_resumed(script: Script, folder: Path) -> None:
-    stray = Attempt("demo", "stray", 9, 0)
+    stray = AttemptId("demo", "stray", 9, 0)
     with closing(create_run(folder, CONFIG)) as ledger:
         tell(ledger, script.begin(), *script.step(1), *script.step(2))
-        tell(ledger, script.acted(3), [Dispatched(stray, "train", 1), Fate(stray, "dropped", 3, "late")])
+        tell(ledger, script.acted(3), [AttemptStarted(stray, "train", 1), AttemptFate(stray, "dropped", 3, "late")])
         tell(ledger, script.acted(4), script.learned(3))
     with closing(reopen_run(folder)) as ledger:
         ledger.open_lineage(2, CONFIG)
@@ -175,9 +181,9 @@ def tell_resumed(script: Script, folder: Path) -> None:
 
 def not_second(event: Event) -> bool:
     match event:
-        case Dispatched(attempt, _, _):
+        case AttemptStarted(attempt, _, _):
             return attempt.member != 1
-        case Finished(trajectory):
+        case AttemptFinished(trajectory):
             return trajectory.attempt.member != 1
     return True
 

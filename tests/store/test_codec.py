@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.core.messages import Action, Call, Media, Message, Text
-from agent_r1.core.task import ToolResult
+from agent_r1.core.messages import Action, Media, Message, Text, ToolCall
+from agent_r1.core.tool import ToolResult
 from agent_r1.store import codec
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -18,7 +18,7 @@ values = st.recursive(
 )
 parts = st.lists(st.text().map(Text) | st.builds(Media, st.text(), st.text())).map(tuple)
 calls = st.builds(
-    Call, st.text(), st.text(), st.none() | st.dictionaries(st.text(), values), st.text(), st.none() | st.text()
+    ToolCall, st.text(), st.text(), st.none() | st.dictionaries(st.text(), values), st.text(), st.none() | st.text()
 )
 messages = st.builds(
     Message,

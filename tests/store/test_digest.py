@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store import RunReader, create_run
+from agent_r1.store.compression import Tokens, pack_document, unpack_document
 from agent_r1.store.digest import run_digest
-from agent_r1.store.packed import Tokens, pack_document, unpack_document
 
 
 def digest(folder: Path) -> str:
@@ -65,8 +65,8 @@ def token(which: str) -> Change:
 def said(place: int) -> Change:
     def changed(blob: bytes) -> bytes:
         parts = unpack_document(blob)
-        action, spans = parts[0], parts[3]
-        parts[place] = {0: [action[0], "other words"], 1: [], 2: [], 3: [[0, bit(spans[0][1])]]}[place]
+        action, version_spans = parts[0], parts[3]
+        parts[place] = {0: [action[0], "other words"], 1: [], 2: [], 3: [[0, bit(version_spans[0][1])]]}[place]
         return pack_document(parts)
 
     return changed

@@ -14,16 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import Dispatched, Event, Fate, Finished, Happened, Measured, Published, Spent
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.events import (
+    AttemptFate,
+    AttemptFinished,
+    AttemptStarted,
+    Event,
+    LogEvent,
+    PolicyPublished,
+    StepMetrics,
+    StepTimings,
+)
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.store import Ledger, LedgerError, RunReader, create_run
 
 Live = Callable[..., Trajectory]
 
 
-def dispatched(trajectory: Trajectory, split: str = "train") -> Dispatched:
-    return Dispatched(trajectory.attempt, split, 7)
+def dispatched(trajectory: Trajectory, split: str = "train") -> AttemptStarted:
+    return AttemptStarted(trajectory.attempt, split, 7)
 
 
 def record(folder: Path, *events: Event) -> None:
@@ -34,15 +43,23 @@ def record(folder: Path, *events: Event) -> None:
 def test_every_event_comes_back_as_it_was(folder: Path, live: Live) -> None:
     first, second = live(0), live(1, turns=0)
     fates = [
-        Fate(first.attempt, "trained", 1, credit=0.1 + 0.2),
-        Fate(second.attempt, "dropped", 1, "every reward is equal"),
+        AttemptFate(first.attempt, "trained", 1, credit=0.1 + 0.2),
+        AttemptFate(second.attempt, "dropped", 1, "every reward is equal"),
     ]
-    measured = [Measured(1, {"loss": 0.25, "reward": -1.5}), Measured(2, {"loss": math.inf})]
-    happened = [Happened("warning", "slow \ud800 tool"), Happened("done", "")]
+    measured = [StepMetrics(1, {"loss": 0.25, "reward": -1.5}), StepMetrics(2, {"loss": math.inf})]
+    happened = [LogEvent("warning", "slow \ud800 tool"), LogEvent("done", "")]
     starts = [dispatched(first), dispatched(second, "validation")]
-    made = [Published(0, 0, "ab"), Published(1, 2, "cd")]
+    made = [PolicyPublished(0, 0, "ab"), PolicyPublished(1, 2, "cd")]
     record(
-        folder, *starts, Finished(first), Finished(second), *fates, *made, *measured, Spent(2, {"s": 1.5}), *happened
+        folder,
+        *starts,
+        AttemptFinished(first),
+        AttemptFinished(second),
+        *fates,
+        *made,
+        *measured,
+        StepTimings(2, {"s": 1.5}),
+        *happened,
     )
     with closing(RunReader(folder)) as reader:
         assert list(reader.dispatched()) == starts
@@ -53,8 +70,8 @@ def test_every_event_comes_back_as_it_was(folder: Path, live: Live) -> None:
         assert list(reader.fates()) == fates
         assert list(reader.versions()) == made
         assert list(reader.exact_metrics()) == measured
-        assert list(reader.metrics()) == [measured[0], Measured(2, {"loss": math.inf, "s": 1.5})]
-        assert list(reader.events()) == [Happened("warning", "slow \\ud800 tool"), Happened("done", "")]
+        assert list(reader.metrics()) == [measured[0], StepMetrics(2, {"loss": math.inf, "s": 1.5})]
+        assert list(reader.events()) == [LogEvent("warning", "slow \\ud800 tool"), LogEvent("done", "")]
 
 
 reward_values = st.none() | st.floats(allow_nan=False) | st.lists(st.floats(allow_nan=False)).map(tuple)
@@ -87,14 +104,14 @@ def test_any_trajectory_comes_back_exactly(
     turns = (first, *lived.turns[1:])
     lived = replace(lived, turns=turns, rewards=rewards, status=status, reason=reason)
     folder = tmp_path_factory.mktemp("any") / "demo"
-    record(folder, dispatched(lived), Finished(lived))
+    record(folder, dispatched(lived), AttemptFinished(lived))
     with closing(RunReader(folder)) as reader:
         assert list(reader.trajectories()) == [lived]
 
 
 def test_nan_is_not_lost_as_null(folder: Path, live: Live) -> None:
     lived = replace(live(), rewards={"judge": math.nan})
-    record(folder, dispatched(lived), Finished(lived), Measured(1, {"ratio": math.nan}))
+    record(folder, dispatched(lived), AttemptFinished(lived), StepMetrics(1, {"ratio": math.nan}))
     with closing(RunReader(folder)) as reader:
         [back], [measured] = reader.trajectories(), reader.metrics()
     assert math.isnan(back.rewards["judge"]) and math.isnan(measured.values["ratio"])
@@ -108,16 +125,20 @@ def test_a_run_can_be_read_while_it_is_written(folder: Path, live: Live) -> None
 
 
 CONTRADICTIONS: dict[str, Callable[[Trajectory], list[Event]]] = {
-    "finished but never dispatched": lambda t: [Finished(t)],
-    "a fate but never dispatched": lambda t: [Fate(t.attempt, "trained", 1)],
+    "finished but never dispatched": lambda t: [AttemptFinished(t)],
+    "a fate but never dispatched": lambda t: [AttemptFate(t.attempt, "trained", 1)],
     "dispatched twice": lambda t: [dispatched(t), dispatched(t)],
-    "finished twice": lambda t: [dispatched(t), Finished(t), Finished(t)],
-    "two fates": lambda t: [dispatched(t), Fate(t.attempt, "trained", 1), Fate(t.attempt, "dropped", 1, "late")],
-    "a metric measured twice": lambda t: [Measured(1, {"loss": 0.0}), Measured(1, {"loss": 1.0})],
-    "a version published twice": lambda t: [Published(1, 1, "ab"), Published(1, 2, "cd")],
+    "finished twice": lambda t: [dispatched(t), AttemptFinished(t), AttemptFinished(t)],
+    "two fates": lambda t: [
+        dispatched(t),
+        AttemptFate(t.attempt, "trained", 1),
+        AttemptFate(t.attempt, "dropped", 1, "late"),
+    ],
+    "a metric measured twice": lambda t: [StepMetrics(1, {"loss": 0.0}), StepMetrics(1, {"loss": 1.0})],
+    "a version published twice": lambda t: [PolicyPublished(1, 1, "ab"), PolicyPublished(1, 2, "cd")],
     "a token id beyond int32": lambda t: [
         dispatched(t),
-        Finished(replace(t, turns=(replace(t.turns[0], new_ids=(2**31,)),))),
+        AttemptFinished(replace(t, turns=(replace(t.turns[0], new_ids=(2**31,)),))),
     ],
 }
 
@@ -126,18 +147,18 @@ CONTRADICTIONS: dict[str, Callable[[Trajectory], list[Event]]] = {
 def test_a_contradiction_is_refused_whole_and_alone(name: str, folder: Path, live: Live) -> None:
     async def both(ledger: Ledger) -> list[BaseException | None]:
         good, bad = live(0), live(1)
-        calls = ledger.record(dispatched(good), Finished(good)), ledger.record(*CONTRADICTIONS[name](bad))
+        calls = ledger.record(dispatched(good), AttemptFinished(good)), ledger.record(*CONTRADICTIONS[name](bad))
         return await asyncio.gather(*calls, return_exceptions=True)
 
     with closing(create_run(folder, {})) as ledger:
         fine, refused = asyncio.run(both(ledger))
-        asyncio.run(ledger.record(Happened("after", "still open")))
+        asyncio.run(ledger.record(LogEvent("after", "still open")))
     assert fine is None and isinstance(refused, LedgerError)
     with closing(RunReader(folder)) as reader:
         assert list(reader.trajectories()) == [live(0)]
         assert list(reader.dispatched()) == [dispatched(live(0))]
         assert [*reader.fates(), *reader.metrics()] == []
-        assert list(reader.events()) == [Happened("after", "still open")]
+        assert list(reader.events()) == [LogEvent("after", "still open")]
 
 
 def test_events_that_wait_together_share_a_transaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +167,7 @@ def test_events_that_wait_together_share_a_transaction(folder: Path, monkeypatch
     monkeypatch.setattr(Ledger, "_commit", lambda self, batch: batches.append(len(batch)) or commit(self, batch))
 
     async def many(ledger: Ledger) -> None:
-        await asyncio.gather(*(ledger.record(Happened("tick", str(index))) for index in range(200)))
+        await asyncio.gather(*(ledger.record(LogEvent("tick", str(index))) for index in range(200)))
 
     with closing(create_run(folder, {})) as ledger:
         asyncio.run(many(ledger))
@@ -157,29 +178,29 @@ def test_events_that_wait_together_share_a_transaction(folder: Path, monkeypatch
 
 def test_events_of_a_cancelled_caller_are_written(folder: Path) -> None:
     async def give_up(ledger: Ledger) -> None:
-        call = asyncio.create_task(ledger.record(Happened("last", "words")))
+        call = asyncio.create_task(ledger.record(LogEvent("last", "words")))
         await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await ledger.record(Happened("and", "on"))
+        await ledger.record(LogEvent("and", "on"))
 
     with closing(create_run(folder, {})) as ledger:
         asyncio.run(give_up(ledger))
     with closing(RunReader(folder)) as reader:
-        assert list(reader.events()) == [Happened("last", "words"), Happened("and", "on")]
+        assert list(reader.events()) == [LogEvent("last", "words"), LogEvent("and", "on")]
 
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from agent_r1.core.attempt import Attempt
-from agent_r1.core.record import Dispatched
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.events import AttemptStarted
 from agent_r1.store import create_run
 
 async def write(ledger):
     for group in range(10**6):
-        await ledger.record(Dispatched(Attempt("demo", "task", group, 0), "train", 0))
+        await ledger.record(AttemptStarted(AttemptId("demo", "task", group, 0), "train", 0))
         print(group, flush=True)
 
 asyncio.run(write(create_run(Path(sys.argv[1]), {})))
@@ -202,18 +223,18 @@ def test_a_killed_run_holds_all_it_acknowledged(acknowledged: int, folder: Path)
 FULL_DISK = """
 import asyncio, resource, signal, sys
 from pathlib import Path
-from agent_r1.core.record import Happened
+from agent_r1.core.events import LogEvent
 from agent_r1.store import LedgerError, create_run
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 ledger = create_run(Path(sys.argv[1]), {})
-asyncio.run(ledger.record(Happened("kept", "before")))
+asyncio.run(ledger.record(LogEvent("kept", "before")))
 size = Path(sys.argv[1], "run.db-wal").stat().st_size
 endless = resource.getrlimit(resource.RLIMIT_FSIZE)
 for limit, detail in (((size, endless[1]), "x" * 100_000), (endless, "there is room again")):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     try:
-        asyncio.run(ledger.record(Happened("lost", detail)))
+        asyncio.run(ledger.record(LogEvent("lost", detail)))
     except LedgerError as error:
         print(error)
 ledger.close()
@@ -224,12 +245,12 @@ def test_a_failing_disk_ends_the_ledger_and_keeps_what_was_acknowledged(folder: 
     run = subprocess.run([sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, text=True, check=True)
     assert run.stdout.count("the run can no longer be written") == 2
     with closing(RunReader(folder)) as reader:
-        assert list(reader.events()) == [Happened("kept", "before")]
+        assert list(reader.events()) == [LogEvent("kept", "before")]
 
 
 def test_attempts_of_one_run_differ_by_any_field(folder: Path) -> None:
-    base = Attempt("demo", "task", 0, 0)
+    base = AttemptId("demo", "task", 0, 0)
     variants = [base, *(replace(base, **{name: 1}) for name in ("group", "member", "retry")), replace(base, task="t")]
-    record(folder, *(Dispatched(attempt, "train", 0) for attempt in variants))
+    record(folder, *(AttemptStarted(attempt, "train", 0) for attempt in variants))
     with closing(RunReader(folder)) as reader:
         assert [event.attempt for event in reader.dispatched()] == variants

@@ -10,10 +10,11 @@ import pytest
 
 import agent_r1.store.verify as verifying
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import create_run, saved
-from agent_r1.store.law import LAW
+from agent_r1.store import create_run
+from agent_r1.store import file_invariants as saved
+from agent_r1.store.compression import Tokens, pack_document, unpack_document
+from agent_r1.store.invariants import LAW
 from agent_r1.store.manifest import Identity, Manifest, check_whole, write_manifest
-from agent_r1.store.packed import Tokens, pack_document, unpack_document
 from agent_r1.store.verify import FILE_RULES, verify
 
 Break = Callable[[Path], object]
@@ -100,12 +101,12 @@ def with_tokens(edit: Callable[[Tokens], Tokens]) -> Break:
     return breaking
 
 
-def with_spans(spans: list[list[int]]) -> Break:
+def with_spans(version_spans: list[list[int]]) -> Break:
     def breaking(folder: Path) -> None:
         with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
             [blob] = connection.execute("SELECT said FROM turns WHERE attempt_id = 1 AND turn = 0").fetchone()
             said = unpack_document(blob)
-            said[3] = spans
+            said[3] = version_spans
             connection.execute("UPDATE turns SET said = ? WHERE attempt_id = 1 AND turn = 0", (pack_document(said),))
 
     return breaking

@@ -1,0 +1,46 @@
+"""Versions of the policy, and how new weights reach an inference engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Transport = Literal["shared_memory", "safetensors", "lora", "nccl"]
+"""How an engine obtains weights: from a module in the same process, from a folder of safetensors files, from an adapter
+folder, or by a collective broadcast between GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """Identifies the weights of the policy.
+
+    Attributes:
+        number: counts updates; the weights a run begins with are version 0.
+        step: the optimizer step that made these weights.
+        checksum: sha256 of all tensors, or None if it was not computed for this version.
+
+    Example:
+        PolicyVersion(number=3, step=3, checksum="9f86d0..")
+    """
+
+    number: int
+    step: int
+    checksum: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """New weights, by reference: tensors never travel in the message itself.
+
+    Attributes:
+        version: the version that an engine serves once it has taken the update.
+        transport: how the engine obtains the tensors.
+        handle: the module ("shared_memory"), the folder ("safetensors", "lora") or the group's name ("nccl").
+
+    Example:
+        WeightUpdate(PolicyVersion(3, step=3), "safetensors", Path("/dev/shm/run/version-3"))
+    """
+
+    version: PolicyVersion
+    transport: Transport
+    handle: object

@@ -1,0 +1,165 @@
+"""What the sandbox is made of, layer by layer, as the command line that starts a process in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from agent_r1.sandbox.config import Limits
+
+WORKER = Path(__file__).parent / "inside" / "worker.py"
+
+
+class Layer(StrEnum):
+    """One line of defence. docs/sandbox.md has the table of which attack each of them stops."""
+
+    FILES = "files"
+    NETWORK = "network"
+    PROCESSES = "processes"
+    SYSCALLS = "syscalls"
+    USER = "user"
+    LIMITS = "limits"
+    CGROUP = "cgroup"
+
+
+ALL = frozenset(Layer)
+
+_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "PYTHONHASHSEED": "0",  # the order of a printed set must not depend on chance: equal runs give equal tokens
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+_FIRST_SPARE, _NOBODY, _SPARE = 2_000_000_000, 65534, 4096
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Jail:
+    """How a process is confined: layers, limits, and what it may import from. No layers: a plain process."""
+
+    layers: frozenset[Layer]
+    limits: Limits
+    packages: tuple[Path, ...] = ()
+
+    @property
+    def spare_user(self) -> bool:
+        """Whether programs run as a user of their own; only root can arrange that, others get a user namespace."""
+        return Layer.USER in self.layers and os.geteuid() == 0
+
+    def command(self, control: int, filter_fd: int | None) -> list[str]:
+        """The command line of the worker; ``control`` and ``filter_fd`` are the descriptors it inherits."""
+        worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
+        if not self.layers:
+            return worker
+        return [_bwrap(), *self._bubblewrap(filter_fd), "--", *worker]
+
+    def environment(self) -> Mapping[str, str]:
+        """The whole environment of the process."""
+        return _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(map(str, self.packages))}
+
+    def _rlimits(self) -> str:
+        if Layer.LIMITS not in self.layers:
+            return ""
+        limits = self.limits
+        values = {
+            "RLIMIT_AS": limits.memory,
+            "RLIMIT_CPU": limits.cpu_seconds,
+            "RLIMIT_NPROC": limits.processes,
+            "RLIMIT_FSIZE": limits.disk,
+            "RLIMIT_NOFILE": limits.open_files,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_MEMLOCK": 0,
+            "RLIMIT_MSGQUEUE": 0,
+        }
+        return ",".join(f"{name}={value}" for name, value in values.items())
+
+    def _bubblewrap(self, filter_fd: int | None) -> Iterator[str]:
+        yield from ("--die-with-parent", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox")
+        yield from ("--unshare-cgroup-try", "--cap-drop", "ALL")
+        if Layer.NETWORK in self.layers:
+            yield "--unshare-net"
+        if Layer.PROCESSES in self.layers:
+            yield "--unshare-pid"
+        if self.spare_user:
+            yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")  # for the worker, which then drops them
+        if os.geteuid() != 0:
+            yield "--unshare-user"
+        if Layer.USER in self.layers and os.geteuid() != 0:
+            yield from ("--disable-userns", "--uid", str(_NOBODY), "--gid", str(_NOBODY))
+        if Layer.SYSCALLS in self.layers:
+            yield from ("--seccomp", str(filter_fd))
+        yield from self._files() if Layer.FILES in self.layers else self._host()
+
+    def _files(self) -> Iterator[str]:
+        """The interpreter, read-only, and a /tmp of limited size; nothing else is there."""
+        yield from ("--perms", "1777", "--size", str(self.limits.disk), "--tmpfs", "/tmp")
+        links = {path: os.readlink(path) for path in _LIBRARIES if os.path.islink(path)}
+        folders = [path for path in _LIBRARIES if os.path.isdir(path) and path not in links]
+        yield from _shown([*folders, *self._ours()])
+        for path, target in links.items():
+            yield from ("--symlink", target, path)
+        yield from ("--perms", "0755", "--dir", "/dev")
+        for device in _DEVICES:
+            yield from ("--dev-bind", device, device)
+        yield from ("--remount-ro", "/", "--chdir", "/tmp")
+
+    def _host(self) -> Iterator[str]:
+        """Everything, as it is outside: the control without this layer. A private home may hide the interpreter."""
+        yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
+        if self.spare_user:
+            private = {top for path in self._ours() for top in Path(path).parents if top.stat().st_mode & 0o5 != 0o5}
+            for home in (home for home in sorted(private) if private.isdisjoint(home.parents)):
+                yield from ("--perms", "0755", "--tmpfs", str(home))
+                yield from _shown([path for path in self._ours() if Path(path).is_relative_to(home)], home)
+
+    def _ours(self) -> list[str]:
+        """The interpreter, the packages and the worker, where no library folder already shows them."""
+        paths = [*interpreter(), *map(str, self.packages), str(WORKER)]
+        return [path for path in paths if not any(Path(path).is_relative_to(library) for library in _LIBRARIES)]
+
+
+def _shown(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
+    """Read-only mounts, with the folders above them: else bubblewrap makes those for root only."""
+    for parent in sorted({parent for path in paths for parent in Path(path).parents}):
+        if top in parent.parents and parent != Path("/tmp"):
+            yield from ("--perms", "0755", "--dir", str(parent))
+    for path in paths:
+        yield from ("--ro-bind", path, path)
+
+
+def interpreter() -> list[str]:
+    """What the running Python is made of: the real binary (never a shim), and the folder of its libraries."""
+    standard = Path(os.__file__).resolve().parents[1]
+    return [os.path.realpath(sys.executable), str(standard)]
+
+
+def _python() -> list[str]:
+    """No site-packages, no user folder, nothing from the current folder, no files written beside sources."""
+    return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8"]
+
+
+def _bwrap() -> str:
+    return shutil.which("bwrap") or "bwrap"
+
+
+def spare_uid() -> int:
+    """A user id that nobody has, another for each process, so that each has a count of processes of its own."""
+    uid = _FIRST_SPARE + os.getpid() % 2**15 * _SPARE + next(_serial) % _SPARE
+    return uid if _mapped(uid) else _NOBODY
+
+
+def _mapped(uid: int) -> bool:
+    """Whether this user namespace has the id: a rootless container has few."""
+    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(first <= uid < first + count for first, _, count in ranges)

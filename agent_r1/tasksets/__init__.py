@@ -1,0 +1,110 @@
+"""Ready worlds, by name. A world is imported only when it is built."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.taskset import TaskSet
+from agent_r1.sandbox.config import DEFAULT_LEVEL, Level
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A world that can be named: one line on what it is, and how it is built from (data, corpus, seed).
+
+    ``corpus`` is a file, or the address of a retrieval server.
+    """
+
+    description: str
+    build: Callable[[Path | None, str | Path | None, int], TaskSet]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeEntry:
+    """A world that runs code which the policy wrote: it is built for a level of the sandbox too."""
+
+    description: str
+    build: Callable[[Path | None, str | Path | None, int, Level], TaskSet]
+
+
+def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, sandbox: Level | None = None) -> TaskSet:
+    """Build the world called ``name``.
+
+    Raises InvalidInput where there is none, its files cannot be used, or the sandbox's level does not hold on this
+    machine or is named for a world that runs no code.
+    """
+    if name not in WORLDS:
+        nearest = difflib.get_close_matches(name, WORLDS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise InvalidInput("task", got=repr(name), do=f"{hint}use one of: {', '.join(WORLDS)}")
+    entry = WORLDS[name]
+    if isinstance(entry, CodeEntry):
+        return entry.build(data, corpus, seed, sandbox or DEFAULT_LEVEL)
+    if sandbox is not None:
+        raise InvalidInput("sandbox", got=repr(sandbox), do=f"leave it out: {name} runs no code of the agent's")
+    return entry.build(data, corpus, seed)
+
+
+def _tinywiki(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    from agent_r1.tasksets import tinywiki
+
+    return tinywiki.build(data, corpus, seed)
+
+
+def _memory(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    from agent_r1.tasksets import memory
+
+    return memory.build(data, corpus, seed)
+
+
+def _orders(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    from agent_r1.tasksets import orders
+
+    return orders.build(data, corpus, seed)
+
+
+def _unreliable(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    from agent_r1.tasksets import unreliable
+
+    return unreliable.build(data, corpus, seed)
+
+
+def _multihop(name: str) -> Callable[[Path | None, str | Path | None, int], TaskSet]:
+    def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+        from agent_r1.tasksets import multihop
+
+        return multihop.build(name, data, corpus, seed)
+
+    return build
+
+
+def _math(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
+    from agent_r1.tasksets import math
+
+    return math.build(data, corpus, seed, level)
+
+
+def _code(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
+    from agent_r1.tasksets import code
+
+    return code.build(data, corpus, seed, level)
+
+
+WORLDS: Mapping[str, Entry | CodeEntry] = {
+    "tinywiki": Entry("a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files", _tinywiki),
+    "unreliable": Entry("TinyWiki behind a search that fails and gives old pages; needs no files", _unreliable),
+    "memory": Entry("a fact told at first and asked for at last; needs no files", _memory),
+    "orders": Entry("a customer, to be asked and served by tools; needs no files, but a real model", _orders),
+    "hotpotqa": Entry("HotpotQA: 2-hop questions over Wikipedia; needs --data", _multihop("hotpotqa")),
+    "2wiki": Entry(
+        "2WikiMultihopQA: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("2wiki")
+    ),
+    "musique": Entry("MuSiQue: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("musique")),
+    "multihop": Entry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
+    "math": CodeEntry("mathematics with a Python interpreter: GSM8K, MATH; needs --data", _math),
+    "code": CodeEntry("functions to write, try and mend: HumanEval, MBPP; needs --data", _code),
+}

@@ -1,0 +1,59 @@
+"""Code: functions to write (HumanEval, MBPP), tried over turns on the examples shown, judged by tests that are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.sandbox import Level, Sandbox, SandboxConfig
+from agent_r1.tasksets.code.exam import packages_for
+from agent_r1.tasksets.code.problems import read_problems
+from agent_r1.tasksets.code.scorer import CodeScorer, repairs
+from agent_r1.tasksets.code.solutions import solutions_of
+from agent_r1.tasksets.code.tool import run_tests_tool
+from agent_r1.tasksets.splits import GIVEN_OUT, everything, read_splits, tasks_of, whole_of
+
+MAX_TURNS = 5
+
+SYSTEM = (
+    "Write a Python function. Try your solution with the run_tests tool, which runs it on the examples that you see; "
+    "mend what is wrong, and try again. There are further tests that you do not see. "
+    "When it is right, give the whole solution, and nothing else, in a ```python block."
+)
+
+
+def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
+    """The world of a file of problems.
+
+    Args:
+        data: a file, a folder with one per split, or a data set on the hub (see ``problems`` and ``tasks.splits``).
+        corpus: nothing is searched here.
+        seed: orders the training problems.
+        level: of the sandbox that solutions run in.
+
+    Raises:
+        InvalidInput: a file is missing or broken, its tests need a package that is not there, or the sandbox's level
+            does not hold here.
+    """
+    if data is None:
+        raise InvalidInput(
+            "--data for code", got="nothing", do="give the file of its problems, or hf:openai/openai_humaneval"
+        )
+    if corpus is not None:
+        raise InvalidInput("corpus", got=corpus, do="leave it out: nothing is searched here")
+    splits = read_splits(data, seed, read_problems, GIVEN_OUT)
+    sandbox = Sandbox(SandboxConfig(level=level, packages=packages_for(p.exam for p in everything(splits))))
+    return TaskSet(
+        name="code",
+        env=ToolEnv([run_tests_tool(sandbox)], max_turns=MAX_TURNS, system=SYSTEM),
+        tasks=tasks_of(splits, data),
+        scorers=(CodeScorer(sandbox),),
+        recipe={"sandbox": level, "reward_weights": {"passed": 1.0, "form": 0.0, "first_passed": 0.0}},
+        validation="validation" if splits["validation"] else None,
+        whole=whole_of(splits),
+        solutions=solutions_of(MAX_TURNS),
+        measures=repairs,
+        sandbox=sandbox.in_force,
+    )

@@ -1,0 +1,103 @@
+"""The examples that a task shows to whoever solves it: a call, and what it gives. Both are Python expressions."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent_r1.tasksets.code.source import parsed
+
+_GIVES = re.compile(r"\s*(?:==|=>|->|➞|→|=|#|(?:should |will )?returns?\b|is\b)\s*(?P<value>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """
+    Example:
+        Example("add(2, 3)", "5")
+    """
+
+    call: str
+    wanted: str
+
+
+def of_assertion(source: str) -> Example:
+    """The example that an assertion is: of ``assert f(1) == 2`` the two sides, of any other what must be true.
+
+    Raises SyntaxError where it is no assertion.
+
+    Example:
+        >>> of_assertion("assert not odd(2)")
+        Example(call='bool(not odd(2))', wanted='True')
+    """
+    body = parsed(source.strip()).body
+    if len(body) != 1 or not isinstance(body[0], ast.Assert):
+        raise SyntaxError("no assertion")
+    test = body[0].test
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        return Example(ast.unparse(test.left), ast.unparse(test.comparators[0]))
+    return Example(f"bool({ast.unparse(test)})", "True")
+
+
+def of_docstring(source: str, function: str) -> tuple[Example, ...]:
+    """The examples in the docstring of a function: those of doctest's form, else lines such as ``f(1) ➞ 2``.
+
+    What cannot be read as a call and a literal is left out.
+    """
+    found = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.FunctionDef)]
+    docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
+    return tuple(_doctests(docs)) or tuple(example for line in docs.splitlines() for example in _line(line, function))
+
+
+def _doctests(docs: str) -> Iterator[Example]:
+    try:
+        examples = doctest.DocTestParser().get_examples(docs)
+    except ValueError:  # its indentation is not doctest's
+        return
+    for example in examples:
+        if _parses(example.source.strip()) and _is_literal(example.want.strip()):
+            yield Example(example.source.strip(), example.want.strip())
+
+
+def _line(line: str, function: str) -> Iterator[Example]:
+    """The example of a line, where it has one: the shortest call, and the longest literal behind it."""
+    start = line.find(f"{function}(")
+    ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []
+    end = next((end for end in ends if _is_plain_call(line[start:end])), None)
+    gives = None if end is None else _GIVES.match(line, end)
+    if gives is None:
+        return
+    told = gives["value"]
+    sizes = [size for size in range(len(told), 0, -1) if size == len(told) or told[size] in " \t.,;#)"]
+    wanted = next((told[:size].strip() for size in sizes if _is_literal(told[:size].strip())), None)
+    if wanted is not None:
+        yield Example(line[start:end], ast.unparse(parsed(wanted)))
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _is_plain_call(text: str) -> bool:
+    """Whether it is a call with literals; one with names, ``f(n)``, is prose."""
+    if not _parses(text):
+        return False
+    call = ast.parse(text, mode="eval").body
+    return isinstance(call, ast.Call) and all(
+        _is_literal(ast.unparse(value)) for value in (*call.args, *(keyword.value for keyword in call.keywords))
+    )
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,58 @@
+"""Right and wrong ways to act in a problem, by which the world is checked."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from agent_r1.core.messages import Message
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
+from agent_r1.core.task import Task
+from agent_r1.tasksets.code.exam import Exam
+from agent_r1.tasksets.code.source import parsed
+from agent_r1.tasksets.code.tool import RUN_TESTS
+
+
+def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
+    """The solution that comes with a problem, also after trying; wrong are one that returns None, and bad form."""
+
+    def of(task: Task) -> ReferenceSolutions:
+        exam: Exam = task.data["exam"]
+        right: str = task.data["solution"]
+        none = returning_none(right, exam.calls)
+        gold = (
+            ReferenceSolution("its solution", script(block(right))),
+            ReferenceSolution("its solution, tried first", script(tool_call(RUN_TESTS, code=right), block(right))),
+            ReferenceSolution("mended after a failure", script(tool_call(RUN_TESTS, code=none), block(right))),
+        )
+        wrong = (
+            ReferenceSolution("return None", script(block(none))),
+            ReferenceSolution("made worse", script(tool_call(RUN_TESTS, code=right), block(none))),
+            ReferenceSolution("its solution, without a block", script(Message.assistant(right))),
+            ReferenceSolution("a block that does not close", script(Message.assistant(f"```python\n{right}"))),
+            ReferenceSolution("an empty block", script(block(""))),
+            ReferenceSolution("nothing", script(Message.assistant(""))),
+            ReferenceSolution("trying to the end", script(*(tool_call(RUN_TESTS, code=right),) * max_turns)),
+        )
+        return ReferenceSolutions(gold, wrong, {"passed": 1.0})
+
+    return of
+
+
+def block(source: str) -> Message:
+    """The assistant's last word."""
+    return Message.assistant(f"```python\n{source.strip()}\n```")
+
+
+def returning_none(source: str, names: tuple[str, ...]) -> str:
+    """The source, in which these functions do nothing but return None.
+
+    Example:
+        >>> returning_none("def f(x):\\n    return x", ("f",))
+        'def f(x):\\n    return None'
+    """
+    tree = parsed(source)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            node.body = [ast.Return(ast.Constant(None))]
+    return ast.unparse(tree)

@@ -1,0 +1,90 @@
+"""Rows of files, and of data sets on the Hugging Face hub by way of the ``datasets`` library, which is an extra."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.jsonl import Row, read_rows
+
+PREFIX = "hf:"
+
+_NAME = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<split>[^:@]+))?")
+
+_FORM = "write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG@SPLIT, such as hf:hotpotqa/hotpot_qa:distractor@validation"
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A data set on the hub, or in a folder that ``datasets`` can load; ``split`` is one of its own, None: all.
+
+    Example:
+        HubName("hotpotqa/hotpot_qa", "distractor", "validation") is hf:hotpotqa/hotpot_qa:distractor@validation
+    """
+
+    name: str
+    config: str | None
+    split: str | None
+
+    def at(self, split: str) -> HubName:
+        """The same data set, one split of it."""
+        return HubName(self.name, self.config, split)
+
+    def __str__(self) -> str:
+        return (
+            PREFIX + self.name + (f":{self.config}" if self.config else "") + (f"@{self.split}" if self.split else "")
+        )
+
+
+def is_hub(source: Path) -> bool:
+    """Whether a source of rows is on the hub and not a file."""
+    return str(source).startswith(PREFIX)
+
+
+def rows_of(source: Path) -> Iterator[Row]:
+    """The rows of a file, or of one split on the hub. Raises InvalidInput where it cannot be read."""
+    return hub_rows(source) if is_hub(source) else read_rows(source)
+
+
+def hub_name(source: Path) -> HubName:
+    """Read a name. Raises InvalidInput for one of another form."""
+    match = _NAME.fullmatch(str(source))
+    if match is None:
+        raise InvalidInput("--data", got=str(source), do=_FORM)
+    return HubName(match["name"], match["config"], match["split"])
+
+
+def hub_splits(name: HubName) -> tuple[str, ...]:
+    """The splits that a data set has. Raises InvalidInput where it cannot be loaded."""
+    return tuple(_loaded(name))
+
+
+def hub_rows(source: Path) -> Iterator[Row]:
+    """The rows of one split, numbered from 1. Raises InvalidInput where it cannot be loaded, or is not one split."""
+    name = hub_name(source)
+    splits = _loaded(name)
+    wanted = name.split or (next(iter(splits)) if len(splits) == 1 else None)
+    if wanted is None or wanted not in splits:
+        raise InvalidInput(
+            "--data", got=str(name), do=f"end it with one of {', '.join(f'@{split}' for split in splits)}"
+        )
+    for number, values in enumerate(splits[wanted], start=1):
+        yield Row(source, number, values)
+
+
+def _loaded(name: HubName) -> Mapping[str, Any]:
+    """The rows by split."""
+    try:
+        import datasets
+    except ImportError as error:
+        do = "pip install 'agent-r1[datasets]', or give a file"
+        raise InvalidInput("--data", got=f"{name} without the datasets package", do=do) from error
+    try:
+        return dict(datasets.load_dataset(name.name, name.config))
+    except Exception as error:  # no such name, no such configuration, no connection, a broken file: a kind for each
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InvalidInput("--data", got=str(name), do=f"name a data set that can be loaded ({reason})") from error

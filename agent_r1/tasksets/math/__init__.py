@@ -1,0 +1,57 @@
+"""Mathematics: problems with one right answer (GSM8K, MATH), and a Python interpreter to compute with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.packages import require_extra
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.sandbox import Level, Sandbox, SandboxConfig
+from agent_r1.tasksets.math.problems import read_problems
+from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
+from agent_r1.tasksets.math.solutions import solutions_of
+from agent_r1.tasksets.splits import GIVEN_OUT, everything, read_splits, tasks_of, whole_of
+from agent_r1.tools.python_tool import python_tool
+
+MAX_TURNS = 5
+
+SYSTEM = (
+    "Solve the problem. Think it through; where computing helps, run Python code with the tool. "
+    "Give the final answer, and nothing else in the box, as \\boxed{answer}."
+)
+
+
+def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
+    """The world of a file of problems.
+
+    Args:
+        data: a file, a folder with one per split, or a data set on the hub (see ``problems`` and ``tasks.splits``).
+        corpus: nothing is searched here.
+        seed: orders the training problems.
+        level: of the sandbox that the python tool runs in.
+
+    Raises:
+        InvalidInput: a file is missing or broken, math-verify is missing, or the sandbox's level does not hold here.
+    """
+    if data is None:
+        raise InvalidInput(
+            "--data for math", got="nothing", do="give the file of its problems, or hf:openai/gsm8k:main"
+        )
+    if corpus is not None:
+        raise InvalidInput("corpus", got=corpus, do="leave it out: nothing is searched here")
+    require_extra("math_verify", extra="math")
+    splits = read_splits(data, seed, read_problems, GIVEN_OUT)
+    sandbox = Sandbox(SandboxConfig(level=level))
+    return TaskSet(
+        name="math",
+        env=ToolEnv([python_tool(sandbox)], max_turns=MAX_TURNS, system=SYSTEM),
+        tasks=tasks_of(splits, data),
+        scorers=(MathScorer(AnswerChecker()),),
+        recipe={"sandbox": level, "reward_weights": {"correct": 1.0, "form": 0.0}},
+        validation="validation" if splits["validation"] else None,
+        whole=whole_of(splits),
+        solutions=solutions_of(everything(splits), MAX_TURNS),
+        sandbox=sandbox.in_force,
+    )

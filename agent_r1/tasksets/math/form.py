@@ -1,0 +1,109 @@
+r"""What is no answer, whatever its value: the question said again, a sum that is not added up, another kind of thing.
+
+math-verify computes what it is given. Without these rules a policy earns full marks for ``\sqrt{242}`` where
+``11\sqrt{2}`` is wanted, by copying it out of the question.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent_r1.tasksets.math.normal import squashed
+
+_BASED = re.compile(r"(?P<digits>[0-9A-Za-z]+)_\{?(?P<base>\d+)\}?")
+_NAMED = re.compile(r"\\(sum|prod|int|lim|gcd|lcm|binom|min|max|pmod|bmod|mod|lfloor|lceil|det)(?![a-zA-Z])")
+_PLAIN_NAMED = re.compile(r"(?<![a-zA-Z\\])(gcd|lcm|min|max|floor|ceil|binom)\s*\(")
+_FUNCTION = re.compile(r"\\?(log|ln|lg|exp|sin|cos|tan|cot|sec|csc|sqrt)(?![a-zA-Z])|\|(?=.*\|)")
+_SCALE = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{-?\d+\}|\d)")
+_TERM = r"(?:\d+(?:\.\d+)?|\\[dt]?frac\s*(?:\{\d+\}|\d)\s*(?:\{\d+\}|\d)|\))"
+_ARITHMETIC = re.compile(
+    rf"(?<![\w^.]){_TERM}\s*(?:[-+*]|\\cdot|\\times|\\div)\s*[-(]*{_TERM}(?!\s*(?:[\w.^]|\\(?:sqrt|pi|cdot)))"
+)
+_POWER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|\)|\})\s*(?:\^|\*\*)\s*(?!\{?\\circ)")
+_LETTERS = re.compile(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ie](?![a-zA-Z])")
+_EXPRESSION = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", re.DOTALL)
+
+
+def refusal(gold: str, said: str, question: str) -> str | None:
+    """Why ``said`` is no answer to ``question``, before it is computed; None where it may be one.
+
+    Both answers are :func:`normal`. What reads as the gold answer does is never refused.
+    """
+    if same_text(gold, said):
+        return None
+    if any(_stands_in(_key(said), squashed(part)) for part in expressions(question)):
+        return "it stands in the question"
+    if _base(said) != _base(gold) and not (_base(gold) is None and "base" in question):
+        return "it is in another base"
+    if left := sorted(_operators(said) - _operators(gold)):
+        return f"it is not worked out: {', '.join(left)}"
+    if "=" not in gold and (re.search(r"=[^,;]*=", said) or re.match(r"\s*[-\d.]+\s*=", said)):
+        return "it is an equation of two values"
+    if not _may_equal(_kind(gold), _kind(said)):
+        return "it is another kind of thing: a list, a set, a tuple, an interval"
+    return None
+
+
+def alike(gold: str, said: str) -> str:
+    """The gold answer, a column or row of numbers as a tuple where a tuple was said."""
+    found = _VECTOR.fullmatch(gold.strip())
+    if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
+        return gold
+    parts = re.split(r"\\\\|&", found["rows"])
+    return f"({','.join(part.strip() for part in parts)})"
+
+
+def expressions(question: str) -> tuple[str, ...]:
+    """The mathematics of a question, as it stands there between dollars or brackets."""
+    return tuple(next(filter(None, found)).strip() for found in _EXPRESSION.findall(question))
+
+
+def same_text(gold: str, said: str) -> bool:
+    """Whether two answers, both :func:`normal`, read the same."""
+    return _key(said) == _key(gold)
+
+
+def _key(answer: str) -> str:
+    text = re.sub(r"^[a-z]=", "", squashed(answer))
+    return re.sub(r"^\(([a-z])\)$", r"\1", text)
+
+
+def _stands_in(said: str, question: str) -> bool:
+    return bool(said) and re.search(rf"(?<![\w.\\]){re.escape(said)}(?!\w|\.\d)", question) is not None
+
+
+def _base(answer: str) -> str | None:
+    found = _BASED.fullmatch(answer.replace(" ", ""))
+    return found["base"] if found and found["base"] != "10" else None
+
+
+def _operators(answer: str) -> set[str]:
+    """What is left to be computed. An answer with letters is symbolic, and may be a sum of its terms."""
+    found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
+    text = _SCALE.sub("", answer)
+    if re.search("[a-zA-Z]", _LETTERS.sub("", text)):
+        return found
+    found |= {"!"} if "!" in text else set()
+    found |= {"function"} if _FUNCTION.search(text) else set()
+    found |= {"arithmetic"} if _ARITHMETIC.search(text) else set()
+    return found | ({"power"} if _POWER.search(text) else set())
+
+
+def _kind(answer: str) -> str:
+    text = re.sub(r"\\left|\\right|\s", "", answer)
+    if text.startswith(r"\{"):
+        return "set"
+    if r"\cup" in text:
+        return "interval"
+    inner = text[1:-1] if text[:1] in ("(", "[") and text[-1:] in (")", "]") else None
+    if inner is None:
+        return "list" if r"\pm" in text or ("," in text and r"\begin" not in text) else "one"
+    if text[0] == "(" and text[-1] == ")":
+        return "tuple" if "," in inner else "one"
+    return "interval"
+
+
+def _may_equal(gold: str, said: str) -> bool:
+    """A list may be a set that was written without its braces; nothing else may be another kind."""
+    return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

@@ -1,0 +1,127 @@
+"""Memory over turns: a fact is told at first, others follow turn by turn, and at last the first is asked for.
+
+The *distance* is the number of turns between the two. RolloutContext rules that drop or shorten what lies back are tried here:
+what they lose shows in the splits of greater distance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs.user_env import Reply, UserEnv
+from agent_r1.rewards import FunctionScorer, exact_match
+from agent_r1.tasksets.generated import takes_no_files
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
+from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
+from agent_r1.tasksets.tinywiki.questions import INSTRUCTION
+
+DISTANCES: Mapping[str, tuple[int, ...]] = {
+    "train": (1, 2, 3),
+    "validation": (1, 2, 3),
+    "distance-1": (1,),
+    "distance-3": (3,),
+    "distance-8": (8,),
+}
+"""The distances of a split, through which its tasks rotate. The greatest is never trained on."""
+
+TASKS = 400
+"""Of each split; four times as many to train on."""
+
+MAX_TURNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the user says turn by turn: facts of different entities and relations, and a question about the first.
+
+    Example:
+        Told(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
+        has distance 1.
+    """
+
+    turns: tuple[str, ...]
+    answer: str
+
+
+class Teller:
+    """The user: it says what it has to say, whatever it hears, and ends when its question was answered."""
+
+    async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
+        told: Told = task.data["told"]
+        spoken = sum(message.role == "assistant" and not message.calls for message in said)
+        return Reply(told.turns[spoken]) if spoken < len(told.turns) else Reply("", end=True)
+
+
+def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    """The world; ``seed`` draws the training tasks. Raises InvalidInput where files are given: it reads none."""
+    takes_no_files("memory", data, corpus)
+    return TaskSet(
+        name="memory",
+        env=UserEnv([], Teller(), max_turns=MAX_TURNS),
+        tasks=lru_cache(lambda split: tasks(split, seed)),
+        scorers=(FunctionScorer({"em": exact_match}),),
+        recipe=RECIPE,
+        evaluation=tuple(split for split in DISTANCES if split.startswith("distance")),
+        validation="validation",
+        solutions=solutions,
+    )
+
+
+RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "task": "memory", "max_tokens": 16}
+
+
+def tasks(split: str, seed: int) -> tuple[Task, ...]:
+    """The tasks of a split, always in the same order. Raises InvalidInput for a split that does not exist."""
+    if split not in DISTANCES:
+        raise InvalidInput("split of memory", got=split, do=f"give one of {', '.join(DISTANCES)}")
+    drawn, count = (f"train/{seed}", 4 * TASKS) if split == "train" else (split, TASKS)
+    return tuple(_task(split, index, random.Random(f"memory/{drawn}/{index}")) for index in range(count))
+
+
+def _task(split: str, index: int, rng: random.Random) -> Task:
+    distance = DISTANCES[split][index % len(DISTANCES[split])]
+    told = tell(distance, rng)
+    messages = (INSTRUCTION, Message.user(told.turns[0]))
+    return Task(f"{split}/{index}", messages, {"answers": (told.answer,), "told": told}, split)
+
+
+def tell(distance: int, rng: random.Random) -> Told:
+    """A fact, ``distance`` others, and the question."""
+    names = rng.sample(ENTITIES, 2 * (distance + 1))
+    relations = rng.sample(RELATIONS, distance + 1)
+    facts = list(zip(names[::2], relations, names[1::2], strict=True))
+    title, relation, answer = facts[0]
+    question = f"What is the {relation} of {title}?"
+    return Told((*(f"{name}: {what} {value}." for name, what, value in facts), question), answer)
+
+
+def solutions(task: Task) -> ReferenceSolutions:
+    """To remember until the end; wrong is to answer with the newest thing heard, too early, or not at all."""
+    told: Told = task.data["told"]
+    noted = [Message.assistant("Noted.") for _ in told.turns[1:]]
+    newest = told.turns[-2].rstrip(".").rpartition(" ")[2]
+    too_early = [_answer(told.answer), *noted]
+    return ReferenceSolutions(
+        gold=(ReferenceSolution("the fact told first", script(*noted, _answer(told.answer))),),
+        wrong=(
+            ReferenceSolution("the fact told last", script(*noted, _answer(newest))),
+            ReferenceSolution("the answer before it is asked for", script(*too_early)),
+            ReferenceSolution("no answer", script(*noted, Message.assistant("I forgot."))),
+        ),
+        full={"em": 1.0},
+    )
+
+
+def _answer(name: str) -> Message:
+    return Message.assistant(f"<answer>{name}</answer>")

@@ -1,0 +1,144 @@
+"""Multi-hop questions over a corpus of passages: HotpotQA, 2WikiMultihopQA, MuSiQue, and mixtures of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.reference_solution import ReferenceSolutions, tool_call
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs.naive_rag import NaiveRag
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.opening import open_retriever
+from agent_r1.retrieval.passages import unique
+from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrieverFailed
+from agent_r1.retrieval.tool import search_tool
+from agent_r1.rewards.answers import exact_match, f1, gated_exact_match, sub_match
+from agent_r1.rewards.normalization import exact_match_score
+from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.tasksets.answers import answer_solutions
+from agent_r1.tasksets.multihop.mixture import read_mixture
+from agent_r1.tasksets.multihop.questions import Question, read_questions
+from agent_r1.tasksets.splits import Splits, everything, read_splits, tasks_of, whole_of
+
+_log = logging.getLogger(__name__)
+
+MAX_TURNS = 5
+MAX_OUTPUT = 4000
+"""Characters of a search result: five passages of Wikipedia's usual length. The paper's 2048 cut the last ones off."""
+
+AGENT_SYSTEM = (
+    "Answer the question. Look facts up with the search tool, one at a time and as often as you need. "
+    "When you know the answer, give it in as few words as possible between <answer> and </answer>."
+)
+RAG_SYSTEM = (
+    "Answer the question at the end with the help of the passages before it. "
+    "Give the answer in as few words as possible between <answer> and </answer>."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The questions of a world by split; ``evaluation`` are the splits of the table, ``whole`` the one of all."""
+
+    splits: Splits[Question]
+    evaluation: tuple[str, ...]
+    whole: str | None = None
+
+
+def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    """The world of one benchmark, or of several.
+
+    Args:
+        name: what the world is called, such as ``hotpotqa``.
+        data: a file of questions, a folder with one per split (see ``splits``), a data set on the hub (see
+            ``hub``), or a TOML file that mixes some of these (see ``mixture``).
+        corpus: what to search (see ``retrieval.opening``); without it, the passages that came with the questions.
+        seed: draws and orders the training questions.
+
+    Raises:
+        InvalidInput: a file is missing or broken, or there are no passages to search.
+    """
+    if data is None:
+        raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
+    questions = _questions(data, seed)
+    splits = questions.splits
+    retriever = _own_passages(name, splits) if corpus is None else open_retriever(corpus)
+    search = search_tool(retriever)
+    return TaskSet(
+        name=name,
+        env=ToolEnv([search], max_turns=MAX_TURNS, system=AGENT_SYSTEM, max_output=MAX_OUTPUT),
+        tasks=tasks_of(splits, data),
+        scorers=(FunctionScorer({"em": exact_match, "f1": f1, "sub_match": sub_match, "gated": gated_exact_match}),),
+        baselines={"naive-rag": NaiveRag(search, system=RAG_SYSTEM, max_output=MAX_OUTPUT)},
+        recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
+        evaluation=questions.evaluation,
+        validation="validation" if splits["validation"] else None,
+        whole=questions.whole,
+        retrieval=_retrieval(splits, retriever),
+        solutions=_solutions(splits),
+    )
+
+
+def _questions(data: Path, seed: int) -> Questions:
+    if data.suffix == ".toml":
+        mixture = read_mixture(data, seed)
+        return Questions(mixture.splits, mixture.tests)
+    splits = read_splits(data, seed, read_questions)
+    return Questions(splits, ("test",), whole_of(splits))
+
+
+def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
+    passages = unique(passage for question in everything(splits) for passage in question.context)
+    if not passages:
+        raise InvalidInput(
+            f"--corpus for {name}", got="nothing", do="give the file of passages, as the questions have none"
+        )
+    return BM25Index(passages)
+
+
+def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
+    """An answer after one search for the question; wrong is, among others, the answer of another question.
+
+    Sub-match is no full mark: a question may name the answer among others, and so earns it.
+    """
+    answers = list(dict.fromkeys(question.answers[0] for question in everything(splits)))
+
+    def of(task: Task) -> ReferenceSolutions:
+        gold = task.data["answers"]
+        other = next((each for each in answers if not exact_match_score(each, gold)), f"not {gold[0]}")
+        searches = (tool_call("search", query=task.messages[-1].text),)
+        return answer_solutions(task, searches, other, MAX_TURNS, {"em": 1.0, "f1": 1.0, "gated": 1.0})
+
+    return of
+
+
+def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
+    """Recall of the supporting titles by one search for the question; None where no question names any."""
+    if not any(question.supporting for question in everything(splits)):
+        return None
+
+    def of(split: str) -> Mapping[str, float]:
+        questions = [question for question in splits[split] if question.supporting]
+        try:
+            return {f"recall@{TOP_K}": recall(questions, retriever)} if questions else {}
+        except RetrieverFailed as error:
+            _log.warning("recall@%d of %s was not measured: %s", TOP_K, split, error)
+            return {}
+
+    return of
+
+
+def recall(questions: Sequence[Question], retriever: Retriever) -> float:
+    """The mean share of a question's supporting titles among the ``TOP_K`` passages that a search for it finds."""
+    found = retriever.search([question.text for question in questions])
+    shares = [
+        len(set(question.supporting) & {passage.title for passage in passages}) / len(question.supporting)
+        for question, passages in zip(questions, found, strict=True)
+    ]
+    return sum(shares) / len(shares)

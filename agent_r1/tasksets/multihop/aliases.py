@@ -1,0 +1,31 @@
+"""Other names of answers: the file ``id_aliases.json`` that comes with 2WikiMultihopQA."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from agent_r1.core.jsonl import read_rows
+
+ALIASES_FILE = "id_aliases.json"
+
+_NAMES = TypeAdapter(list[str])
+
+
+def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    """The other names of the entities in ``wanted`` by their Wikidata id; aliases and demonyms, as in 2Wiki's script.
+
+    Rows are ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises InvalidInput, naming the row.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    for row in read_rows(path):
+        entity = row.text("Q_id")
+        if entity in wanted:
+            try:
+                both = [_NAMES.validate_python(row.values.get(field) or []) for field in ("aliases", "demonyms")]
+            except ValidationError as error:
+                raise row.fault("aliases that are no texts", "give aliases and demonyms as lists of texts") from error
+            names[entity] = tuple(name.strip() for some in both for name in some if name.strip())
+    return names

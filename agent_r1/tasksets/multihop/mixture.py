@@ -1,0 +1,127 @@
+"""A mixture of data sets, described by a TOML file: what is trained on, and what each column of the table is.
+
+[train.hotpotqa]
+data = "hotpot_train_v1.1.json"
+count = 25600
+
+[train.2wiki]
+data = "hf:xanhho/2WikiMultihopQA@train"
+count = 25600
+
+[test.hotpotqa]
+data = "hotpot_dev_fullwiki_v1.json"
+
+[test.musique]
+data = "musique_ans_v1.0_dev.jsonl"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent_r1.config import read_toml
+from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.hub import is_hub
+from agent_r1.tasksets.multihop.questions import Question, read_questions
+from agent_r1.tasksets.splits import Splits, shuffled, without
+
+RESERVED = ("train", "validation", "all")
+"""Splits of every multi-hop world: no data set may be called so, as its test questions are a split of its name."""
+
+
+class Portion(BaseModel):
+    """Questions of one data set: ``count`` of them, drawn at random; all of them where it is None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str
+    count: int | None = Field(default=None, ge=1)
+
+
+class MixtureFile(BaseModel):
+    """Portions by the name of their data set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: dict[str, Portion] = Field(default_factory=dict)
+    validation: dict[str, Portion] = Field(default_factory=dict)
+    test: dict[str, Portion] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The questions by split; ``tests`` are the splits of the table, one for each tested data set, by its name."""
+
+    splits: Splits[Question]
+    tests: tuple[str, ...]
+
+
+def read_mixture(path: Path, seed: int) -> Mixture:
+    """Read the file and the questions it names; paths are relative to its folder.
+
+    Tested questions are the same for every seed, also where they are counted; ``seed`` draws the training ones. What
+    is tested is not validated on, and neither is trained on: such questions are passed over, whatever their file.
+
+    Raises InvalidInput: the file is broken, a data set cannot be read, or has fewer questions than are wanted.
+    """
+    file = _read(path)
+    draw = _Draw(path)
+    tests = draw.portions("test", file.test, "split", ())
+    held = _joined(tests)
+    validations = draw.portions("validation", file.validation, "split", held)
+    trained = draw.portions("train", file.train, str(seed), (*held, *_joined(validations)))
+    # In an order of its own: by the one it was drawn in, questions of the larger data set would come first.
+    train = shuffled(_joined(trained), f"mixed by {seed}")
+    return Mixture({"train": train, "validation": _joined(validations), **tests}, tuple(tests))
+
+
+class _Draw:
+    """Draws questions from the data sets that a file names; each is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = lru_cache(lambda data: read_questions(_source(path, data)))
+
+    def portions(
+        self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
+    ) -> dict[str, tuple[Question, ...]]:
+        """What each portion of a split gets, in the order that ``salt`` gives; nothing that is held for another."""
+        return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
+
+    def _portion(
+        self, split: str, name: str, portion: Portion, salt: str, held: Sequence[Question]
+    ) -> tuple[Question, ...]:
+        there = without(shuffled(self._read(portion.data), salt), held)
+        wanted = len(there) if portion.count is None else portion.count
+        if not there or wanted > len(there):
+            got = f"{wanted} questions wanted of {portion.data}, which has {len(there)} not held for another split"
+            raise InvalidInput(f"{self._path}, {split}.{name}", got=got, do="lower its count, or give more questions")
+        return tuple(replace(question, id=f"{name}/{question.id}") for question in there[:wanted])
+
+
+def _source(path: Path, data: str) -> Path:
+    """Where a portion's questions are; a file's name is relative to that of the mixture."""
+    return Path(data) if is_hub(Path(data)) else path.parent / data
+
+
+def _joined(sets: Mapping[str, tuple[Question, ...]]) -> tuple[Question, ...]:
+    return tuple(chain.from_iterable(sets.values()))
+
+
+def _read(path: Path) -> MixtureFile:
+    try:
+        file = MixtureFile.model_validate(read_toml(path).values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        do = "give [train.NAME], [validation.NAME] and [test.NAME], each with data and, if not all, count"
+        raise InvalidInput(f"{path}, {where}", got=fault["msg"], do=do) from error
+    if reserved := sorted({*file.train, *file.validation, *file.test} & set(RESERVED)):
+        raise InvalidInput(f"{path}, {reserved[0]}", got="a data set of that name", do="give it another")
+    return file

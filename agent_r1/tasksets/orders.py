@@ -1,0 +1,316 @@
+"""Orders: an agent serves a customer by tools over a small database; after tau-bench (arXiv 2406.12045), in small.
+
+The customer has a hidden wish, says half of it, and tells the rest when asked, one thing at a time. The reward is 1
+where the conversation came to its end, the database is then as the wish would have it, with nothing else in it changed,
+and the customer was told the price.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message, Text
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.tool import ToolResult
+from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.envs.user_env import Reply, User, UserEnv
+from agent_r1.rewards import FunctionScorer
+from agent_r1.tasksets.generated import takes_no_files
+from agent_r1.tools import Resources, tool
+
+SPLITS: Mapping[str, int] = {"train": 1000, "test": 200}
+ORDERS = 6
+MAX_TURNS = 12
+
+SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+
+ITEMS = ("lamp", "chair", "kettle", "carpet", "mirror", "clock")
+COLOURS = ("red", "blue", "green", "black", "white")
+CITIES = ("Oslo", "Lyon", "Porto", "Graz", "Turku")
+
+SYSTEM = Message.system(
+    "You serve the customers of a shop. Ask for what you need to know, one question at a time. When all is done, tell "
+    "the customer the price of the order in a sentence without a question: that ends the conversation."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One row of the database.
+
+    Example:
+        Order("lamp", "red", "Oslo", price=41)
+    """
+
+    item: str
+    colour: str
+    city: str
+    price: int
+    cancelled: bool = False
+
+
+Database = Mapping[str, Order]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the customer wants of one order: another value of ``field``, or, where that is ``cancel``, an end to it.
+
+    Example:
+        Wish("A17", "colour", "blue")
+        Wish("B20", "cancel", "")
+    """
+
+    order: str
+    field: Literal["colour", "city", "cancel"]
+    value: str
+
+    def fulfilled(self, database: Database) -> Database:
+        """The database as it is to be."""
+        change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
+        return {**database, self.order: replace(database[self.order], **change)}
+
+
+@dataclass(slots=True)
+class Shop:
+    """The database of one episode."""
+
+    orders: dict[str, Order] = field(default_factory=dict)
+
+    def find(self, order: str) -> tuple[str, Order]:
+        """An order and its number, however that was written. Raises ValueError where there is none."""
+        number = order.strip().upper()
+        if number not in self.orders:
+            raise ValueError(f"there is no order {order}")
+        return number, self.orders[number]
+
+    def changed(self, number: str, order: Order) -> ToolResult:
+        """Write a row. The result carries the whole database, for the reward."""
+        self.orders[number] = order
+        return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Shops:
+    """Opens the shop of each episode."""
+
+    async def open(self, task: Task, context: RolloutContext) -> Shop:
+        return Shop(dict(task.data["orders"]))
+
+
+_SHOPS = Shops()
+
+
+@tool
+async def look_up(order: str, resources: Resources) -> str:
+    """See an order.
+
+    Args:
+        order: its number
+    """
+    number, found = (await resources.of(_SHOPS)).find(order)
+    state = "cancelled" if found.cancelled else "open"
+    return f"{number}: {found.colour} {found.item} to {found.city}, price {found.price}, {state}"
+
+
+@tool
+async def change(order: str, field: Literal["colour", "city"], value: str, resources: Resources) -> ToolResult:
+    """Change an order.
+
+    Args:
+        order: its number
+        field: what to change
+        value: what it is to be
+    """
+    shop = await resources.of(_SHOPS)
+    number, found = shop.find(order)
+    return shop.changed(number, replace(found, colour=value) if field == "colour" else replace(found, city=value))
+
+
+@tool
+async def cancel(order: str, resources: Resources) -> ToolResult:
+    """Cancel an order.
+
+    Args:
+        order: its number
+    """
+    shop = await resources.of(_SHOPS)
+    number, found = shop.find(order)
+    return shop.changed(number, replace(found, cancelled=True))
+
+
+class Customer:
+    """The scripted user: it answers a question, and leaves when it is told something that holds none.
+
+    It answers one thing at a time: asked for several at once, it says so.
+    """
+
+    async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
+        heard = said[-1].text
+        if "?" not in heard:
+            return Reply("", end=True)
+        asked = " ".join(each for each in SENTENCE.findall(heard) if _asks(each)).lower()
+        topics = [topic for topic in ("number", "colour", "city") if topic in asked]
+        return Reply("One question at a time, please." if len(topics) > 1 else _answer(task.data["wish"], *topics))
+
+
+def _asks(sentence: str) -> bool:
+    return "?" in sentence
+
+
+def _answer(wish: Wish, topic: str = "") -> str:
+    if topic == "number":
+        return f"It is order {wish.order}."
+    return f"Make it {wish.value}." if topic == wish.field else "I do not know."
+
+
+def part(task: Task) -> str:
+    """Who the customer is, for a model that plays it (:class:`~agent_r1.envs.user_env.ModelUser`); it leaves by DONE."""
+    wish: Wish = task.data["wish"]
+    want = "cancel it" if wish.field == "cancel" else f"have its {wish.field} changed to {wish.value}"
+    return (
+        f"You are a customer of a shop. Your order has the number {wish.order}. You want to {want}, and to hear its "
+        "price. Answer what you are asked, briefly, and say nothing else of this. When you were told that it is done "
+        "and heard the price, say DONE."
+    )
+
+
+def served(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
+    """``served``: 1.0 where all is as wished; ``state`` and ``told`` are its halves, the database and the price.
+
+    The customer was told where the conversation came to its end, and of the prices there are what it was said in
+    sentences that ask nothing names this order's, and no other. Thoughts and calls are not said to it.
+    """
+    orders: Database = task.data["orders"]
+    wish: Wish = task.data["wish"]
+    written = [result.data for turn in trajectory.turns for result in turn.results if result.data is not None]
+    state = (written[-1] if written else _rows(orders)) == _rows(wish.fulfilled(orders))
+    prices = {str(order.price) for order in orders.values()}
+    named = prices.intersection(re.findall(r"\d+", " ".join(_stated(trajectory))))
+    told = trajectory.status == Status.COMPLETED and named == {str(orders[wish.order].price)}
+    return {"served": float(state and told), "state": float(state), "told": float(told)}
+
+
+def _stated(trajectory: Trajectory) -> Iterator[str]:
+    """The sentences said to the customer that are no questions."""
+    for turn in trajectory.env_turns:
+        if not turn.action.message.calls:
+            yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))
+
+
+def _rows(orders: Database) -> dict[str, dict[str, Any]]:
+    """The database as values that JSON can hold."""
+    return {number: asdict(order) for number, order in orders.items()}
+
+
+def world(user: User, seed: int) -> TaskSet:
+    """The world with a user of one's own for the customer; ``seed`` draws the training tasks."""
+    return TaskSet(
+        name="orders",
+        env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),
+        tasks=lru_cache(lambda split: tasks(split, seed)),
+        scorers=(FunctionScorer({"served": served}),),
+        recipe={"task": "orders", "reward_weights.state": 0.0, "reward_weights.told": 0.0},
+        solutions=solutions,
+    )
+
+
+def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    """The world. Raises InvalidInput where files are given: it reads none."""
+    takes_no_files("orders", data, corpus)
+    return world(Customer(), seed)
+
+
+def tasks(split: str, seed: int) -> tuple[Task, ...]:
+    """The tasks of a split, always in the same order. Raises InvalidInput for a split that does not exist."""
+    if split not in SPLITS:
+        raise InvalidInput("split of orders", got=split, do=f"give one of {', '.join(SPLITS)}")
+    drawn = f"train/{seed}" if split == "train" else split
+    return tuple(_task(split, index, random.Random(f"orders/{drawn}/{index}")) for index in range(SPLITS[split]))
+
+
+def _task(split: str, index: int, rng: random.Random) -> Task:
+    numbers = [f"{rng.choice('ABC')}{number}" for number in rng.sample(range(10, 40), ORDERS)]
+    prices = rng.sample(range(41, 100), ORDERS)
+    orders = {
+        number: Order(rng.choice(ITEMS), rng.choice(COLOURS), rng.choice(CITIES), price)
+        for number, price in zip(numbers, prices, strict=True)
+    }
+    wish = _wish(orders, rng)
+    want = "cancel an order" if wish.field == "cancel" else f"change the {wish.field} of an order"
+    greeting = Message.user(f"Hello. I want to {want}, and to hear what it costs.")
+    return Task(f"{split}/{index}", (SYSTEM, greeting), {"orders": orders, "wish": wish}, split)
+
+
+def _wish(orders: Database, rng: random.Random) -> Wish:
+    number = rng.choice(list(orders))
+    match rng.choice(("colour", "city", "cancel")):
+        case "colour":
+            return Wish(number, "colour", rng.choice([each for each in COLOURS if each != orders[number].colour]))
+        case "city":
+            return Wish(number, "city", rng.choice([each for each in CITIES if each != orders[number].city]))
+        case _:
+            return Wish(number, "cancel", "")
+
+
+def solutions(task: Task) -> ReferenceSolutions:
+    """To ask, look up, act and tell; wrong is to leave one of these out, to act on another order, or never to end."""
+    wish: Wish = task.data["wish"]
+    orders: Database = task.data["orders"]
+    other = next(number for number in orders if number != wish.order)
+    asks = [Message.assistant("What is the order's number?")]
+    if wish.field != "cancel":
+        asks.append(Message.assistant(f"What {wish.field} do you want?"))
+    price = orders[wish.order].price
+    looks, tells, leaves = tool_call("look_up", order=wish.order), _tells(price), Message.assistant("Goodbye.")
+    twice = (_acts(wish), tool_call("cancel", order=other))
+    everything = _tells(*(order.price for order in orders.values()))
+    guesses, called = Message.assistant(f"Is it {price}?"), tool_call("look_up", order=str(price))
+    more = _asks_more(price)
+    return ReferenceSolutions(
+        gold=(
+            ReferenceSolution("asked, done and told", script(*asks, looks, _acts(wish), tells)),
+            ReferenceSolution("told, and asked for more", script(*asks, looks, _acts(wish), more, leaves)),
+        ),
+        wrong=(
+            ReferenceSolution("not done", script(*asks, looks, tells)),
+            ReferenceSolution("not told", script(*asks, _acts(wish), Message.assistant("It is done."))),
+            ReferenceSolution("another order too", script(*asks, looks, *twice, tells)),
+            ReferenceSolution("another order's price", script(*asks, _acts(wish), _tells(orders[other].price))),
+            ReferenceSolution("every price there is", script(*asks, _acts(wish), everything)),
+            ReferenceSolution("the price in calls only", script(_acts(wish), *[called] * MAX_TURNS)),
+            ReferenceSolution("the price asked to the end", script(_acts(wish), *[guesses] * MAX_TURNS)),
+            ReferenceSolution("the price asked only", script(_acts(wish), guesses, leaves)),
+            ReferenceSolution(
+                "another price first", script(*asks, _acts(wish), _asks_more(orders[other].price), tells)
+            ),
+            ReferenceSolution("told, and never ended", script(_acts(wish), *[more] * MAX_TURNS)),
+        ),
+        full={"served": 1.0},
+    )
+
+
+def _acts(wish: Wish) -> Message:
+    if wish.field == "cancel":
+        return tool_call("cancel", order=wish.order)
+    return tool_call("change", order=wish.order, field=wish.field, value=wish.value)
+
+
+def _tells(*prices: int) -> Message:
+    return Message.assistant(f"It is done; the price is {' or '.join(map(str, prices))}.")
+
+
+def _asks_more(price: int) -> Message:
+    return Message.assistant(f"{_tells(price).text} Anything else?")

@@ -1,0 +1,166 @@
+"""Which questions of a benchmark are for training, which for choosing a checkpoint, and which for the table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.tasksets.hub import hub_name, hub_splits, is_hub
+
+SPLITS = ("train", "validation", "test")
+WHOLE = "all"
+"""The split of all questions, which only a data set has that brings no test part of its own."""
+
+_MOST = {"test": 1000, "validation": 128}
+
+
+class Asked(Protocol):
+    """A question of a benchmark: its words, and itself as a task of a split."""
+
+    @property
+    def text(self) -> str: ...
+
+    def task(self, split: str) -> Task: ...
+
+
+Question = TypeVar("Question", bound=Asked)
+Splits = Mapping[str, tuple[Question, ...]]
+Read = Callable[[Path], tuple[Question, ...]]
+"""Reads a file of questions, or a split on the hub. Raises InvalidInput, naming the row, where it cannot."""
+
+HELD_BACK = ("validation", "dev", "test")
+"""Which part of a data set is tested, the first that it has, where the answers of its test part are not given out."""
+
+GIVEN_OUT = ("test", "validation", "dev")
+"""The same, where they are."""
+
+
+def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
+    """The questions of each split; a split may be () where ``data`` is a folder.
+
+    A folder holds a file per split, ``train.json`` or ``train.jsonl`` and so on, or a folder ``train`` where ``read``
+    takes folders. A single file is divided by :func:`divide`, and has a split ``WHOLE`` besides, in an order that no
+    seed moves. For a data set on the hub see :func:`_hub`. ``seed`` orders the training questions.
+
+    Raises InvalidInput: see ``read``; a folder without such files; a question in two splits; too few questions.
+    """
+    if is_hub(data):
+        splits = _hub(data, read, tested)
+    else:
+        splits = _folder(data, read) if data.is_dir() else _one_part(read(data), data)
+    return {**splits, "train": shuffled(splits["train"], str(seed))}
+
+
+def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
+    return {**divide(questions, source), WHOLE: shuffled(questions, "split")}
+
+
+def whole_of(splits: Splits[Question]) -> str | None:
+    """The split that an agent is evaluated on which was trained elsewhere, in place of the test split."""
+    return WHOLE if WHOLE in splits else None
+
+
+def everything(splits: Splits[Question]) -> tuple[Question, ...]:
+    """The questions of all splits, each once."""
+    return tuple(chain.from_iterable(questions for split, questions in splits.items() if split != WHOLE))
+
+
+def tasks_of(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
+    """What a world gives as its tasks. Raises InvalidInput for a split that ``data`` does not have."""
+    tasks = {split: tuple(question.task(split) for question in questions) for split, questions in splits.items()}
+
+    def of(split: str) -> Sequence[Task]:
+        if not tasks.get(split):
+            there = ", ".join(name for name, some in tasks.items() if some)
+            raise InvalidInput(f"split of {data}", got=repr(split), do=f"use one that it has: {there}")
+        return tasks[split]
+
+    return of
+
+
+def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
+    """Divide the questions of one file: a fifth, at most 1000, for test, a tenth, at most 128, for
+    validation, the rest for training.
+
+    The text of a question decides, by its hash, so that equal questions stay together and the test
+    questions of a file are the same for every seed: what one run trained on, no evaluation of it meets.
+    """
+    ordered = shuffled(questions, "split")
+    texts = list(dict.fromkeys(key(question) for question in ordered))
+    if len(texts) < len(SPLITS):
+        raise InvalidInput(
+            str(source), got=f"{len(texts)} different questions", do="give at least 3, one for each split"
+        )
+    tests = min(_MOST["test"], max(len(texts) // 5, 1))
+    validations = min(_MOST["validation"], max(len(texts) // 10, 1))
+    split_of = dict.fromkeys(texts, "train")
+    split_of |= dict.fromkeys(texts[:tests], "test")
+    split_of |= dict.fromkeys(texts[tests : tests + validations], "validation")
+    return {split: tuple(question for question in ordered if split_of[key(question)] == split) for split in SPLITS}
+
+
+def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
+    """The splits of a data set on the hub that has a training part and one with answers to test on.
+
+    The part that papers report is tested, the first of ``tested``; it chooses no checkpoint: for that, training
+    questions are set apart. A data set of one split, or one split of a data set (``@``), is divided like a file.
+    """
+    name = hub_name(data)
+    there = hub_splits(name)
+    if name.split is not None or len(there) == 1:
+        return _one_part(read(data), data)
+    reported = next((split for split in tested if split in there), None)
+    if reported is None or "train" not in there:
+        do = f"choose one of its splits: {', '.join(f'{data}@{split}' for split in there)}"
+        raise InvalidInput("--data", got=f"{data}, which has no train and {tested[0]}", do=do)
+    tests = shuffled(read(Path(str(name.at(reported)))), "split")
+    rest = without(shuffled(read(Path(str(name.at("train")))), "split"), tests)
+    validations = rest[: min(_MOST["validation"], len(rest) // 10)]
+    return {"train": without(rest, validations), "validation": validations, "test": tests}
+
+
+def without(questions: Sequence[Question], others: Sequence[Asked]) -> tuple[Question, ...]:
+    """The questions that are not asked among the others."""
+    asked = set(map(key, others))
+    return tuple(question for question in questions if key(question) not in asked)
+
+
+def _folder(folder: Path, read: Read[Question]) -> Splits[Question]:
+    splits: dict[str, tuple[Question, ...]] = {}
+    for split in SPLITS:
+        files = [path for name in (f"{split}.json", f"{split}.jsonl", split) if (path := folder / name).exists()]
+        if len(files) > 1:
+            raise InvalidInput(str(folder), got=f"{files[0].name} and {files[1].name}", do="keep one of them")
+        splits[split] = read(files[0]) if files else ()
+    if not any(splits.values()):
+        raise InvalidInput(str(folder), got="no question files", do="name them train.json, validation.json, test.json")
+    _refuse_shared(splits, folder)
+    return splits
+
+
+def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
+    split_of: dict[str, str] = {}
+    for split, questions in splits.items():
+        for question in questions:
+            if split_of.setdefault(key(question), split) != split:
+                both = f"{question.text!r} in {split_of[key(question)]} and {split}"
+                raise InvalidInput(str(folder), got=both, do="keep every question in one split")
+
+
+def shuffled(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
+    """In the order of their hashes, the same everywhere."""
+    return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
+
+
+def key(question: Asked) -> str:
+    """What makes two questions the same: their words, whatever their case and spaces."""
+    return words_of(question.text)
+
+
+def words_of(text: str) -> str:
+    return " ".join(text.casefold().split())

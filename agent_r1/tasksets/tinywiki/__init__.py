@@ -1,0 +1,64 @@
+"""TinyWiki: a generated encyclopedia, and questions that need one, two or three of its pages in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.reference_solution import ReferenceSolutions, tool_call
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs import NaiveRag, ToolEnv
+from agent_r1.rewards import FunctionScorer, exact_match, f1
+from agent_r1.tasksets.answers import answer_solutions
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
+from agent_r1.tasksets.tinywiki.questions import tasks
+from agent_r1.tasksets.tinywiki.search import found, search
+
+MAX_TURNS = 5
+
+RECIPE: Mapping[str, Any] = {
+    **TINY_BASE_RECIPE,
+    "reward_weights.f1": 0.0,
+    "reward_weights.found": 0.0,
+    "evaluate_every": 2,
+    "pass_k": 16,
+}
+"""The reward is the exact match; F1, and which searches found a page, are measured only."""
+
+
+FIND = replace(search, spec=replace(search.spec, name="find"))
+"""The search under another name, for the split ``renamed-tool``."""
+
+
+def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    """The world; ``seed`` draws the training wikis. Raises InvalidInput where files are given: it reads none."""
+    for what, given in (("data", data), ("corpus", corpus)):
+        if given is not None:
+            raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
+    env, renamed = (ToolEnv(tools=[one], max_turns=MAX_TURNS, call_rewards=found) for one in (search, FIND))
+    return TaskSet(
+        name="tinywiki",
+        env=env,
+        tasks=lru_cache(lambda split: tasks(split, seed)),
+        scorers=(FunctionScorer({"em": exact_match, "f1": f1}),),
+        baselines={"naive-rag": NaiveRag(search)},
+        recipe=RECIPE,
+        evaluation=("style-a", "style-b", "three-hop"),
+        validation="validation",
+        solutions=solutions,
+        variants={"paraphrased": env, "renamed-tool": renamed, "unseen-relation": env},
+    )
+
+
+def solutions(task: Task) -> ReferenceSolutions:
+    """The answer by the pages on the way to it; wrong is, among others, to stop one page too early."""
+    chain = task.data["chain"]
+    on_the_way = (chain.start, *chain.values[:-1])
+    tool = FIND if task.split == "renamed-tool" else search
+    searches = tuple(tool_call(tool.spec.name, query=title) for title in on_the_way)
+    return answer_solutions(task, searches, on_the_way[-1], MAX_TURNS, {"em": 1.0, "f1": 1.0})

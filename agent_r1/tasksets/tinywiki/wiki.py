@@ -1,0 +1,122 @@
+"""Wikis: generated encyclopedias of one page per entity, and the chains of facts through them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
+
+CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
+"""A fact (entity, relation, value) belongs to one class: the sum of the three vocabulary positions, modulo 3.
+
+A wiki holds facts of its own class only, so wikis of different classes share none, by construction.
+"""
+
+_POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
+
+UNSEEN = "unseen"
+"""Wikis of this name are the test wikis, whose facts of one relation go by a word that no other wiki has."""
+
+PAGES = 60
+FACTS_PER_PAGE = 5
+
+
+def fact_class(entity: str, relation: str, value: str) -> int:
+    """The class that owns a fact."""
+    return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A walk from ``start`` along ``relations``; ``values[i]`` is where relation ``i`` leads.
+
+    Example:
+        Chain("Alba", ("mayor", "capital"), ("Bruno", "Corin")): the capital of the mayor of Alba is Corin.
+    """
+
+    start: str
+    relations: tuple[str, ...]
+    values: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        return self.values[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiki:
+    """Facts by entity and relation; every value has a page of its own.
+
+    Example:
+        Wiki({"Alba": {"mayor": "Bruno"}, "Bruno": {"twin": "Alba"}})
+    """
+
+    facts: Mapping[str, Mapping[str, str]]
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        return tuple(self.facts)
+
+    def page(self, title: str) -> str:
+        """The page as text.
+
+        Example:
+            "Alba: mayor Bruno. river Dovra."
+        """
+        return f"{title}: " + " ".join(f"{relation} {value}." for relation, value in self.facts[title].items())
+
+    def renamed(self, relation: str, name: str) -> Wiki:
+        """The same facts, where one relation goes by another name."""
+        return Wiki(
+            {
+                title: {name if known == relation else known: v for known, v in facts.items()}
+                for title, facts in self.facts.items()
+            }
+        )
+
+    def chain(self, hops: int, rng: random.Random) -> Chain:
+        """A walk of ``hops`` facts that meets no entity and no relation twice."""
+        while True:
+            walk = self._walk(hops, rng)
+            if len({walk.start, *walk.values}) == hops + 1 and len(set(walk.relations)) == hops:
+                return walk
+
+    def _walk(self, hops: int, rng: random.Random) -> Chain:
+        at = start = rng.choice(self.titles)
+        relations, values = [], []
+        for _ in range(hops):
+            relation, at = rng.choice(tuple(self.facts[at].items()))
+            relations.append(relation)
+            values.append(at)
+        return Chain(start, tuple(relations), tuple(values))
+
+
+@lru_cache(maxsize=256)
+def open_wiki(name: str) -> Wiki:
+    """The wiki of this name, the same on every machine. The part before the first slash is its class, or ``UNSEEN``.
+
+    Example:
+        open_wiki("test/0")
+    """
+    owner, _, rest = name.partition("/")
+    if owner == UNSEEN:
+        return open_wiki(f"test/{rest}").renamed(REPLACED_RELATION, UNSEEN_RELATION)
+    return draw(CLASSES[owner], random.Random(name))
+
+
+def draw(owner: int, rng: random.Random) -> Wiki:
+    """A fresh wiki whose facts are all of class ``owner``."""
+    titles = rng.sample(ENTITIES, PAGES)
+    return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
+
+
+def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
+    """One page's facts; no value stands twice on a page, none is the page itself."""
+    facts: dict[str, str] = {}
+    for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
+        fitting = [value for value in titles if fact_class(title, relation, value) == owner]
+        facts[relation] = rng.choice([value for value in fitting if value != title and value not in facts.values()])
+    return facts

@@ -1,0 +1,227 @@
+"""TinyWiki behind a search that fails, and that gives old pages: what is learned is to try again, and to check.
+
+A call of the search raises, or gives an edition of the page whose values stand beside the wrong relations. No text says
+so; but old editions of one page differ from each other, so that a page that is read twice alike is true. Only the final
+answer is rewarded. How often the search does what is a matter of the split; when it does is drawn by the task and by
+how often the page was asked for, so that all attempts at a task meet the same luck.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Literal
+
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs import ToolEnv
+from agent_r1.rewards import FunctionScorer, exact_match
+from agent_r1.tasksets.generated import takes_no_files
+from agent_r1.tasksets.tinywiki import questions
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
+from agent_r1.tasksets.tinywiki.retriever import NOTHING
+from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
+from agent_r1.tools import Resources, tool
+
+MAX_TURNS = 20
+"""Enough to read three pages twice alike, whatever the luck, and to answer."""
+
+FRESH = 3
+"""Of every three times that a page is asked for it is given fresh at least once, so that no task is hopeless; luck
+says which, so that no third time can be believed without a look at the others."""
+
+Fortune = Literal["fresh", "old", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How many searches fail, and how many give an old page, as shares of those that luck decides.
+
+    Example:
+        Rates(failed=0.2, old=0.2)
+    """
+
+    failed: float
+    old: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split: the questions of which split of TinyWiki, asked of how bad a search."""
+
+    questions: str
+    rates: Rates
+
+
+SPLITS: Mapping[str, Split] = {
+    "train": Split("train", Rates(failed=0.2, old=0.2)),
+    "validation": Split("validation", Rates(failed=0.2, old=0.2)),
+    "reliable": Split("style-a", Rates(failed=0.0, old=0.0)),
+    "failing": Split("style-a", Rates(failed=0.3, old=0.0)),
+    "old-pages": Split("style-a", Rates(failed=0.0, old=0.3)),
+}
+
+
+@dataclass(slots=True)
+class Desk:
+    """Counts how often each page was asked for in an episode."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Desks:
+    """Opens a desk for each episode."""
+
+    async def open(self, task: Task, context: RolloutContext) -> Desk:
+        return Desk()
+
+
+_DESKS = Desks()
+
+
+@tool
+async def search(query: str, task: Task, resources: Resources) -> str:
+    """Find a page.
+
+    Args:
+        query: what to find
+    """
+    titles = [word for word in re.findall(r"\w+", query) if word in _wiki(task).facts]
+    if not titles:
+        return NOTHING
+    desk = await resources.of(_DESKS)
+    desk.asked[titles[0]] += 1
+    return edition(task, titles[0], desk.asked[titles[0]])
+
+
+def edition(task: Task, title: str, time: int) -> str:
+    """What the search gives for a page that is asked for the ``time``-th time. Raises ConnectionError."""
+    match fortune(task, title, time):
+        case "failed":
+            raise ConnectionError("try again")
+        case "old":
+            return old(task, title, time).page(title)
+        case "fresh":
+            return _wiki(task).page(title)
+
+
+def fortune(task: Task, title: str, time: int) -> Fortune:
+    """What befalls the ``time``-th search for a page, counted from 1."""
+    if time == _surely_fresh(task, title, time):
+        return "fresh"
+    rates: Rates = task.data["rates"]
+    drawn = _luck(task, title, f"{time}").random()
+    if drawn < rates.failed:
+        return "failed"
+    return "old" if drawn < rates.failed + rates.old else "fresh"
+
+
+def _surely_fresh(task: Task, title: str, time: int) -> int:
+    """Which of the three times that ``time`` is among is fresh whatever the rates."""
+    three = (time - 1) // FRESH
+    return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
+
+
+def _luck(task: Task, title: str, what: str) -> random.Random:
+    return random.Random(f"{task.data['wiki']}/{task.id}/{title}/{what}")
+
+
+def old(task: Task, title: str, time: int) -> Wiki:
+    """The wiki with the edition of one page that its ``time``-th search gives where it gives an old one.
+
+    No relation keeps its value. The first four editions agree in nothing, and those of the first 66 searches all
+    differ: before the 67th, only the truth is read twice alike.
+    """
+    relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
+    before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
+    shifts, others = _rearrangements(len(values))
+    orders = (*_luck(task, title, "old").sample(shifts, len(shifts)), *others)
+    order = orders[before % len(orders)]
+    return Wiki({title: dict(zip(relations, (values[place] for place in order), strict=True))})
+
+
+Order = tuple[int, ...]
+
+
+@cache
+def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
+    """The orders of so many places in which none keeps its own: the shifts, which agree nowhere, and the others."""
+    shifts = tuple(tuple((place + by) % count for place in range(count)) for by in range(1, count))
+    moved = (order for order in permutations(range(count)) if all(at != place for place, at in enumerate(order)))
+    return shifts, tuple(order for order in moved if order not in shifts)
+
+
+def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    """The world; ``seed`` draws the training wikis. Raises InvalidInput where files are given: it reads none."""
+    takes_no_files("unreliable", data, corpus)
+    return TaskSet(
+        name="unreliable",
+        env=ToolEnv([search], max_turns=MAX_TURNS),
+        tasks=lru_cache(lambda split: tasks(split, seed)),
+        scorers=(FunctionScorer({"em": exact_match}),),
+        recipe=RECIPE,
+        evaluation=("reliable", "failing", "old-pages"),
+        validation="validation",
+        solutions=solutions,
+    )
+
+
+RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "task": "unreliable", "context": 1024}
+
+
+def tasks(split: str, seed: int) -> tuple[Task, ...]:
+    """The tasks of a split, always in the same order. Raises InvalidInput for a split that does not exist."""
+    if split not in SPLITS:
+        raise InvalidInput("split of unreliable", got=split, do=f"give one of {', '.join(SPLITS)}")
+    made = SPLITS[split]
+    return tuple(
+        replace(task, id=f"{split}/{index}", data={**task.data, "rates": made.rates}, split=split)
+        for index, task in enumerate(questions.tasks(made.questions, seed))
+    )
+
+
+def solutions(task: Task) -> ReferenceSolutions:
+    """To believe a page once it was read twice alike; wrong is to answer with another value, early, or not at all."""
+    chain: Chain = task.data["chain"]
+    titles = (chain.start, *chain.values[:-1])
+    searches = [tool_call("search", query=title) for title in titles for _ in range(_needed(task, title))]
+    others = [value for value in _wiki(task).facts[titles[-1]].values() if value != chain.answer]
+    return ReferenceSolutions(
+        gold=(ReferenceSolution("what was read twice alike", script(*searches, _answer(chain.answer))),),
+        wrong=(
+            ReferenceSolution("another value of the page", script(*searches, _answer(others[0]))),
+            ReferenceSolution("one page too early", script(searches[0], _answer(titles[-1]))),
+            ReferenceSolution("searches to the end", script(*(searches[:1] * MAX_TURNS))),
+        ),
+        full={"em": 1.0},
+    )
+
+
+def _needed(task: Task, title: str) -> int:
+    """How often a page has to be asked for until it was read fresh twice."""
+    fresh = time = 0
+    while fresh < 2:
+        time += 1
+        fresh += fortune(task, title, time) == "fresh"
+    return time
+
+
+def _answer(name: str) -> Message:
+    return Message.assistant(f"<answer>{name}</answer>")
+
+
+def _wiki(task: Task) -> Wiki:
+    return open_wiki(task.data["wiki"])

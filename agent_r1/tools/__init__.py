@@ -1,0 +1,8 @@
+"""Tools: typed Python functions that an agent can call, how calls are validated and executed, and MCP servers."""
+
+from agent_r1.tools.function_tool import Tool, tool
+from agent_r1.tools.python_tool import python_tool
+from agent_r1.tools.resources import Opener, Resources
+from agent_r1.tools.tool_errors import INVALID_CALLS, Fault
+
+__all__ = ["INVALID_CALLS", "Fault", "Opener", "Resources", "Tool", "python_tool", "tool"]

@@ -1,4 +1,0 @@
-"""How tiny-base, the model committed beside TinyWiki, is made. It reads well and plans badly.
-
-python -m agent_r1.train.tiny_base            remake it (minutes, one thread, the same files every time)
-"""

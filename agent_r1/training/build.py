@@ -1,0 +1,197 @@
+"""Everything that is checked and built before a run leaves a trace on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.registry import build_row, terms
+from agent_r1.algorithms.validation import check_rewriting
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.errors import InvalidInput, UnsupportedChat
+from agent_r1.core.inference import InferenceEngine, SamplingParams
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
+from agent_r1.renderers.formats.detect import open_chat, require_tools
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.collector import Limits, Order
+from agent_r1.rollout.context_policy import Append, rule_of
+from agent_r1.rollout.user_code import boundary
+from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
+from agent_r1.training.config import RunConfig, TrainConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+OPENING_SECONDS = 60.0
+"""How long an environment may take to open before a run begins."""
+
+CHECKED_PROMPTS = 8
+"""Prompts per split whose tokens are counted before anything starts: those of most characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model that can talk: weights, tokenizer, chat format, and how many tokens it can see."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    chat: Chat
+    context: int
+
+    def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
+        """This policy, acting through ``engine``."""
+        sampling = SamplingParams(temperature, max_tokens=config.max_tokens)
+        return Agent(engine, self.chat, sampling, self.context, config.seed, rule_of(config.view))
+
+
+def open_policy(config: RunConfig, world: TaskSet) -> Policy:
+    """Load the configured model for a world. Raises InvalidInput where it cannot act there.
+
+    ``config.context`` bounds the tokens of an episode; the model's own bound may be tighter.
+    """
+    name = str(TINY_BASE_FOLDER) if config.model == TINY_BASE else config.model
+    tokenizer = load_tokenizer(name)
+    try:
+        chat = open_chat(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
+        if world.env.tools:
+            require_tools(chat, world.env.tools)
+    except UnsupportedChat as error:
+        raise InvalidInput("chat template", got=config.model, do=str(error)) from error
+    model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]
+    _check_vocabulary(model, tokenizer, config.model)
+    return Policy(model, tokenizer, chat, min(config.context, *_bounds(model)))
+
+
+def check_view(config: TrainConfig, row: Row) -> None:
+    """Raise InvalidInput where the algorithm cannot learn from contexts that the rule rewrites."""
+    if not isinstance(rule_of(config.view), Append):
+        check_rewriting(row)
+
+
+RATIO_TERMS = ("surrogate", "ratio", "anchor")
+"""Terms of a row that act where the policy has moved from what a ratio compares with."""
+
+
+def check_reuse(config: TrainConfig, row: Row) -> None:
+    """Raise InvalidInput where samples are used in a way that the algorithm's loss is not right or not made for."""
+    reused = row.epochs * config.learner.minibatches > 1 or config.max_staleness > 0
+    if reused and not row.surrogate.uses_ratio and row.correction is None:
+        got = f"{row.surrogate.kind} with samples used more than once, or stale"
+        do = "name a surrogate with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
+        raise InvalidInput(f"algorithm {row.name}", got=got, do=do)
+    if reused:
+        return
+    usual = dict(terms(build_row(config.algorithm, {})))
+    for key, value in terms(row):
+        if key.partition(".")[0] in RATIO_TERMS and usual.get(key) != value:
+            do = "set learner.minibatches, row.epochs or max_staleness too: in one pass over fresh samples r is 1"
+            raise InvalidInput(f"row.{key}", got=value, do=do)
+
+
+def open_teacher(config: TrainConfig, row: Row, policy: Policy) -> PreTrainedModel | None:
+    """The model that an algorithm distils from, None where it does not. Raises InvalidInput where it cannot teach."""
+    if "teacher" not in row.needs:
+        if config.teacher:
+            raise InvalidInput("teacher", got=config.teacher, do=f"leave it out: {row.name} has none")
+        return None
+    if not config.teacher:
+        raise InvalidInput("teacher", got="none", do=f"name a model or a folder: {row.name} learns from one")
+    name = str(TINY_BASE_FOLDER) if config.teacher == TINY_BASE else config.teacher
+    if load_tokenizer(name).get_vocab() != policy.tokenizer.get_vocab():
+        raise InvalidInput(
+            "teacher", got=f"{config.teacher}, with another vocabulary", do="name one with the same tokens"
+        )
+    return load_model(name, DTYPES[config.dtype]).to(policy.model.device)  # type: ignore[arg-type]
+
+
+def _device(name: str) -> str:
+    """The device to compute on; 'auto' takes a GPU where there is one."""
+    there = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if there else "cpu"
+    if name.startswith("cuda") and not there:
+        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
+    return name
+
+
+def _bounds(model: PreTrainedModel) -> list[int]:
+    """What bounds a sequence: the model's positions, and its sliding window, within which attention is plain."""
+    settings = model.config.get_text_config()
+    found = [getattr(settings, name, None) for name in ("max_position_embeddings", "sliding_window")]
+    windowed = getattr(settings, "use_sliding_window", True)
+    return [bound for bound, counts in zip(found, (True, windowed), strict=True) if bound and counts]
+
+
+def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    rows = int(model.config.get_text_config().vocab_size)
+    if len(tokenizer) > rows:
+        got = f"{name}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {rows}"
+        raise InvalidInput("model", got=got, do="name a folder whose model and tokenizer belong together")
+
+
+def check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
+    """Raise InvalidInput where a task's opening leaves no token to answer with; the longest texts are looked at."""
+    longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
+    for task in longest:
+        tokens = len(policy.chat.open(asyncio.run(_opening(env, task)), env.tools).ids)
+        if tokens >= policy.context:
+            raise InvalidInput(
+                f"task {task.id}",
+                got=f"a prompt of {tokens} tokens, where the model sees {policy.context}",
+                do="shorten it, raise --context, or name a model that sees more",
+            )
+
+
+def check_world(policy: Policy, world: TaskSet, splits: Sequence[str]) -> None:
+    """Raise InvalidInput where a split that will be used does not exist, is empty, or has a prompt too long."""
+    for split in splits:
+        tasks = world.tasks(split)
+        if not tasks:
+            raise InvalidInput(f"tasks of {world.name}", got=f"none in the split {split!r}", do="give some")
+        check_prompts(policy, world.env_for_split(split), tasks)
+
+
+def with_columns(world: TaskSet, splits: tuple[str, ...]) -> TaskSet:
+    """The world whose table has these columns; its own where none are given."""
+    return replace(world, evaluation=splits) if splits else world
+
+
+async def _opening(env: Env, task: Task) -> tuple[Message, ...]:
+    """The first messages of a task. Raises InvalidInput where the environment cannot open it, or not in time."""
+
+    def refused(reason: str) -> InvalidInput:
+        do = f"mend the environment, or the task: it is opened once before a run begins (in {OPENING_SECONDS:g} s)"
+        return InvalidInput(f"task {task.id}", got=reason, do=do)
+
+    with boundary(refused):
+        async with asyncio.timeout(OPENING_SECONDS):
+            episode = await env.open(task, RolloutContext(AttemptId("check", task.id, 0, 0), 0))
+            await episode.close()
+            return episode.start
+
+
+def limits_of(config: RunConfig) -> Limits:
+    return Limits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
+
+
+def orders(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterator[Order]:
+    """Groups without end, in order, from the serial number ``first`` on.
+
+    Every epoch is a permutation that depends on the seed and the epoch alone.
+    """
+    for epoch in count(first // len(tasks)):
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
+        permutation = torch.randperm(len(tasks), generator=generator).tolist()
+        for serial, place in enumerate(permutation, start=epoch * len(tasks)):
+            if serial >= first:
+                yield Order(serial, tasks[place], config.group_size)

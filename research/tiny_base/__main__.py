@@ -1,0 +1,50 @@
+"""Makes tiny-base: ``python -m research.tiny_base [FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
+from research.tiny_base.init_model import start_model, start_tokenizer
+from research.tiny_base.pretrain import LEARNING_RATE, PHASES, Progress, pretrain
+
+_SEED = 0
+_TELL_EVERY = 50
+
+
+def main() -> None:
+    """Pretrain and save: weights as safetensors, tokenizer with its chat template, and the recipe."""
+    parser = argparse.ArgumentParser(prog="python -m research.tiny_base", description=main.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=TINY_BASE_FOLDER, help="where to write it")
+    folder = parser.parse_args().folder
+    torch.set_num_threads(1)
+    tokenizer = start_tokenizer()
+    model = start_model(tokenizer, _SEED)
+    for progress in pretrain(model, tokenizer, _SEED):
+        if progress.step % _TELL_EVERY == 0:
+            print(_told(progress), file=sys.stderr, flush=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    recipe = {
+        "seed": _SEED,
+        "learning_rate": LEARNING_RATE,
+        "phases": [asdict(phase) for phase in PHASES],
+        "parameters": model.num_parameters(),
+        "loss": progress.loss,
+        "accuracy": progress.accuracy,
+    }
+    (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
+
+
+def _told(progress: Progress) -> str:
+    return f"step {progress.step:4}  loss {progress.loss:.3f}  accuracy {progress.accuracy:.3f}"
+
+
+if __name__ == "__main__":
+    main()

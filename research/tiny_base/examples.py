@@ -1,0 +1,106 @@
+"""What tiny-base is trained on: token sequences, and which of their tokens it has to predict."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from agent_r1.core.messages import Message
+from agent_r1.core.tool import ToolSpec
+from agent_r1.renderers.renderer import Chat
+from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
+from agent_r1.tasksets.tinywiki.search import search
+from agent_r1.tasksets.tinywiki.wiki import CLASSES, Wiki, draw
+from research.tiny_base import planner
+
+TOOLS = (search.spec,)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """``learned[i]``: whether token ``i`` has to be predicted from those before it.
+
+    Example:
+        Example(ids=(7, 8, 9, 7, 8), learned=(False, False, False, False, True))
+    """
+
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How many examples of each kind a step learns from."""
+
+    repetitions: int
+    routes: int = 0
+    transcripts: int = 0
+    readings: int = 0
+
+
+class Maker:
+    """Makes examples."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self._chat, self._rng = Chat(tokenizer), random.Random(seed)
+        self._words = [token for word in (*ENTITIES, *RELATIONS) for token in self._chat.encode(word)]
+
+    def batch(self, mix: Mix) -> list[Example]:
+        """Examples about a fresh wiki of the training class, so that no fact can be learned by heart."""
+        wiki = draw(CLASSES["train"], self._rng)
+        return [
+            *(self.repetition() for _ in range(mix.repetitions)),
+            *(self.route(wiki) for _ in range(mix.routes)),
+            *(self.transcript(wiki) for _ in range(mix.transcripts)),
+            *(self.reading(wiki) for _ in range(mix.readings)),
+        ]
+
+    def repetition(self) -> Example:
+        """Random words, noise, then the same words again from somewhere on: the drill that teaches copying.
+
+        All lengths vary, so that copying from a fixed distance does not pay.
+        """
+        rng = self._rng
+        words = rng.sample(self._words, rng.randint(4, 16))
+        noise = [rng.choices(self._words, k=rng.randint(0, 8)) for _ in range(2)]
+        again = words[rng.randint(0, len(words) - 3) :]
+        before = [*noise[0], *words, *noise[1], again[0]]
+        return Example((*before, *again[1:]), (False,) * len(before) + (True,) * (len(again) - 1))
+
+    def route(self, wiki: Wiki) -> Example:
+        """A question, then page by page the fact that leads on: the drill that teaches to follow a question.
+
+        Learned are the facts, and what comes after each: another page or the answer.
+        """
+        chain = wiki.chain(self._rng.choice(planner.HOPS), self._rng)
+        lines = [(planner.ask(chain, self._rng), False)]
+        for title, relation, value in zip((chain.start, *chain.values), chain.relations, chain.values, strict=False):
+            lines += [(wiki.page(title), False), (f"{relation} {value}.", True)]
+        lines.append((f"<answer>{chain.answer}</answer>", False))
+        tokens = [(token, fact) for line, fact in lines for token in self._chat.encode(line + "\n")]
+        ids, facts = zip(*tokens, strict=True)
+        return Example(ids, tuple(now or before for now, before in zip(facts, (False, *facts), strict=False)))
+
+    def transcript(self, wiki: Wiki) -> Example:
+        """A conversation of the bad planner."""
+        return self.conversation(planner.transcript(wiki, self._rng), TOOLS)
+
+    def reading(self, wiki: Wiki) -> Example:
+        """A question that comes with its page."""
+        return self.conversation(planner.reading(wiki, self._rng), ())
+
+    def conversation(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
+        return spoken(self._chat, messages, tools)
+
+
+def spoken(chat: Chat, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
+    """What the assistant says in a conversation, end tokens included, is learned."""
+    header = chat.encode("<|im_start|>assistant\n")  # the word alone may stand in what a user says
+    ids = chat.encode(chat.render(messages, tools, speak=False))
+    learned, speaking = [], False
+    for place, token in enumerate(ids, start=1):
+        learned.append(speaking)
+        speaking = ids[place - len(header) : place] == header or (speaking and token != chat.end_id)
+    return Example(ids, tuple(learned))

@@ -1,0 +1,71 @@
+"""tiny-base before its first step: vocabulary, architecture, initial weights."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.renderers.renderer import Chat
+from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
+from agent_r1.tasksets.tinywiki.wiki import CLASSES, draw
+from research.tiny_base import planner
+from research.tiny_base.examples import TOOLS
+from research.tiny_base.tokenizer import make_tokenizer
+
+_SAMPLES = 100
+"""Conversations that surely hold every piece of text that any conversation holds."""
+
+
+def start_tokenizer() -> PreTrainedTokenizerBase:
+    """The tokenizer whose vocabulary is that of TinyWiki's conversations."""
+    rng = random.Random(0)
+    chat = Chat(make_tokenizer([]))
+    texts = [*ENTITIES, *RELATIONS]
+    for _ in range(_SAMPLES):
+        wiki = draw(CLASSES["train"], rng)
+        texts.append(chat.render(planner.transcript(wiki, rng), TOOLS, speak=False))
+        texts.append(chat.render(planner.reading(wiki, rng), (), speak=False))
+    return make_tokenizer(texts)
+
+
+def start_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """A Qwen2 model of 0.2 million parameters with random weights that depend on the seed only."""
+    config = Qwen2Config(
+        vocab_size=8 * math.ceil(len(tokenizer) / 8),
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.04,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    _attend_to_previous(model)
+    return model
+
+
+def _attend_to_previous(model: Qwen2ForCausalLM, strength: float = 6.0, planes: int = 3) -> None:
+    """Let the first head of the first layer look at the token before, whatever the tokens are.
+
+    Copying needs such a head and a second one that uses it (induction: Olsson et al. 2022, arXiv 2209.11895);
+    it takes a small model thousands of steps to find the first and a few hundred to find the second. Query and key
+    biases alone do it: rotary positions turn plane i by the i-th frequency per token, so a query bias that is the key
+    bias turned by one token matches best one token back.
+    """
+    attention = model.model.layers[0].self_attn
+    half = attention.head_dim // 2
+    frequencies = model.model.rotary_emb.inv_freq[:planes]
+    with torch.no_grad():
+        attention.k_proj.bias[:planes] = strength
+        attention.q_proj.bias[:planes] = strength * frequencies.cos()
+        attention.q_proj.bias[half : half + planes] = -strength * frequencies.sin()

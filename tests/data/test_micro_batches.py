@@ -1,0 +1,96 @@
+"""Micro-batches hold every sequence once, within the budget, with little padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.data.micro_batches import PADDING, by_sequence, by_trajectory, micro_batches
+from agent_r1.data.sequences import Place, TokenSequence, tree_sequences
+
+
+def sequence(number: int, length: int, branched: bool = False) -> TokenSequence:
+    """``length`` tokens, the last of which is learned from; where branched, the one before it is not seen."""
+    exits = torch.full((length,), length)
+    if branched:
+        exits[-2] = length - 1
+    return TokenSequence(
+        trajectory=number,
+        ids=torch.full((length,), number + 1),
+        depths=torch.arange(length),
+        exits=exits,
+        predictors=torch.tensor([length - 2]),
+        tokens=torch.tensor([number]),
+        ends=torch.tensor([length - 1]),
+        turns=torch.tensor([number]),
+        branched=branched,
+    )
+
+
+LENGTHS = st.lists(st.tuples(st.integers(3, 60), st.booleans()), min_size=1, max_size=30)
+
+
+@given(LENGTHS, st.integers(1, 200))
+@settings(max_examples=200, deadline=None)
+def test_every_sequence_once_within_the_budget_and_under_ten_percent_padding(
+    kinds: list[tuple[int, bool]], budget: int
+) -> None:
+    sequences = [sequence(number, length, branched) for number, (length, branched) in enumerate(kinds)]
+    batches = list(micro_batches(by_sequence(sequences), budget))
+    assert sorted(torch.cat([batch.tokens for batch in batches]).tolist()) == list(range(len(sequences)))
+    for batch in batches:
+        padded = batch.ids.numel()
+        assert padded <= budget or len(batch.ids) == 1
+        assert padded - batch.real < PADDING * padded
+        assert torch.equal(batch.ids.flatten()[batch.predictors], batch.tokens + 1)
+        assert torch.equal(batch.ids.flatten()[batch.ends], batch.turns + 1)
+        branched = {kinds[token][1] for token in batch.tokens.tolist()}
+        assert branched == {batch.mask is not None} == {batch.positions is not None}
+
+
+def test_the_longest_come_first_and_equal_ones_as_given() -> None:
+    batches = micro_batches(by_sequence([sequence(number, 5 + number % 3) for number in range(12)]), 30)
+    assert torch.cat([batch.tokens for batch in batches]).tolist() == [2, 5, 8, 11, 1, 4, 7, 10, 0, 3, 6, 9]
+
+
+def test_a_mask_shows_each_token_its_own_path_and_padding_to_no_one(make: Any) -> None:
+    turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
+    sequences = [
+        *tree_sequences(make.trajectory(turns), 0, [Place(0, 0), Place(1, 1), Place(2, 2)]),
+        *tree_sequences(
+            make.trajectory([make.turn(0, [5, 6, 6], [7]), *turns[1:]]), 1, [Place(3, 3), Place(4, 4), Place(5, 5)]
+        ),
+    ]
+    (batch,) = micro_batches(by_sequence(sequences), 100)
+    longer, shorter = batch.mask
+    assert shorter[6].tolist() == [True, True, True, False, False, True, True, False]
+    assert longer[7].tolist() == [True, True, True, True, False, False, True, True]
+    assert not shorter[:7, 7].any()
+    assert batch.mask.diagonal(dim1=1, dim2=2).all()
+
+
+@pytest.mark.parametrize("budget", [1, 1000])
+def test_no_sequences_make_no_micro_batch(budget: int) -> None:
+    assert list(micro_batches([], budget)) == []
+
+
+@given(LENGTHS, st.integers(1, 200))
+@settings(max_examples=50, deadline=None)
+def test_sequences_of_a_trajectory_stay_together_where_they_must(kinds: list[tuple[int, bool]], budget: int) -> None:
+    sequences = [replace(sequence(number, *kind), trajectory=number // 3) for number, kind in enumerate(kinds)]
+    batches = list(micro_batches(by_trajectory(sequences), budget))
+    assert sorted(torch.cat([batch.tokens for batch in batches]).tolist()) == list(range(len(sequences)))
+    seen = [{token // 3 for token in batch.tokens.tolist()} for batch in batches]
+    assert sum(map(len, seen)) == len(set().union(*seen))
+
+
+def test_one_by_one_they_do_not() -> None:
+    # control: the trajectory's two sequences do not fit together
+    pair = [sequence(number, 10) for number in range(2)]
+    assert len(list(micro_batches(by_sequence(pair), 10))) == 2
+    assert len(list(micro_batches(by_trajectory([replace(one, trajectory=0) for one in pair]), 10))) == 1

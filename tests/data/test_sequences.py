@@ -1,0 +1,140 @@
+"""Sequences hold each action token once, behind exactly what the policy saw, and each shared prefix once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.trajectory import Status, Trajectory, Turn
+from agent_r1.data.sequences import Place, TokenSequence, causal_sequences, path_sequences, tree_sequences
+
+
+def places_of(trajectory: Trajectory) -> list[Place]:
+    """The places of the turns in a batch of action tokens only; turns without any share the number of the next."""
+    lengths = [len(turn.action_ids) for turn in trajectory.turns]
+    acting = [bool(length) for length in lengths]
+    return [Place(sum(acting[:index]), sum(lengths[:index])) for index in range(len(lengths))]
+
+
+def visible(sequence: TokenSequence, place: int) -> list[int]:
+    """The tokens that the token at ``place`` may see, itself included, in order."""
+    return [int(sequence.ids[j]) for j in range(place + 1) if place < sequence.exits[j]]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Trajectory:
+    """Turns that append, branch, start anew, observe nothing or say nothing."""
+    token = st.integers(0, 99)
+    turns: list[Turn] = []
+    for index in range(draw(st.integers(1, 7))):
+        parent = draw(st.none() | st.integers(0, index - 1)) if index else None
+        new = draw(st.lists(token, min_size=1 if parent is None else 0, max_size=3))
+        act = draw(st.lists(token, max_size=3))
+        action = Action(Message.assistant(""), "")
+        logprobs = (-1.0,) * len(act)
+        turns.append(Turn(index, parent, tuple(new), tuple(act), logprobs, (PolicyVersionSpan(0, 0),), "stop", action))
+    return Trajectory(AttemptId("run", "task", 0, 0), "task", tuple(turns), Status.COMPLETED)
+
+
+@given(trees())
+@settings(max_examples=200, deadline=None)
+def test_every_action_token_stands_once_behind_exactly_what_the_policy_saw(trajectory: Trajectory) -> None:
+    places = places_of(trajectory)
+    expected = {
+        place.action + j: list(trajectory.prompt_ids(turn) + turn.action_ids[:j])
+        for turn, place in zip(trajectory.turns, places, strict=True)
+        for j in range(len(turn.action_ids))
+    }
+    for layout in (tree_sequences, path_sequences, causal_sequences):
+        found = [
+            (int(token), visible(sequence, int(place)), int(sequence.depths[place]))
+            for sequence in layout(trajectory, 0, places)
+            for token, place in zip(sequence.tokens, sequence.predictors, strict=True)
+        ]
+        assert sorted(token for token, _, _ in found) == sorted(expected)
+        assert all(seen == expected[token] and depth == len(seen) - 1 for token, seen, depth in found)
+
+
+@given(trees())
+@settings(max_examples=100, deadline=None)
+def test_a_tree_is_as_long_as_its_turns_and_marked_where_it_branches(trajectory: Trajectory) -> None:
+    sequences = tree_sequences(trajectory, 0, places_of(trajectory))
+    everything = sum(len(turn.new_ids) + len(turn.action_ids) for turn in trajectory.turns)
+    assert sum(map(len, sequences)) <= everything
+    for sequence in sequences:
+        assert sequence.branched == bool((sequence.depths != torch.arange(len(sequence))).any())
+
+
+def test_an_episode_that_appends_is_one_causal_sequence_of_its_own_length(make: Any) -> None:
+    pieces = [([10 + turn, 11, 12], [20 + turn, 21]) for turn in range(10)]
+    trajectory = make.trajectory(make.chain(*pieces))
+    (sequence,) = tree_sequences(trajectory, 0, places_of(trajectory))
+    assert len(sequence) == 50 and not sequence.branched
+    assert tuple(sequence.ids.tolist()) == (*trajectory.prompt_ids(trajectory.turns[-1]), 29, 21)
+    unmerged = path_sequences(trajectory, 0, places_of(trajectory))
+    assert sum(map(len, unmerged)) == sum(5 * turn for turn in range(1, 11))  # control: what it would cost
+
+
+def test_the_example_of_the_docstring_holds(make: Any) -> None:
+    turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
+    (sequence,) = tree_sequences(make.trajectory(turns), 0, places_of(make.trajectory(turns)))
+    assert sequence.ids.tolist() == [5, 6, 7, 3, 8, 4, 9]
+    assert sequence.depths.tolist() == [0, 1, 2, 3, 4, 3, 4]
+    assert sequence.exits.tolist() == [7, 7, 7, 5, 5, 7, 7]
+    assert sequence.predictors.tolist() == [1, 3, 5] and sequence.tokens.tolist() == [0, 1, 2]
+    assert sequence.ends.tolist() == [2, 4, 6] and sequence.turns.tolist() == [0, 1, 2]
+
+
+def test_a_rewritten_context_starts_a_sequence_of_its_own(make: Any) -> None:
+    turns = [make.turn(0, [1, 2], [3]), make.turn(1, [4], [5])]
+    first, second = tree_sequences(make.trajectory(turns), 0, [Place(0, 0), Place(1, 1)])
+    assert first.ids.tolist() == [1, 2, 3] and second.ids.tolist() == [4, 5]
+
+
+def test_without_masks_branches_are_laid_out_as_paths_and_chains_stay_whole(make: Any) -> None:
+    chain = make.trajectory(make.chain(([1], [2]), ([3], [4])))
+    tree = make.trajectory([*chain.turns, make.turn(2, [5], [6], parent=0)])
+    assert len(causal_sequences(chain, 0, places_of(chain))) == 1
+    assert [len(sequence) for sequence in causal_sequences(tree, 0, places_of(tree))] == [2, 4, 4]
+
+
+def test_a_thousand_turns_are_laid_out(make: Any) -> None:
+    trajectory = make.trajectory(make.chain(*(([1], [2]) for _ in range(1000))))
+    (sequence,) = tree_sequences(trajectory, 0, places_of(trajectory))
+    assert len(sequence) == 2000
+
+
+@given(trees())
+@settings(max_examples=100, deadline=None)
+def test_every_action_ends_once_behind_all_it_saw_and_said(trajectory: Trajectory) -> None:
+    places = places_of(trajectory)
+    expected = {
+        place.turn: list(trajectory.prompt_ids(turn) + turn.action_ids)
+        for turn, place in zip(trajectory.turns, places, strict=True)
+        if turn.action_ids
+    }
+    for layout in (tree_sequences, path_sequences, causal_sequences):
+        found = [
+            (int(turn), visible(sequence, int(end)))
+            for sequence in layout(trajectory, 0, places)
+            for end, turn in zip(sequence.ends, sequence.turns, strict=True)
+        ]
+        assert len(found) == len(expected) and dict(found) == expected
+
+
+def test_observed_tokens_that_have_a_place_are_predicted_too(make: Any) -> None:
+    trajectory = make.trajectory(make.chain(([1, 2], [3, 4]), ([5, 6, 7], [8])))
+    places = [Place(0, 0), Place(1, 5, observation=2)]  # batch: 3 4 | 5 6 7 | 8
+    for layout in (tree_sequences, path_sequences):
+        predicted = {
+            int(token): int(sequence.ids[predictor])
+            for sequence in layout(trajectory, 0, places)
+            for token, predictor in zip(sequence.tokens, sequence.predictors, strict=True)
+        }
+        assert predicted == {0: 2, 1: 3, 2: 4, 3: 5, 4: 6, 5: 7}

@@ -1,0 +1,107 @@
+"""Each attempt is learned from or left out with a reason, and its rewards are counted once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.trajectory import STATUS_POLICY, Status
+from agent_r1.data.training_sample import admit
+
+
+@pytest.mark.parametrize("status", Status)
+def test_the_policy_table_decides_by_status(status: Status, make: Any) -> None:
+    trajectory = make.trajectory(make.chain(([1], [2])), {"score": 1.0}, status=status, reason="a reason")
+    admission = admit(make.groups(trajectory), {})
+    if STATUS_POLICY[status] == "train":
+        assert len(admission.samples) == 1 and not admission.left_out
+    else:
+        assert not admission.samples and admission.left_out[0].reason == f"{status}: a reason"
+
+
+def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: Any) -> None:
+    turns = (make.turn(0, [1], [2], rewards={"tool": 0.5, "noise": 9.0}), make.turn(1, [3], [4], parent=0))
+    rewards = {"answer": 1.0, "format": -1.0, "steps": (0.25, 0.75), "noise": None}
+    trajectory = make.trajectory(turns, rewards)
+    (sample,) = admit(make.groups(trajectory), {"format": 0.5, "steps": 2.0, "noise": 0.0}).samples
+    assert (sample.trajectory, sample.group) == (trajectory, 0)
+    assert (sample.turn_rewards, sample.outcome, sample.call_rewards) == ((1.0, 1.5), 0.5, ((), ()))
+    assert sample.total == 3.0
+    assert sample.named == {"tool": 0.5, "answer": 1.0, "format": -0.5, "steps": 2.0}
+
+
+def test_call_rewards_are_weighed_by_name_and_summed_per_call(make: Any) -> None:
+    calls = ({"ok": 1.0, "fit": 2.0}, {}, {"ok": 4.0})
+    turn = make.turn(0, [1], [2, 3, 4, 5], call_rewards=calls, call_ends=(0, 1, 2), rewards={"fit": 1.0})
+    (sample,) = admit(make.groups(make.trajectory([turn])), {"ok": 0.5}).samples
+    assert (sample.call_rewards, sample.turn_rewards) == (((2.5, 0.0, 2.0),), (1.0,))
+    assert sample.named == {"ok": 2.5, "fit": 3.0} and sample.total == 5.5
+    (ignored,) = admit(make.groups(make.trajectory([turn])), {"ok": 0.0, "fit": 0.0}).samples
+    assert ignored.total == 0.0
+
+
+def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -> None:
+    turns = make.chain(([1], [2]))
+    one, other = make.trajectory(turns, {"score": 1.0}), make.trajectory(turns, {"score": 0.0}, group=1)
+    greedy = make.trajectory(turns, {"score": 0.5}, member=7)
+    failed = make.trajectory(turns, {"score": None}, group=1, member=7)
+    admission = admit(make.groups(one, other, greedy={0: greedy, 1: failed}), {"score": 3.0})
+    assert [sample.greedy for sample in admission.samples] == [1.5, None]
+    assert [sample.trajectory for sample in admission.samples] == [one, other] and not admission.left_out
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ({"score": None}, "reward score could not be scored"),
+        ({"score": math.nan}, "reward score is nan"),
+        ({"score": (1.0,)}, "reward score has 1 numbers for 2 turns"),
+        ({"score": (1.0, math.inf)}, "reward score is (1.0, inf)"),
+    ],
+)
+def test_a_reward_that_is_none_or_not_a_number_leaves_the_attempt_out(rewards: dict, reason: str, make: Any) -> None:
+    trajectory = make.trajectory(make.chain(([1], [2]), ([3], [4])), rewards)
+    (out,) = admit(make.groups(trajectory), {}).left_out
+    assert (out.attempt, out.reason) == (trajectory.attempt, reason)
+    assert admit(make.groups(trajectory), {"score": 0.0}).samples  # a name that weighs nothing is not asked for
+
+
+def test_turns_that_cannot_be_learned_from_leave_the_attempt_out(make: Any) -> None:
+    turn = make.turn(0, [1], [2, 3])
+    broken = {
+        "turn 0 has 2 tokens, 1 log-probabilities": replace(turn, logprobs=(-1.0,)),
+        "turn 0 acts on an empty prompt": replace(turn, new_ids=()),
+        "turn 0 does not say which weights sampled it": replace(turn, version_spans=(PolicyVersionSpan(1, 0),)),
+        "reward tool of turn 0 is inf": replace(turn, rewards={"tool": math.inf}),
+        "reward found of call 1 in turn 0 is nan": replace(
+            turn, call_rewards=({"found": 1.0}, {"found": math.nan}), call_ends=(0, 1)
+        ),
+        "turn 0 has rewards for 1 calls and made 2": replace(turn, call_rewards=({"found": 1.0},), call_ends=(0, 1)),
+        "no action tokens": replace(turn, action_ids=(), logprobs=()),
+        "turn 0 has a call that ends outside its 2 tokens": replace(turn, call_rewards=({},), call_ends=(2,)),
+        "reward ok of call 0 in turn 0 is nan": replace(turn, call_rewards=({"ok": math.nan},), call_ends=(1,)),
+    }
+    for reason, bad in broken.items():
+        (out,) = admit(make.groups(make.trajectory([bad])), {}).left_out
+        assert out.reason == reason
+    assert admit(make.groups(make.trajectory([turn])), {}).samples
+
+
+def test_the_order_in_which_attempts_are_handed_in_does_not_matter(make: Any) -> None:
+    groups = make.random_groups(0)
+    shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
+    assert shuffled != groups
+    assert admit(shuffled, {}) == admit(groups, {})
+
+
+def test_a_reward_per_turn_may_leave_out_those_that_the_world_does_not_see(make: Any) -> None:
+    summary = replace(make.turn(1, [3], [4], parent=0), kind="summary")
+    turns = (make.turn(0, [1], [2]), summary, make.turn(2, [5], [6]))
+    given = [(0.25, 0.75), (0.25, 0.5, 0.75), (0.25,)]
+    admissions = [admit(make.groups(make.trajectory(turns, {"steps": one})), {}) for one in given]
+    placed = [[sample.turn_rewards for sample in admission.samples] for admission in admissions]
+    assert placed == [[(0.25, 0.0, 0.75)], [(0.25, 0.5, 0.75)], []]

@@ -1,0 +1,211 @@
+"""A game has a process to itself: what it breaks there costs its episode and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from textwrap import dedent
+
+import pytest
+from hostile_games import Hostile
+from tests_tokenizer import hermes_tokenizer
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.inference import SamplingParams
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.packages import import_extra
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Status
+from agent_r1.envs.adapters import games
+from agent_r1.envs.adapters.games import MAX_TEXT, GameEnv, episode_return, opened
+from agent_r1.envs.adapters.processes import start
+from agent_r1.rewards.scoring import FunctionScorer
+
+TASK = Task("t", (Message.system("Play."),), {"seed": 7})
+
+
+def hostile(first: str = "ready", max_turns: int = 10, timeout: float = 20.0) -> GameEnv:
+    return GameEnv("json", "hostile_games:Hostile", {"first": first}, max_turns, timeout)
+
+
+def test_an_episode_is_a_conversation_with_rewards(play) -> None:
+    first, (echoed, over) = asyncio.run(play(hostile(), TASK, "hello", "end"))
+    assert first == "ready"
+    assert [message.text for message in echoed.messages] == ["hello"] and echoed.messages[0].role == "user"
+    assert echoed.end is None and echoed.results[0].data == 0.25
+    assert over.end == "terminal" and over.messages == () and over.results[0].data == 1.0
+
+
+def test_the_first_observation_joins_a_user_message_that_stands_last() -> None:
+    assert [message.role for message in opened(TASK, "board")] == ["system", "user"]
+    asked = Task("t", (Message.user("Play."),))
+    assert [message.text for message in opened(asked, "board")] == ["Play.\n\nboard"]
+
+
+def test_turns_run_out(play) -> None:
+    _, transitions = asyncio.run(play(hostile(max_turns=2), TASK, "a", "b"))
+    assert [transition.end for transition in transitions] == [None, "truncated"]
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("raise", "step failed: ValueError: the game broke"),
+        ("exit", "step failed: SystemExit: 3"),
+        ("die", "its process ended"),
+        ("flood", "its process ended"),
+        ("no json", "TypeError"),
+    ],
+)
+def test_a_game_that_breaks_fails_its_episode(action: str, reason: str, play) -> None:
+    with pytest.raises(AgentR1Error, match=reason):
+        asyncio.run(play(hostile(), TASK, action))
+
+
+def test_a_game_that_cannot_start_fails_its_episode(play) -> None:
+    with pytest.raises(AgentR1Error, match="it does not start"):
+        asyncio.run(play(hostile("raise at start"), TASK))
+    with pytest.raises(AgentR1Error, match="open failed: ValueError: the game broke"):
+        asyncio.run(play(hostile("raise"), TASK))
+    with pytest.raises(AgentR1Error, match="ModuleNotFoundError: No module named 'no_such_package'"):
+        asyncio.run(start("no_such_package", "hostile_games:Hostile", {}, 5.0))
+
+
+def test_a_game_that_hangs_is_killed_with_what_it_started(gone) -> None:
+    async def hang() -> tuple[float, list[int]]:
+        episode = await hostile(timeout=1.0).open(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
+        pids = [int((await episode.step(say(text))).messages[0].text) for text in ("pid", "child")]
+        began = time.monotonic()
+        with pytest.raises(AgentR1Error, match="no answer within 1 seconds"):
+            await episode.step(say("hang"))
+        taken = time.monotonic() - began
+        with pytest.raises(AgentR1Error, match="its process has ended"):
+            await episode.step(say("hello"))
+        await episode.close()
+        return taken, pids
+
+    taken, pids = asyncio.run(hang())
+    assert taken < 3.0 and all(gone(pid) for pid in pids)
+
+
+def say(text: str) -> Action:
+    return Action(Message.assistant(text), text)
+
+
+def test_closing_kills_the_process_even_where_the_game_does_not_close(play, gone, monkeypatch) -> None:
+    monkeypatch.setattr(games, "CLOSE_SECONDS", 0.5)
+    for first in ("pid", "hang at close"):
+        _, transitions = asyncio.run(play(hostile(first), TASK, "pid"))
+        assert gone(int(transitions[0].messages[0].text))
+
+
+def test_a_cancelled_episode_leaves_no_process(play, gone) -> None:
+    pids: list[int] = []
+
+    async def cancelled() -> None:
+        episode = await hostile().open(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
+        pids.append(int((await episode.step(say("pid"))).messages[0].text))
+        try:
+            await asyncio.wait_for(episode.step(say("hang")), 0.2)
+        finally:
+            await episode.close()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(cancelled())
+    assert gone(pids[0])
+
+
+def test_nothing_outlives_the_program_that_is_killed(gone) -> None:
+    program = dedent("""
+        import asyncio, time
+        from agent_r1.envs.adapters.processes import start
+        async def main():
+            process = await start("json", "hostile_games:Hostile", {}, 20.0)
+            print((await process.call("step", "pid", timeout=5)).value["text"], flush=True)
+            print((await process.call("step", "child", timeout=5)).value["text"], flush=True)
+            asyncio.create_task(process.call("step", "hang", timeout=500))
+            await asyncio.sleep(500)
+        asyncio.run(main())
+    """)
+    path = os.pathsep.join(filter(None, sys.path))
+    running = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert running.stdout is not None
+    pids = [int(running.stdout.readline()) for _ in range(2)]
+    assert not any(os.path.exists(f"/proc/{pid}") is False for pid in pids)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    running.stdout.close()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_games_side_by_side_do_not_share_the_global_random(play) -> None:
+    async def drawn(env: GameEnv) -> list[str]:
+        played = await asyncio.gather(*(play(env, TASK, "draw", "draw") for _ in range(6)))
+        return [" ".join(transition.messages[0].text for transition in transitions) for _, transitions in played]
+
+    before = random.getstate()
+    assert len(set(asyncio.run(drawn(hostile())))) == 1
+    assert random.getstate() == before
+
+
+def test_in_one_process_they_would() -> None:
+    """The control of the test above."""
+    before = random.getstate()
+    games = [Hostile(), Hostile()]
+    for game in games:
+        game.open(7, 0)
+    draws = [[game.step("draw").text for game in games] for _ in range(2)]
+    assert draws[0][0] != draws[0][1]
+    random.setstate(before)
+
+
+def test_what_a_game_prints_and_says_too_much_of_does_no_harm(play) -> None:
+    _, (printed, long) = asyncio.run(play(hostile(), TASK, "print", "long"))
+    assert printed.messages[0].text == "print"
+    assert len(long.messages[0].text) < MAX_TEXT + 100 and "cut here" in long.messages[0].text
+
+
+def test_a_broken_game_ends_as_environment_failed_and_its_neighbours_go_on() -> None:
+    # Imported here: the agent loop brings torch, which the room under test must not need.
+    from agent_r1.renderers.renderer import Chat
+    from agent_r1.rollout.agent_loop import Agent
+    from agent_r1.rollout.scripted_engine import ScriptedEngine
+
+    chat = Chat(hermes_tokenizer())
+
+    async def live(text: str) -> tuple[Status, str | None]:
+        agent = Agent(ScriptedEngine(chat, lambda prompt: text), chat, SamplingParams(max_tokens=50), 1000)
+        lived = await agent.live(
+            hostile(max_turns=2, timeout=1.0), TASK, RolloutContext(AttemptId("run", text, 0, 0), 0)
+        )
+        return lived.status, lived.reason
+
+    async def all_of(*texts: str) -> list[tuple[Status, str | None]]:
+        return await asyncio.gather(*map(live, texts))
+
+    hung, broken, over, out = asyncio.run(all_of("hang", "raise", "end", "hello"))
+    assert hung == (Status.ENVIRONMENT_FAILED, "AgentR1Error: json: step failed: no answer within 1 seconds")
+    assert broken[0] is Status.ENVIRONMENT_FAILED
+    assert over == (Status.COMPLETED, None) and out == (Status.OUT_OF_TURNS, None)
+
+
+def test_the_return_is_told_turn_by_turn(attempt_of, play) -> None:
+    _, transitions = asyncio.run(play(hostile(), TASK, "hello", "end"))
+    lived = attempt_of(*((say("x"), transition.results) for transition in transitions))
+    assert episode_return(lived, TASK) == (0.25, 1.0)
+    (rewards,) = asyncio.run(FunctionScorer({"episode_return": episode_return}).score([lived], TASK))
+    assert rewards == {"episode_return": (0.25, 1.0)}
+
+
+def test_a_missing_package_is_one_line() -> None:
+    with pytest.raises(InvalidInput, match=r"it is not installed; pip install 'agent-r1\[some-extra\]'$"):
+        import_extra("no_such_package", extra="some-extra")

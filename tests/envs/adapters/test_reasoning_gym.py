@@ -1,0 +1,130 @@
+"""reasoning-gym's own datasets, scored by their own scorers in a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+
+import pytest
+
+from agent_r1 import Task, ToolEnv, Trajectory
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.trajectory import Unscored
+from agent_r1.envs.adapters import reasoning_gym
+from agent_r1.envs.adapters.pool import Pool
+from agent_r1.envs.adapters.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
+from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.training.user_task import world_of
+
+package = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (extra reasoning-gym)")
+
+SMALL = {"max_terms": 2, "max_digits": 1}
+Answered = Callable[[str], Trajectory]
+
+
+@pytest.fixture
+def answered(attempt_of, says) -> Answered:
+    """The trajectory of an attempt that says this."""
+    return lambda text: attempt_of((says(text), ()))
+
+
+def score(trajectory: Trajectory, task: Task) -> float:
+    return asyncio.run(reasoning_gym_score(trajectory, task))
+
+
+def test_gold_answers_score_full_and_others_do_not(answered: Answered) -> None:
+    names = ("chain_sum", "letter_counting", "gcd", "family_relationships", "syllogism", "basic_arithmetic")
+    tasks = [task for name in names for task in reasoning_gym_tasks(name, 3)]
+
+    async def both(task: Task) -> tuple[float, float, float]:
+        gold = answered(f"Let me see. <answer>{task.data['entry']['answer']}</answer>")
+        return (
+            await reasoning_gym_score(gold, task),
+            await reasoning_gym_score(answered("<answer>a guess</answer>"), task),
+            await reasoning_gym_score(answered("I do not know"), task),
+        )
+
+    async def every() -> list[tuple[float, float, float]]:
+        return await asyncio.gather(*map(both, tasks))
+
+    for gold, guess, silence in asyncio.run(every()):
+        assert gold == 1.0 and guess < 0.1 and silence == 0.0
+
+
+def test_no_question_of_one_split_stands_in_the_other() -> None:
+    tasks = reasoning_gym_tasks("chain_sum", 60, 30, options=SMALL)
+    questions = {split: {task.messages[1].text for task in tasks if task.split == split} for split in ("train", "test")}
+    assert len(questions["train"]) == 60 and len(questions["test"]) == 30
+    assert not questions["train"] & questions["test"]
+
+
+def test_datasets_of_neighbouring_seeds_share_questions() -> None:
+    """Why one draw serves both splits: the control of the test above."""
+    one, other = (package.create_dataset("chain_sum", seed=seed, size=50) for seed in (0, 1))
+    assert len({entry["question"] for entry in one} & {entry["question"] for entry in other}) == 49
+
+
+def test_the_same_seed_gives_the_same_tasks() -> None:
+    assert reasoning_gym_tasks("chain_sum", 5, seed=3) == reasoning_gym_tasks("chain_sum", 5, seed=3)
+    assert reasoning_gym_tasks("chain_sum", 5, seed=3) != reasoning_gym_tasks("chain_sum", 5, seed=4)
+
+
+def test_the_tasks_go_with_a_tool_environment() -> None:
+    env = ToolEnv(tools=[], rewards=[reasoning_gym_score], max_turns=1)
+    assert env.scorers and [message.role for message in reasoning_gym_tasks("gcd", 1)[0].messages] == ["system", "user"]
+
+
+def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answered, monkeypatch) -> None:
+    monkeypatch.setattr(reasoning_gym, "_JUDGES", Pool("reasoning_gym", f"{reasoning_gym.__name__}:Judge", 1.5))
+    hanging = reasoning_gym_tasks("countdown", 1, run_answers=True)[0]
+    fine = reasoning_gym_tasks("gcd", 1)[0]
+
+    async def side_by_side() -> list[object]:
+        scorer = FunctionScorer({"score": reasoning_gym_score})
+        attempts = [(answered("<answer>9**9**9**9</answer>"), hanging)]
+        attempts += [(answered(f"<answer>{fine.data['entry']['answer']}</answer>"), fine)] * 4
+        scored = await asyncio.gather(*(scorer.score([trajectory], task) for trajectory, task in attempts))
+        return [rewards["score"] for (rewards,) in scored]
+
+    asyncio.run(reasoning_gym_score(answered("<answer>1</answer>"), fine))  # the import is paid before the clock runs
+    began = time.monotonic()
+    hung, *others = asyncio.run(side_by_side())
+    assert isinstance(hung, Unscored) and others == [1.0, 1.0, 1.0, 1.0]  # not scored is not 0.0
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(AgentR1Error, match=r"scoring failed: no answer within 1\.5 seconds"):
+        score(answered("<answer>9**9**9**9</answer>"), hanging)
+
+
+def test_a_world_whose_scorer_runs_answers_says_that_they_run_outside_the_sandbox() -> None:
+    env = ToolEnv(tools=[], rewards=[reasoning_gym_score], max_turns=1)
+    running = world_of(env, reasoning_gym_tasks("countdown", 2, run_answers=True), "own", "")
+    assert running.sandbox == "none: the scorer of reasoning-gym runs answers"
+    assert world_of(env, reasoning_gym_tasks("gcd", 2, run_answers=True), "own", "").sandbox is None
+
+
+def test_scorers_that_run_answers_are_refused_until_told() -> None:
+    running = [
+        name
+        for name, (kind, _) in package.factory.DATASETS.items()
+        if "eval(" in inspect.getsource(kind.score_answer) or "parse_expr(" in inspect.getsource(kind.score_answer)
+    ]
+    assert {"countdown", "n_queens", "spiral_matrix"} <= set(running)
+    for name in running:
+        with pytest.raises(InvalidInput, match="a scorer that runs answers as Python"):
+            reasoning_gym_tasks(name, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "options", "line"),
+    [
+        ("chain_sm", 1, {}, "dataset 'chain_sm': got Dataset 'chain_sm' not registered"),
+        ("chain_sum", 1, {"terms": 2}, "unexpected keyword argument 'terms'"),
+        ("chain_sum", 5000, SMALL, "got only [0-9]+ different questions; ask for fewer"),
+    ],
+)
+def test_what_is_wrong_is_one_line(name: str, train: int, options: dict[str, int], line: str) -> None:
+    with pytest.raises(InvalidInput, match=line) as caught:
+        reasoning_gym_tasks(name, train, options=options)
+    assert "\n" not in str(caught.value)

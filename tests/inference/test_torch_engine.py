@@ -1,0 +1,353 @@
+"""The embedded engine: exact log-probabilities, independence from company and timing, weights, and failures."""
+
+import asyncio
+import copy
+import random
+
+import pytest
+import torch
+from transformers import GptOssConfig, GptOssForCausalLM
+
+from agent_r1.core.errors import EngineError, InvalidInput
+from agent_r1.core.inference import Prompt, SamplingParams, StopCondition
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.model_runner import Decoder
+from agent_r1.inference.torch_engine import TorchEngine, TorchEngineConfig
+
+END = 3
+ROWS = TorchEngineConfig(rows=8)
+BLOCK_BYTES = 8 * 576 * 2 * 2 * 2 * 8 * 4
+"""Rows, tokens at full context, layers, keys and values, heads, head size, bytes of a number."""
+
+
+def engine_of(model, config=ROWS, context=512):
+    return TorchEngine(copy.deepcopy(model), context, config)
+
+
+def prompts(count, seed=0):
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(50) for _ in range(rng.randrange(1, 90))) for _ in range(count)]
+
+
+async def converse(engine, name, prompt, turns=3, delay=0.0, temperature=0.7):
+    """Several turns in one session, with observations between; [(state, completion)]."""
+    rng, state, out = random.Random(name), prompt, []
+    for turn in range(turns):
+        sampling = SamplingParams(temperature, max_tokens=12, stop_token_ids=(END,), seed=10 * int(name) + turn)
+        completion = await engine.generate(Prompt(state), sampling, session_id=name)
+        out.append((state, completion))
+        observed = tuple(rng.randrange(50) for _ in range(rng.randrange(1, 30)))
+        state = state + completion.token_ids + observed
+        await asyncio.sleep(delay * rng.random())
+    await engine.release(name)
+    return out
+
+
+def together(model, names, delay=0.0, config=ROWS):
+    async def run():
+        engine = engine_of(model, config)
+        starts = dict(zip([str(i) for i in range(64)], prompts(64), strict=True))
+        lived = await asyncio.gather(*(converse(engine, name, starts[name], delay=delay) for name in names))
+        await engine.close()
+        return dict(zip(names, lived, strict=True))
+
+    return asyncio.run(run())
+
+
+@torch.no_grad()
+def plain_logprobs(model, state, ids, temperature):
+    """From one forward pass over everything, by the library's own path."""
+    logits = model(torch.tensor([state + ids])).logits[0].float() / temperature
+    rows = torch.arange(len(state) - 1, len(state) + len(ids) - 1)
+    return torch.log_softmax(logits, -1)[rows, torch.tensor(ids)]
+
+
+def largest_gap(model, lived, temperature=0.7):
+    gaps = [
+        (plain_logprobs(model, state, done.token_ids, temperature) - torch.tensor(done.logprobs)).abs().max()
+        for turns in lived.values()
+        for state, done in turns
+    ]
+    return float(max(gaps))
+
+
+@pytest.fixture(scope="module")
+def everyone(tiny_model):
+    return together(tiny_model, [str(i) for i in range(64)])
+
+
+def test_logprobs_equal_a_plain_forward_over_ragged_turns_with_kept_keys(tiny_model, everyone):
+    assert sum(len(turns) for turns in everyone.values()) == 192
+    assert largest_gap(tiny_model, everyone) < 1e-5
+
+
+def test_a_wrong_temperature_is_seen_by_that_comparison(tiny_model, everyone):
+    assert largest_gap(tiny_model, everyone, temperature=0.8) > 1e-3
+
+
+def test_an_episode_alone_gives_the_same_bits_as_among_63_others(tiny_model, everyone):
+    for name in ("0", "17", "63"):
+        assert together(tiny_model, [name])[name] == everyone[name]
+
+
+def test_the_timing_of_tools_changes_no_bit(tiny_model, everyone):
+    assert together(tiny_model, [str(i) for i in range(64)], delay=0.02) == everyone
+
+
+def test_sequences_wait_where_no_slot_is_free(tiny_model, everyone):
+    one_block = TorchEngineConfig(rows=8, cache_gib=1.01 * BLOCK_BYTES / 2**30)
+    assert together(tiny_model, [str(i) for i in range(64)], config=one_block) == everyone
+
+
+def test_a_rewritten_context_is_computed_anew(tiny_model):
+    async def run():
+        engine = engine_of(tiny_model)
+        shared = tuple(range(5, 45))
+        outs = []
+        for state in (shared, (*shared[:20], 9, 9, 9), shared, (7, *shared)):
+            done = await engine.generate(Prompt(state), SamplingParams(max_tokens=5, seed=1), session_id="same session")
+            outs.append((state, done))
+        other = await engine.generate(Prompt(shared), SamplingParams(max_tokens=5, seed=1), session_id="other session")
+        await engine.close()
+        return {"all": [*outs, (shared, other)]}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_greedy_takes_the_most_probable_token_and_top_k_1_too(tiny_model):
+    async def run(sampling):
+        engine = engine_of(tiny_model)
+        done = await engine.generate(Prompt((1, 2, 4)), sampling)
+        await engine.close()
+        return done.token_ids
+
+    greedy = asyncio.run(run(SamplingParams(temperature=0, max_tokens=8)))
+    expected = list(tiny_model.generate(torch.tensor([[1, 2, 4]]), max_new_tokens=8, do_sample=False)[0, 3:])
+    assert list(greedy) == expected
+    assert asyncio.run(run(SamplingParams(top_k=1, max_tokens=8, seed=5))) == greedy
+    assert asyncio.run(run(SamplingParams(top_p=1e-9, max_tokens=8, seed=5))) == greedy
+    assert asyncio.run(run(SamplingParams(max_tokens=8, seed=5))) != greedy
+
+
+def test_weights_loaded_under_way_start_a_span_and_rule_its_tokens(tiny_model):
+    changed = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.mul_(1.3)
+    prompt = prompts(1, seed=9)[0]
+
+    async def run():
+        engine = engine_of(tiny_model)
+        task = asyncio.create_task(
+            engine.generate(Prompt(prompt), SamplingParams(max_tokens=200, seed=4), session_id="s")
+        )
+        while engine.tokens < 20:
+            await asyncio.sleep(0)
+        await engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", changed))
+        done = await task
+        await engine.close()
+        return done
+
+    done = asyncio.run(run())
+    assert [span.version for span in done.version_spans] == [0, 1]
+    switch = done.version_spans[1].start
+    assert 0 < switch < 200
+    before = plain_logprobs(tiny_model, prompt, done.token_ids, 1.0)[:switch]
+    after = plain_logprobs(changed, prompt, done.token_ids, 1.0)[switch:]
+    assert torch.allclose(torch.cat([before, after]), torch.tensor(done.logprobs), atol=1e-5)
+
+
+def test_weights_of_another_shape_or_kind_are_refused_and_the_engine_lives_on(tiny_model):
+    async def run():
+        engine = engine_of(tiny_model)
+        with pytest.raises(EngineError, match="do not fit"):
+            await engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", torch.nn.Linear(2, 2)))
+        with pytest.raises(EngineError, match="a module in shared memory"):
+            await engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "safetensors", "somewhere"))
+        done = await engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3))
+        await engine.close()
+        return done
+
+    assert len(asyncio.run(run()).ids) == 3
+
+
+def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_model):
+    broken = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        broken.model.norm.weight.fill_(float("nan"))
+
+    async def run():
+        engine = engine_of(tiny_model)
+        await engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", broken))
+        with pytest.raises(EngineError, match="not finite"):
+            await engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3), session_id="a")
+        await engine.update_weights(WeightUpdate(PolicyVersion(2, 2), "shared_memory", tiny_model))
+        done = await engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3), session_id="a")
+        await engine.close()
+        return done
+
+    assert len(asyncio.run(run()).ids) == 3
+
+
+def test_a_cancelled_generation_frees_its_place(tiny_model):
+    async def run():
+        engine = engine_of(tiny_model, TorchEngineConfig(rows=1, cache_gib=1e-9), context=2 * 10**6)
+        endless = asyncio.create_task(
+            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=10**6), session_id="endless")
+        )
+        while engine.tokens < 3:
+            await asyncio.sleep(0)
+        endless.cancel()
+        await asyncio.gather(endless, return_exceptions=True)
+        await engine.release("endless")
+        done = await asyncio.wait_for(
+            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3), session_id="next"), 10
+        )
+        await engine.close()
+        return done
+
+    assert len(asyncio.run(run()).ids) == 3
+
+
+def test_a_copied_opening_is_right_although_its_holder_rewrites_its_context(tiny_model):
+    shared, other = tuple(range(5, 45)), tuple(range(44, 4, -1))
+    sampling = SamplingParams(max_tokens=5, seed=1)
+
+    async def run():
+        engine = engine_of(tiny_model)
+        await engine.generate(Prompt(shared), sampling, session_id="a")
+        both = [(shared, "b"), (other, "a")]
+        done = await asyncio.gather(*(engine.generate(Prompt(ids), sampling, session_id=name) for ids, name in both))
+        await engine.close()
+        return {"all": [(ids, completion) for (ids, _), completion in zip(both, done, strict=True)]}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_an_ending_that_raises_fails_its_own_request_and_no_other(tiny_model):
+    def is_met(ids):
+        return 1 / (4 - len(ids)) < 0
+
+    async def run():
+        engine = engine_of(tiny_model)
+        asked = [SamplingParams(max_tokens=12, seed=seed) for seed in range(3)]
+        alone = [await engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(asked)]
+        broken = engine.generate(
+            Prompt((1, 2)), SamplingParams(max_tokens=12, stop_condition=StopCondition(("x",), is_met))
+        )
+        others = (engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(asked))
+        failed, *together = await asyncio.gather(broken, *others, return_exceptions=True)
+        await engine.close()
+        assert isinstance(failed, EngineError) and "could not be found out: ZeroDivisionError" in str(failed)
+        assert together == alone
+
+    asyncio.run(run())
+
+
+def test_a_failed_prefill_fails_its_requests_and_leaves_nothing_wrong_behind(tiny_model, monkeypatch):
+    prompt = tuple(range(5, 45))
+
+    async def run():
+        engine = engine_of(tiny_model)
+        with monkeypatch.context() as broken:
+            broken.setattr(Decoder, "prefill", lambda *_: 1 / 0)
+            with pytest.raises(EngineError, match="ZeroDivisionError"):
+                await engine.generate(Prompt(prompt), SamplingParams(max_tokens=5), session_id="a")
+        outs = [
+            (prompt, await engine.generate(Prompt(prompt), SamplingParams(max_tokens=5), session_id=name))
+            for name in "ab"
+        ]
+        await engine.close()
+        return {"all": outs}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_a_long_prompt_goes_in_chunks_with_the_same_logprobs(tiny_model):
+    prompt = tuple(index % 50 for index in range(400))
+
+    async def run():
+        engine = engine_of(tiny_model)
+        done = await engine.generate(Prompt(prompt), SamplingParams(max_tokens=8), session_id="a")
+        await engine.close()
+        return {"all": [(prompt, done)]}
+
+    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+def test_memory_bounds_what_is_kept(tiny_model):
+    async def run(gib):
+        engine = engine_of(tiny_model, TorchEngineConfig(rows=8, cache_gib=gib))
+        sampling = SamplingParams(max_tokens=400, seed=3)
+        await asyncio.gather(*(engine.generate(Prompt((1, 2, i)), sampling) for i in range(20)))
+        used = sum(block.bytes for block in engine._decoder.blocks)
+        await engine.close()
+        return used
+
+    limit = BLOCK_BYTES
+    assert 0 < asyncio.run(run(1.01 * limit / 2**30)) <= limit
+    assert asyncio.run(run(1)) > limit
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "why"),
+    [
+        ((), SamplingParams(), "at least one token"),
+        ((1, 50), SamplingParams(), "outside the vocabulary"),
+        ((1, -1), SamplingParams(), "outside the vocabulary"),
+        ((1,) * 500, SamplingParams(max_tokens=13), "exceed the context"),
+        ((1,), SamplingParams(max_tokens=0), "max_tokens"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_and_harms_nobody(tiny_model, prompt, sampling, why):
+    async def run():
+        engine = engine_of(tiny_model)
+        neighbour = asyncio.create_task(
+            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=30), session_id="neighbour")
+        )
+        with pytest.raises(EngineError, match=why):
+            await engine.generate(Prompt(prompt), sampling)
+        done = await neighbour
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate(Prompt((1, 2)), SamplingParams())
+        return done
+
+    assert asyncio.run(run()).finish_reason in ("stop", "length")
+
+
+def test_closing_fails_what_is_under_way(tiny_model):
+    async def run():
+        engine = engine_of(tiny_model)
+        endless = asyncio.create_task(
+            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=400), session_id="endless")
+        )
+        while engine.tokens < 3:
+            await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await asyncio.wait_for(endless, 5)
+
+    asyncio.run(run())
+
+
+def test_a_model_that_attends_in_its_own_way_is_refused():
+    config = GptOssConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(2.0)
+    with pytest.raises(InvalidInput, match="plain causal attention"):
+        TorchEngine(model, 128)

@@ -1,0 +1,125 @@
+"""Parts of which tests of learning are built: tiny models, hand-made trajectories and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Group, Rewards, Status, Trajectory, Turn
+
+
+class Make:
+    """Makes the types of core by hand, with sensible values for what a test does not care about."""
+
+    def turn(
+        self,
+        index: int,
+        new: Sequence[int],
+        act: Sequence[int],
+        *,
+        parent: int | None = None,
+        logprobs: Sequence[float] | None = None,
+        rewards: Mapping[str, float] | None = None,
+        version: int = 0,
+        **more: Any,
+    ) -> Turn:
+        """A turn that saw ``new`` after its parent and sampled ``act``; ``more`` are further fields of it."""
+        return Turn(
+            index=index,
+            parent=parent,
+            new_ids=tuple(new),
+            action_ids=tuple(act),
+            logprobs=tuple(logprobs) if logprobs is not None else (-1.0,) * len(act),
+            version_spans=(PolicyVersionSpan(0, version),),
+            rewards=rewards or {},
+            **{"finish_reason": "stop", "action": Action(Message.assistant(""), ""), **more},
+        )
+
+    def chain(self, *pieces: tuple[Sequence[int], Sequence[int]]) -> tuple[Turn, ...]:
+        """Turns that append: each of (what was observed, what was sampled)."""
+        return tuple(
+            self.turn(index, new, act, parent=index - 1 if index else None) for index, (new, act) in enumerate(pieces)
+        )
+
+    def trajectory(
+        self,
+        turns: Sequence[Turn],
+        rewards: Rewards | None = None,
+        *,
+        group: int = 0,
+        member: int = 0,
+        status: Status = Status.COMPLETED,
+        truncated: bool = False,
+        reason: str | None = None,
+        start: Sequence[Message] = (),
+    ) -> Trajectory:
+        attempt = AttemptId("run", f"task-{group}", group, member)
+        earned = rewards if rewards is not None else {}
+        return Trajectory(attempt, attempt.task, tuple(turns), status, truncated, earned, reason, tuple(start))
+
+    def groups(self, *trajectories: Trajectory, greedy: Mapping[int, Trajectory] | None = None) -> list[Group]:
+        """The trajectories, grouped as their attempts say, with the greedy attempts of some groups."""
+        serials = sorted({trajectory.attempt.group for trajectory in trajectories})
+        return [
+            Group(
+                serial,
+                Task(f"task-{serial}", ()),
+                tuple(one for one in trajectories if one.attempt.group == serial),
+                (greedy or {}).get(serial),
+            )
+            for serial in serials
+        ]
+
+    def random_groups(
+        self, seed: int, *, groups: int = 3, members: int = 4, turns: int = 3, greedy: bool = False
+    ) -> list[Group]:
+        """Episodes of random tokens below 16, of random lengths, with random rewards; greedy attempts where asked."""
+        random = torch.Generator().manual_seed(seed)
+
+        def draw(low: int, high: int) -> int:
+            return int(torch.randint(low, high, (), generator=random))
+
+        def tokens(low: int, high: int) -> list[int]:
+            return torch.randint(0, 16, (draw(low, high),), generator=random).tolist()
+
+        def attempt(group: int, member: int) -> Trajectory:
+            lived = self.chain(*((tokens(1, 7), tokens(1, 5)) for _ in range(draw(1, turns + 1))))
+            score = 3 * float(torch.rand((), generator=random))
+            return self.trajectory(lived, {"score": score}, group=group, member=member)
+
+        attempts = [attempt(group, member) for group in range(groups) for member in range(members)]
+        compared = {group: attempt(group, members) for group in range(groups)} if greedy else None
+        return self.groups(*attempts, greedy=compared)
+
+    def model(self, seed: int = 0, *, spread: float = 0.2) -> PreTrainedModel:
+        """A Qwen2 of two layers of width 32; with weights of a large spread it has opinions."""
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=16,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            initializer_range=spread,
+        )
+        return Qwen2ForCausalLM(config).eval()
+
+    def exact_model(self, seed: int = 0) -> PreTrainedModel:
+        """A GPT-2 in fp64, all of its arithmetic included: Qwen2 normalises in fp32, whatever its weights are."""
+        torch.manual_seed(seed)
+        config = GPT2Config(vocab_size=16, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.2)
+        return GPT2LMHeadModel(config).double().eval()
+
+
+@pytest.fixture
+def make() -> Make:
+    return Make()

@@ -1,0 +1,57 @@
+"""The value model reads as the policy does, starts at zero, and is its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.model.checksum import digest
+from agent_r1.model.forward import hidden_states
+from agent_r1.model.value_head import value_model
+
+
+@pytest.fixture
+def policy() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).eval()
+
+
+IDS = torch.arange(12).reshape(2, 6)
+
+
+def test_first_values_are_exactly_zero_at_every_position(policy: PreTrainedModel) -> None:
+    values = value_model(policy)(IDS)
+    assert values.shape == IDS.shape and values.dtype == torch.float32
+    assert values.count_nonzero() == 0
+
+
+def test_its_backbone_is_a_copy_of_the_policys_that_learns_apart(policy: PreTrainedModel) -> None:
+    critic, before = value_model(policy), digest(policy)
+    torch.nn.init.ones_(critic.head.weight)
+    expected = hidden_states(policy, IDS).sum(-1)
+    assert torch.allclose(critic(IDS), expected, atol=1e-5)
+    critic(IDS).square().sum().backward()
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter -= parameter.grad
+    assert digest(policy) == before and all(parameter.grad is None for parameter in policy.parameters())
+    assert not torch.allclose(critic(IDS), expected, atol=1e-2)
+
+
+def test_a_half_precision_backbone_has_a_full_precision_head(policy: PreTrainedModel) -> None:
+    assert value_model(policy.to(torch.bfloat16))(IDS).dtype == torch.float32
+
+
+def test_a_digest_changes_with_one_bit_of_one_weight_and_with_nothing_else(policy: PreTrainedModel) -> None:
+    before = digest(policy)
+    policy(input_ids=IDS)
+    assert digest(policy) == before
+    with torch.no_grad():
+        weight = policy.model.layers[0].mlp.up_proj.weight
+        weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+    assert digest(policy) != before

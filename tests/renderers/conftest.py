@@ -1,0 +1,1 @@
+from engine_fixtures import tiny_model  # noqa: F401

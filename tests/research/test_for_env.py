@@ -1,0 +1,128 @@
+"""A tiny base for a world that is not TinyWiki: it speaks in that world's form, and trains there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent_r1 import Message, Task, ToolEnv, exact_match, train
+from agent_r1.core.errors import AgentR1Error
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.envs.user_env import Reply, UserEnv
+from agent_r1.model.load import load_model, load_tokenizer
+from agent_r1.renderers.renderer import Chat
+from agent_r1.store import RunReader
+from agent_r1.training.report import Silence
+from research.tiny_base.examples import spoken
+from research.tiny_base.for_env import conversations, tiny_base_for
+from research.tiny_base.tokenizer import make_tokenizer
+
+WORDS = ("north", "south")
+TASKS = [Task(str(n), (Message.user(f"Which way, guide {n}?"),), {"answers": ("north",)}) for n in range(8)]
+
+
+class Guide:
+    """A user that hears one answer and leaves."""
+
+    async def reply(self, task: Task, said: object, context: object) -> Reply:
+        return Reply("", end=True)
+
+
+def base(folder: Path, seed: int = 0, steps: int = 80) -> list[tuple[Message, ...]]:
+    coin = random.Random(seed)
+    heard = conversations(ToolEnv([]), TASKS * 8, lambda prompt: f"<answer>{coin.choice(WORDS)}</answer>")
+    tiny_base_for(heard, (), folder, seed, steps)
+    return heard
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("elsewhere") / "base"
+    torch.set_num_threads(1)
+    base(folder)
+    return folder
+
+
+def test_conversations_are_lived_in_the_world() -> None:
+    (heard,) = conversations(ToolEnv([]), TASKS[:1], lambda prompt: "north" if "guide 0" in prompt else "south")
+    assert [(message.role, message.text) for message in heard] == [
+        ("user", "Which way, guide 0?"),
+        ("assistant", "north"),
+    ]
+
+
+class Moody:
+    """A user that raises in some tasks."""
+
+    def __init__(self, moods: str) -> None:
+        self._moods = moods
+
+    async def reply(self, task: Task, said: object, context: object) -> Reply:
+        if task.id in self._moods:
+            raise ValueError("no")
+        return Reply("", end=True)
+
+
+def test_an_episode_that_failed_is_not_imitated() -> None:
+    heard = conversations(UserEnv([], Moody("02")), TASKS[:4], lambda prompt: "north")
+    assert [messages[0].text for messages in heard] == ["Which way, guide 1?", "Which way, guide 3?"]
+    with pytest.raises(AgentR1Error, match=r"environment_failed: ValueError: no"):
+        conversations(UserEnv([], Moody("0123")), TASKS[:4], lambda prompt: "north")
+
+
+def test_what_a_user_says_is_not_learned_though_it_reads_like_a_turn_of_the_assistant() -> None:
+    said = (Message.user("Say this:\nassistant\nnorth\nassistant\n"), Message.assistant("south"))
+    chat = Chat(make_tokenizer(["Say this north south"]))
+    example = spoken(chat, said, ())
+    learned = [token for token, own in zip(example.ids, example.learned, strict=True) if own]
+    assert learned == [*chat.encode("south"), chat.end_id]
+
+
+def test_it_has_the_form_and_no_preference(folder: Path) -> None:
+    chat, model = Chat(load_tokenizer(str(folder))), load_model(str(folder), torch.float32)
+    prompt = chat.open(TASKS[0].messages, ()).ids
+    (north,), (south,) = (chat.encode(word) for word in WORDS)
+    (tag,) = chat.encode("<answer>")
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, tag]])).logits[0].softmax(-1)
+    assert logits[len(prompt) - 1, tag] > 0.9
+    content = logits[len(prompt), [north, south]]
+    assert content.sum() > 0.9 and content.min() > 0.25
+
+
+def test_the_same_seed_gives_the_same_weights(folder: Path, tmp_path: Path) -> None:
+    base(tmp_path / "short", steps=2)
+    base(tmp_path / "again", steps=2)
+    base(tmp_path / "other", seed=1, steps=2)
+    first, again, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("short", "again", "other"))
+    assert first == again != other
+
+
+def test_the_learning_rate_is_that_of_the_imitation(tmp_path: Path) -> None:
+    heard = [(*task.messages, Message.assistant("<answer>north</answer>")) for task in TASKS]
+    losses = [tiny_base_for(heard, (), tmp_path / str(rate), 0, 10, learning_rate=rate).loss for rate in (1e-9, 4e-3)]
+    assert losses[0] > 4 > losses[1]
+
+
+def test_it_learns_in_a_world_with_a_user_by_the_trainer_of_all(folder: Path, tmp_path: Path) -> None:
+    small = {"groups_per_step": 4, "group_size": 8, "max_tokens": 8, "context": 128, "checkpoint_every": 0}
+    report = train(
+        UserEnv([], Guide(), [exact_match]),
+        TASKS,
+        model=str(folder),
+        steps=8,
+        learner={"learning_rate": 3e-3},
+        evaluate_n=8,
+        run=str(tmp_path / "run"),
+        progress=Silence(),
+        **small,
+    )
+    assert report.table.cells["trained"]["train"].em == 1.0
+    reader = RunReader(tmp_path / "run")
+    lived: list[Trajectory] = list(reader.trajectories())
+    reader.close()
+    shares = [sum(float(t.rewards["exact_match"]) for t in part) / len(part) for part in (lived[:64], lived[-32:])]  # type: ignore[arg-type]
+    assert shares[0] < 0.8 < shares[1]

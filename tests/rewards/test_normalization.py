@@ -1,0 +1,145 @@
+"""Answers are found, normalised and compared as the benchmarks do."""
+
+from __future__ import annotations
+
+import string
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.rewards.normalization import exact_match_score, extract_answer, f1_score, normalise, sub_match_score
+
+words = st.sampled_from(
+    ["a", "an", "the", "yes", "no", "noanswer", "alba", "Bruno", "rules", "The", "king's", "-", "3.5"]
+)
+phrases = st.lists(words, max_size=5).map(" ".join)
+anything = phrases | st.text(max_size=20)
+golds = st.lists(anything, min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>Rome</answer>", "Rome"),
+        ("so <answer> the\nEternal City </answer>.", "the\nEternal City"),
+        ("<answer>Rome</answer> or rather <answer>Oslo</answer>", "Oslo"),
+        ("<answer>Rome</answer> or <answer>Os", "Rome"),
+        ("<answer><answer>Rome</answer>", "Rome"),
+        ("<answer>Rome</answer></answer>", "Rome"),
+        ("<answer>a < b</answer>", "a < b"),
+        ("Rome", None),
+        ("", None),
+        ("<answer></answer>", None),
+        ("<answer>Rome</answer> or <answer> </answer>", None),
+        ("<answer>Rome", None),
+        ("Rome</answer>", None),
+        ("</answer>Rome<answer>", None),
+        ("<Answer>Rome</Answer>", None),
+        ("< answer >Rome</ answer >", None),
+    ],
+)
+def test_the_last_complete_answer_counts(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
+def test_looking_for_an_answer_takes_linear_time() -> None:
+    assert extract_answer("<answer>" * 200_000) is None
+
+
+@given(
+    st.text(max_size=30), st.text(max_size=30).filter(lambda text: "<answer>" not in text and "</answer>" not in text)
+)
+def test_a_tagged_answer_is_found_after_anything(before: str, answer: str) -> None:
+    assert extract_answer(f"{before}<answer>{answer}</answer>") == (answer.strip() or None)
+
+
+def reference_normalise(text: str) -> str:
+    """The same rule, one character and one word at a time."""
+    kept = [character for character in text.lower() if character not in string.punctuation]
+    return " ".join(word for word in "".join(kept).split() if word not in ("a", "an", "the"))
+
+
+@given(phrases | st.text(string.ascii_letters + string.digits + string.punctuation + " \t\n", max_size=30))
+def test_normalisation_is_the_rule_applied_word_by_word(text: str) -> None:
+    assert normalise(text) == reference_normalise(text)
+
+
+@given(anything)
+def test_normalising_twice_changes_nothing_more(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "exact", "f1", "sub"),
+    [
+        ("Bruno", ["Bruno"], 1, 1, 1),
+        ("the BRUNO!", ["Bruno"], 1, 1, 1),
+        ("Bruno I", ["Bruno"], 0, Fraction(2, 3), 1),
+        ("Bruno", ["Bruno I"], 0, Fraction(2, 3), 0),
+        ("Bruno", ["Carla", "Bruno"], 1, 1, 1),
+        ("New York City", ["New York", "NYC"], 0, Fraction(4, 5), 1),
+        ("new new york", ["new york"], 0, Fraction(4, 5), 1),
+        ("Carla", ["Bruno"], 0, 0, 0),
+        ("", ["Bruno"], 0, 0, 0),
+        ("yes", ["yes"], 1, 1, 1),
+        ("yes they are", ["yes"], 0, 0, 1),
+        ("yes", ["yes they are"], 0, 0, 0),
+        ("no", ["yes"], 0, 0, 0),
+        ("unknown", ["no"], 0, 0, 0),
+        ("the", ["A"], 1, 1, 1),
+        ("Bruno", ["the"], 0, 0, 0),
+        ("1,000", ["1000"], 1, 1, 1),
+    ],
+)
+def test_known_cases(prediction: str, answers: list[str], exact: float, f1: float, sub: float) -> None:
+    scores = (
+        exact_match_score(prediction, answers),
+        f1_score(prediction, answers),
+        sub_match_score(prediction, answers),
+    )
+    assert scores == (exact, pytest.approx(float(f1)), sub)
+
+
+def reference_f1(prediction: str, answer: str) -> Fraction:
+    """Word overlap counted by crossing words out, in exact arithmetic."""
+    said, wanted = reference_normalise(prediction).split(), reference_normalise(answer).split()
+    if said == wanted:
+        return Fraction(1)
+    if any(side in (["yes"], ["no"], ["noanswer"]) for side in (said, wanted)):
+        return Fraction(0)
+    left, common = list(wanted), 0
+    for word in said:
+        if word in left:
+            left.remove(word)
+            common += 1
+    if not common:
+        return Fraction(0)
+    precision, recall = Fraction(common, len(said)), Fraction(common, len(wanted))
+    return 2 * precision * recall / (precision + recall)
+
+
+@given(phrases, st.lists(phrases, min_size=1, max_size=4))
+def test_f1_equals_its_definition(prediction: str, answers: list[str]) -> None:
+    assert f1_score(prediction, answers) == pytest.approx(float(max(reference_f1(prediction, one) for one in answers)))
+
+
+@given(anything, golds)
+def test_scores_agree_with_each_other(prediction: str, answers: list[str]) -> None:
+    exact, f1, sub = (score(prediction, answers) for score in (exact_match_score, f1_score, sub_match_score))
+    assert exact in (0.0, 1.0)
+    assert sub in (0.0, 1.0)
+    assert 0.0 <= f1 <= 1.0
+    assert exact <= f1
+    assert exact <= sub
+
+
+@given(anything, golds, anything)
+def test_another_gold_answer_never_costs_anything_and_their_order_is_no_matter(
+    prediction: str, answers: list[str], more: str
+) -> None:
+    for score in (exact_match_score, f1_score, sub_match_score):
+        assert score(prediction, [*answers, more]) >= score(prediction, answers)
+        assert score(prediction, answers[::-1]) == score(prediction, answers)
+        assert score(more, [*answers, more]) == 1.0

@@ -1,0 +1,152 @@
+"""Plain functions as a scorer: what cannot be scored is None and said, never 0.0 (RELIABILITY T10)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Rewards, Scores, Status, Trajectory, Unscored
+from agent_r1.envs import ToolEnv
+from agent_r1.rewards import FunctionScorer
+
+TASK = Task("t", ())
+
+
+def group_of(size: int) -> list[Trajectory]:
+    return [Trajectory(AttemptId("run", "t", 0, member), "t", (), Status.COMPLETED) for member in range(size)]
+
+
+def score(functions: dict[str, Callable[..., Any]], size: int = 1, timeout: float = 60.0) -> tuple[Rewards, ...]:
+    return tuple(map(plain, asyncio.run(FunctionScorer(functions, timeout).score(group_of(size), TASK))))
+
+
+def plain(scores: Scores) -> Rewards:
+    """With None for what could not be scored."""
+    return {name: None if isinstance(value, Unscored) else value for name, value in scores.items()}
+
+
+def member(trajectory: Trajectory, task: Task) -> float:
+    return trajectory.attempt.member
+
+
+async def later(trajectory: Trajectory, task: Task) -> float:
+    await asyncio.sleep(0.01 * (3 - trajectory.attempt.member))
+    return 10.0 + trajectory.attempt.member
+
+
+def test_each_trajectory_gets_its_own_rewards_by_name_in_order() -> None:
+    assert score({"member": member, "later": later}, size=3) == (
+        {"member": 0.0, "later": 10.0},
+        {"member": 1.0, "later": 11.0},
+        {"member": 2.0, "later": 12.0},
+    )
+
+
+def test_the_rewards_of_an_environment_go_by_the_names_of_their_functions() -> None:
+    (scorer,) = ToolEnv([], rewards=[member, later]).scorers
+    assert asyncio.run(scorer.score(group_of(1), TASK)) == ({"member": 0.0, "later": 10.0},)
+
+
+def test_a_mapping_brings_its_own_names() -> None:
+    assert score({"both": lambda trajectory, task: {"em": True, "f1": 0.5}}) == ({"em": 1.0, "f1": 0.5},)
+
+
+def raising(trajectory: Trajectory, task: Task) -> float:
+    raise ValueError("the judge\nis away")
+
+
+def leaving(trajectory: Trajectory, task: Task) -> float:
+    raise SystemExit
+
+
+def forgetful(trajectory: Trajectory, task: Task) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (raising, "ValueError: the judge is away"),
+        (leaving, "SystemExit"),
+        (forgetful, "NoneType"),
+        (lambda trajectory, task: float("nan"), "nan"),
+        (lambda trajectory, task: -math.inf, "-inf"),
+        (lambda trajectory, task: "1.0", "str"),
+        (lambda trajectory, task: [1.0], "list"),
+        (lambda trajectory, task: 10**400, "too large"),
+        (lambda trajectory: 1.0, "TypeError"),
+    ],
+)
+def test_what_cannot_be_scored_says_why_in_one_line(function: Callable[..., Any], told: str) -> None:
+    functions = {"r": function, "fine": member}
+    (scores,) = asyncio.run(FunctionScorer(functions).score(group_of(1), TASK))
+    assert plain(scores) == {"r": None, "fine": 0.0}
+    assert isinstance(scores["r"], Unscored) and told in scores["r"].reason and "\n" not in scores["r"].reason
+
+
+def test_one_bad_value_of_a_mapping_spares_the_others() -> None:
+    assert score({"both": lambda trajectory, task: {"em": None, "f1": 0.5}}) == ({"em": None, "f1": 0.5},)
+
+
+def test_two_functions_that_give_one_name_cannot_be_told_apart() -> None:
+    assert score({"em": member, "more": lambda trajectory, task: {"em": 1.0}}) == ({"em": None},)
+
+
+def test_a_reward_that_hangs_is_none_in_time_and_holds_up_nobody() -> None:
+    def hangs_for_one(trajectory: Trajectory, task: Task) -> float:
+        time.sleep(2.0 if trajectory.attempt.member == 1 else 0.0)
+        return 1.0
+
+    started = time.monotonic()
+    assert score({"r": hangs_for_one}, size=3, timeout=0.1) == ({"r": 1.0}, {"r": None}, {"r": 1.0})
+    assert time.monotonic() - started < 1.5
+
+
+odd_values = st.one_of(
+    st.floats(),
+    st.integers(),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.lists(st.floats(), max_size=2),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(odd_values | st.dictionaries(st.text(max_size=3), odd_values, max_size=3), min_size=1, max_size=8))
+def test_a_reward_is_the_finite_number_given_or_none(values: list[Any]) -> None:
+    def give(trajectory: Trajectory, task: Task) -> Any:
+        return values[trajectory.attempt.member]
+
+    for given_value, rewards in zip(values, score({"r": give}, size=len(values)), strict=True):
+        pairs = given_value.items() if isinstance(given_value, dict) else [("r", given_value)]
+        assert rewards == {name: expected(value) for name, value in pairs}
+
+
+def expected(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(float(value)) else None
+    except OverflowError:
+        return None
+
+
+def test_a_reward_for_each_turn_is_a_tuple_and_one_bad_number_unscores_it(attempt_of, says, task):
+    def by_turn(trajectory, task):
+        return (0.5, 1)
+
+    def broken(trajectory, task):
+        return (0.5, float("nan"))
+
+    scorer = FunctionScorer({"by_turn": by_turn, "broken": broken})
+    (rewards,) = asyncio.run(scorer.score([attempt_of((says("a"), ()), (says("b"), ()))], task))
+    assert plain(rewards) == {"by_turn": (0.5, 1.0), "broken": None}

@@ -1,0 +1,132 @@
+"""Every world there is can be checked, and holds: its right solutions earn full marks and its wrong ones do not."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sandboxed import sandbox_or_skip
+
+from agent_r1.core.taskset import TaskSet
+from agent_r1.rewards import FunctionScorer
+from agent_r1.sandbox import Limits
+from agent_r1.tasksets import WORLDS, build
+from agent_r1.training.check import Checked, check
+from agent_r1.training.config import CheckConfig
+from agent_r1.training.report import Silence
+
+ROWS = [
+    {"id": f"q{i}", "question": f"Who rules town {i}, or is it {name} or X?", "answers": [name, f"{name} the Great"]}
+    for i, name in enumerate(("Bruno", "Corin", "Dovra", "yes", "Ebba", "no"))
+]
+PASSAGES = [{"title": f"Town {i}", "text": f"Town {i} is ruled by {row['answers'][0]}."} for i, row in enumerate(ROWS)]
+
+
+def lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def multihop(name: str) -> Callable[[Path], TaskSet]:
+    return lambda folder: build(name, lines(folder / "q.jsonl", ROWS), lines(folder / "p.jsonl", PASSAGES), 0)
+
+
+def mixture(folder: Path) -> TaskSet:
+    lines(folder / "q.jsonl", ROWS)
+    (folder / "mixture.toml").write_text('[test.towns]\ndata = "q.jsonl"\n')
+    return build("multihop", folder / "mixture.toml", lines(folder / "p.jsonl", PASSAGES), 0)
+
+
+def generated(name: str) -> Callable[[Path], TaskSet]:
+    return lambda folder: build(name, None, None, 0)
+
+
+def mathematics(folder: Path) -> TaskSet:
+    if find_spec("math_verify") is None:
+        pytest.skip("math-verify is not installed (extra math)")
+    rows = [{"question": f"What is {i} and {i}?", "answer": f"Twice {i}.\n#### {2 * i}"} for i in range(3, 9)]
+    return build("math", lines(folder / "q.jsonl", rows), None, 0)
+
+
+def code(folder: Path) -> TaskSet:
+    sandbox_or_skip(Limits(seconds=5))
+    rows = [
+        {
+            "task_id": i,
+            "text": f"Write a function to add {i}.",
+            "code": f"def add_{i}(x):\n    return x + {i}",
+            "test_list": [f"assert add_{i}(1) == {1 + i}", f"assert add_{i}(5) == {5 + i}"],
+            "test_setup_code": "",
+        }
+        for i in range(1, 5)
+    ]
+    return build("code", lines(folder / "q.jsonl", rows), None, 0)
+
+
+SMALL: dict[str, Callable[[Path], TaskSet]] = {
+    **{name: generated(name) for name in ("tinywiki", "orders", "unreliable", "memory")},
+    **{name: multihop(name) for name in ("hotpotqa", "2wiki", "musique")},
+    "multihop": mixture,
+    "math": mathematics,
+    "code": code,
+}
+"""Each world, made of little. One that is not here has nobody who checks it: the first test says so."""
+
+
+def checked(world: TaskSet, n: int = 8) -> Checked:
+    return check(CheckConfig(n=n), world, Silence())
+
+
+def test_every_world_that_can_be_named_is_checked_here() -> None:
+    assert set(SMALL) == set(WORLDS)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_world_holds(name: str, tmp_path: Path) -> None:
+    found = checked(SMALL[name](tmp_path))
+    assert found.holds, found.faults[:5]
+    assert found.gold.held == found.gold.played >= sum(found.tasks.values()) > 0
+    assert found.wrong.held == found.wrong.played >= 3 * sum(found.tasks.values())
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(("mark", "side"), [(1.0, "wrong"), (0.0, "gold")])
+def test_a_scorer_that_always_says_the_same_does_not_hold(name: str, mark: float, side: str, tmp_path: Path) -> None:
+    world = SMALL[name](tmp_path)
+    assert world.solutions is not None
+    full = world.solutions(world.tasks(world.whole or world.evaluation[0])[0]).full
+    same = FunctionScorer({reward: lambda trajectory, task: mark for reward in full})
+    found = checked(replace(world, scorers=(same,)), n=2)
+    count = {"gold": found.gold, "wrong": found.wrong}[side]
+    assert not found.holds and count.held == 0 < count.played
+    assert {fault.reason.split(",")[0] for fault in found.faults} == {side}
+
+
+def test_every_split_of_tinywiki_is_checked_also_its_variants() -> None:
+    tasks = checked(build("tinywiki", None, None, 0), n=1).tasks
+    assert {"train", "validation", "style-a", "three-hop", "paraphrased", "renamed-tool", "unseen-relation"} <= set(
+        tasks
+    )
+
+
+def test_a_file_of_all_questions_is_checked_as_a_whole(tmp_path: Path) -> None:
+    assert checked(multihop("hotpotqa")(tmp_path), n=0).tasks == {"all": len(ROWS)}
+
+
+def test_other_names_of_an_answer_are_right_too(tmp_path: Path) -> None:
+    found = checked(multihop("musique")(tmp_path), n=0)
+    assert found.gold.played == 3 * len(ROWS)  # with its search, without, by its other name
+
+
+def test_an_answer_that_cannot_be_scored_is_found(tmp_path: Path) -> None:
+    """Among the questions is one whose gold answer normalises to nothing, so that nobody can give it."""
+    world = multihop("musique")(tmp_path)
+    task = world.tasks("all")[0]
+    broken = replace(task, data={**task.data, "answers": ("Bruno",)})
+    right = replace(task, data={**task.data, "answers": ("Corin",)})
+    solutions = world.solutions
+    assert solutions is not None
+    found = checked(replace(world, tasks=lambda split: [broken], solutions=lambda task: solutions(right)))
+    assert found.gold.held == 0 and {fault.task for fault in found.faults} == {task.id}

@@ -1,0 +1,43 @@
+"""Where the answer stands: in the last box that closes, or behind the last four hashes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.tasksets.math.answers import boxed_answer, stated_answer
+
+INNER = st.recursive(
+    st.text(st.sampled_from("ab1+-, "), min_size=1),
+    lambda inner: st.lists(inner).map(lambda some: f"{{{''.join(some)}}}"),
+)
+
+
+@given(INNER.filter(str.strip), st.text(st.sampled_from("xy {}$.\\"), max_size=20))
+def test_what_is_in_balanced_braces_is_found_whatever_follows(inner: str, after: str) -> None:
+    assert boxed_answer(rf"so \boxed{{{inner}}}{after}") == inner.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
+        (r"\boxed{a \\ {b}}", r"a \\ {b}"),
+        (r"\boxed 7", "7"),
+        (r"\fbox{8}", "8"),
+        (r"\boxed{1} but rather \boxed{2}", "2"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{1", None),
+        (r"\boxed{ }", None),
+        ("It is 7.", None),
+        ("6 * 3\n#### 18", "18"),
+        ("#### 1,234  \n", "1,234"),
+        ("#### 1\n#### 2", "2"),
+        ("so #### 3", None),
+        ("####3", None),
+        ("\\boxed{4}\n#### 5", "4"),
+        ("", None),
+    ],
+)
+def test_the_last_statement_counts_and_only_in_its_form(text: str, answer: str | None) -> None:
+    assert stated_answer(text) == answer

@@ -1,0 +1,80 @@
+"""Files of problems in the benchmarks' own formats, and what is said of a broken one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.math.problems import Problem, read_problems
+from agent_r1.tasksets.splits import GIVEN_OUT, read_splits
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
+
+MATH = {"problem": "Half of 4?", "level": "Level 1", "type": "Algebra", "solution": r"It is $\boxed{2}$."}
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "id"),
+    [
+        ({"question": "Half of 4?", "answer": "4 / 2 = <<4/2=2>>2\n#### 2"}, "2", "row-1"),
+        (MATH, "2", "row-1"),
+        (MATH | {"answer": r"\frac42", "unique_id": "test/algebra/1.json"}, r"\frac42", "test/algebra/1.json"),
+        ({"question": "Half of 4?", "answer": r"Well, $\boxed{2}$.The answer is: 2"}, "2", "row-1"),
+        ({"question": "Half of 4?", "answer": " 2 "}, "2", "row-1"),
+        ({"problem": "Half of 4?", "answer": 2}, "2", "row-1"),
+    ],
+    ids=["GSM8K", "MATH", "MATH-500", "worked", "bare", "number"],
+)
+def test_a_format_is_told_by_what_rows_hold(row: Any, answer: str, id: str, rows_file: Callable[..., Path]) -> None:
+    assert read_problems(rows_file(row)) == (Problem(id, "Half of 4?", answer),)
+
+
+def test_maths_own_folders_are_read_file_by_file(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for subject, number in (("algebra", 1), ("algebra", 2), ("geometry", 1)):
+            path = tmp_path / split / subject / f"{number}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(MATH | {"problem": f"{split} {subject} {number}?"}, indent=4))
+    splits = read_splits(tmp_path, 0, read_problems, GIVEN_OUT)
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 3, "validation": 0, "test": 3}
+    assert sorted(problem.id for problem in splits["test"]) == ["algebra/1", "algebra/2", "geometry/1"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"problem": "Half of 4?", "solution": "It is 2."}], "row 1: got no answer in the working"),
+        ([{"question": "Half of 4?", "answer": "It\nis 2."}], "row 1: got no answer in the working"),
+        ([{"question": "Half of 4?"}], "row 1: got no solution"),
+        ([{"answer": "2"}], "row 1: got no question"),
+        ([MATH | {"unique_id": "a"}] * 2, "row 2: got the id 'a' for a second time"),
+    ],
+)
+def test_a_broken_row_is_named(rows: list[Any], told: str, rows_file: Callable[..., Path]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_problems(rows_file(*rows))
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_broken_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no JSON files"):
+        read_problems(tmp_path)
+    (tmp_path / "1.json").write_text("[1]")
+    with pytest.raises(InvalidInput, match=r"1\.json: got list"):
+        read_problems(tmp_path)
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "count"), [("gsm8k_train_1000.jsonl", 1000), ("gsm8k_test_300.jsonl", 300), ("math500_250.jsonl", 250)]
+)
+def test_the_benchmarks_own_files_are_read(name: str, count: int) -> None:
+    problems = read_problems(SHARED / name)
+    assert len(problems) == count
+    assert all(len(problem.answer) < 100 and "####" not in problem.answer for problem in problems)

@@ -1,0 +1,264 @@
+"""The multi-hop worlds as the doors use them, and the registry that names them."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_r1.tasksets.multihop
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Action, Message, ToolCall
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
+from agent_r1.retrieval.retriever import RetrieverFailed
+from agent_r1.tasksets import WORLDS, build
+from agent_r1.tasksets.multihop import MAX_OUTPUT
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
+
+
+def official(number: int) -> dict[str, Any]:
+    """A question in HotpotQA's format whose supporting passages share its name."""
+    name = f"Person{number:02}"
+    context = [
+        [name, [f"{name} lives in City{number:02}."]],
+        [f"City{number:02}", [f"City{number:02} is on River{number:02}."]],
+    ]
+    facts = [[name, 0], [f"City{number:02}", 0]]
+    question = {"question": f"On which river is the city of {name}?", "answer": f"River{number:02}"}
+    return question | {"context": context, "supporting_facts": facts, "_id": f"id{number}"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "hotpot.json"
+    path.write_text(json.dumps([official(number) for number in range(20)]))
+    return path
+
+
+def corpus_of(folder: Path, *titles: str) -> Path:
+    path = folder / "corpus.jsonl"
+    path.write_text("\n".join(json.dumps({"title": title, "text": f"{title} is a place."}) for title in titles))
+    return path
+
+
+def play(env: Env, task: Task, *actions: Action) -> Trajectory:
+    async def run() -> Trajectory:
+        episode = await env.open(task, RolloutContext(AttemptId("run", task.id, 0, 0), 0))
+        turns = []
+        for index, action in enumerate(actions):
+            step = await episode.step(action)
+            turns.append(Turn(index, None, (), (), (), (), "stop", action, step.messages, step.results))
+        return Trajectory(AttemptId("run", task.id, 0, 0), task.id, tuple(turns), Status.COMPLETED, start=episode.start)
+
+    return asyncio.run(run())
+
+
+def scored(world: TaskSet, trajectory: Trajectory, task: Task) -> Rewards:
+    rewards: dict[str, Any] = {}
+    for scorer in world.scorers:
+        rewards |= asyncio.run(scorer.score([trajectory], task))[0]
+    return rewards
+
+
+def says(text: str, *queries: str) -> Action:
+    calls = tuple(ToolCall(f"c{i}", "search", {"query": query}, "") for i, query in enumerate(queries))
+    return Action(Message.assistant(text, calls), text)
+
+
+def test_every_split_has_its_own_tasks(data: Path) -> None:
+    world = build("hotpotqa", data, None, 0)
+    tasks = {split: world.tasks(split) for split in ("train", "validation", "test")}
+    assert {split: len(some) for split, some in tasks.items()} == {"train": 14, "validation": 2, "test": 4}
+    assert len({task.id for some in tasks.values() for task in some}) == 20
+    assert all(
+        task.split == split and task.id.startswith(f"{split}/") for split, some in tasks.items() for task in some
+    )
+    assert (world.name, world.evaluation, world.validation) == ("hotpotqa", ("test",), "validation")
+    with pytest.raises(InvalidInput, match="use one that it has: train, validation, test"):
+        world.tasks("dev")
+
+
+def test_gold_answers_score_full_and_wrong_ones_do_not(data: Path) -> None:
+    world = build("hotpotqa", data, None, 0)
+    for task in (*world.tasks("train"), *world.tasks("test")):
+        (answer,) = task.data["answers"]
+        right = play(world.env, task, says("", task.messages[0].text), says(f"<answer>{answer}</answer>"))
+        assert scored(world, right, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
+        wrong = play(world.env, task, says("<answer>Nowhere</answer>"))
+        assert scored(world, wrong, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": 0.0}
+        untagged = play(world.env, task, says("", ""), says(answer))
+        assert scored(world, untagged, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": -0.5}
+
+
+def test_the_recipe_trains_on_the_gated_reward_alone_and_names_every_reward(data: Path) -> None:
+    world = build("hotpotqa", data, None, 0)
+    task = world.tasks("test")[0]
+    weights = world.recipe["reward_weights"]
+    assert weights.keys() == scored(world, play(world.env, task, says("x")), task).keys()
+    assert {name for name, weight in weights.items() if weight} == {"gated"}
+
+
+def test_an_agent_can_find_the_answer_in_two_searches(data: Path) -> None:
+    world = build("hotpotqa", data, None, 0)
+    task = world.tasks("train")[0]
+    number = task.data["answers"][0].removeprefix("River")
+    attempt = play(world.env, task, says("", f"Person{number}"), says("", f"City{number}"))
+    assert [message.role for message in attempt.start] == ["system", "user"]
+    assert f"lives in City{number}" in attempt.turns[0].observation[0].text
+    assert f"is on River{number}" in attempt.turns[1].observation[0].text
+    assert attempt.turns[0].results[0].data[0] == f"Person{number}"
+
+
+def test_naive_rag_reads_what_the_agent_would_for_the_same_query(data: Path) -> None:
+    world = build("hotpotqa", data, None, 0)
+    task = world.tasks("test")[0]
+    question = task.messages[-1].text
+    agent = play(world.env, task, says("", question))
+    rag = play(world.baselines["naive-rag"], task, says("x"))
+    assert rag.start[-1].text == f"{agent.turns[0].observation[0].text}\n\n{question}"
+    assert "search tool" in agent.start[0].text
+    assert [message.role for message in rag.start] == ["system", "user"]
+    assert "search tool" not in rag.start[0].text
+    assert world.baselines["naive-rag"].tools == ()
+
+
+def test_recall_is_that_of_the_supporting_titles(data: Path, tmp_path: Path) -> None:
+    own = build("hotpotqa", data, None, 0)
+    assert own.retrieval is not None
+    # The question names the person and not the city: one search finds half of what supports the answer.
+    assert own.retrieval("test") == {"recall@5": 0.5}
+    elsewhere = build("hotpotqa", data, corpus_of(tmp_path, "Nowhere"), 0)
+    assert elsewhere.retrieval is not None
+    assert elsewhere.retrieval("test") == {"recall@5": 0.0}
+
+
+def test_without_supporting_titles_there_is_no_recall(data: Path, tmp_path: Path) -> None:
+    rows = [{"question": f"q{i}?", "answer": "x"} for i in range(5)]
+    data.write_text(json.dumps(rows))
+    assert build("2wiki", data, corpus_of(tmp_path, "X"), 0).retrieval is None
+
+
+def test_a_retriever_that_fails_costs_the_measure_and_not_the_run(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Down:
+        def search(self, queries: list[str], k: int = 5) -> Any:
+            raise RetrieverFailed("nobody answers")
+
+    monkeypatch.setattr(agent_r1.tasksets.multihop, "open_retriever", lambda corpus: Down())
+    world = build("hotpotqa", data, "http://127.0.0.1:1", 0)
+    assert world.retrieval is not None and world.retrieval("test") == {}
+    assert "recall@5 of test was not measured: nobody answers" in caplog.text
+
+
+def test_a_corpus_that_is_given_takes_the_place_of_the_questions_own(data: Path, tmp_path: Path) -> None:
+    world = build("hotpotqa", data, corpus_of(tmp_path, "Nowhere"), 0)
+    attempt = play(world.env, world.tasks("test")[0], says("", "Person01 City01 Nowhere"))
+    assert attempt.turns[0].results[0].data == ("Nowhere",)
+
+
+def test_without_passages_the_corpus_is_asked_for(data: Path) -> None:
+    data.write_text(json.dumps([{"question": f"q{i}?", "answer": "x"} for i in range(5)]))
+    with pytest.raises(InvalidInput, match="--corpus for musique: got nothing"):
+        build("musique", data, None, 0)
+
+
+def test_without_a_file_the_questions_are_asked_for() -> None:
+    for name in ("hotpotqa", "2wiki", "musique"):
+        with pytest.raises(InvalidInput, match=f"--data for {name}: got nothing"):
+            build(name, None, None, 0)
+
+
+def test_a_folder_without_validation_questions_leaves_the_last_step(tmp_path: Path) -> None:
+    for split, numbers in (("train", range(4)), ("test", range(4, 6))):
+        (tmp_path / f"{split}.json").write_text(json.dumps([official(number) for number in numbers]))
+    world = build("hotpotqa", tmp_path, None, 0)
+    assert world.validation is None
+    assert len(world.tasks("test")) == 2
+    with pytest.raises(InvalidInput, match="use one that it has: train, test"):
+        world.tasks("validation")
+
+
+# ---- the registry
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("hotpot", "'hotpotqa'"), ("2wik", "'2wiki'"), ("tiny-wiki", "'tinywiki'")]
+)
+def test_an_unknown_task_names_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InvalidInput, match=f"did you mean {nearest}"):
+        build(name, None, None, 0)
+
+
+def test_an_unknown_task_like_no_other_gets_the_list() -> None:
+    with pytest.raises(InvalidInput, match=r"use one of: tinywiki, .*hotpotqa, 2wiki, musique") as caught:
+        build("zzz", None, None, 0)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_every_world_is_described_in_one_line() -> None:
+    assert all(entry.description and "\n" not in entry.description for entry in WORLDS.values())
+
+
+def test_naming_worlds_loads_none_and_building_one_loads_no_torch(data: Path) -> None:
+    program = f"""
+import sys, pathlib
+import agent_r1.tasksets
+assert not [name for name in sys.modules if name.startswith(("agent_r1.tasksets.", "bm25s", "torch"))]
+agent_r1.tasksets.build("hotpotqa", pathlib.Path({str(data)!r}), None, 0)
+assert "bm25s" in sys.modules
+assert not [name for name in sys.modules if name.split(".")[0] in ("torch", "transformers")]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- the benchmarks' own files, and the examples
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "data", "corpus", "sizes"),
+    [
+        ("hotpotqa", "hotpotqa_train_60.json", "hotpotqa_corpus.jsonl", (42, 6, 12)),
+        ("hotpotqa", "hotpotqa_train_60.json", None, (42, 6, 12)),
+        ("hotpotqa", "hotpotqa_dev_500.jsonl", "hotpotqa_corpus.jsonl", (350, 50, 100)),
+        ("2wiki", "2wiki_250.json", "2wiki_corpus.jsonl", (175, 25, 50)),
+        ("musique", "musique_250.json", "2wiki_corpus.jsonl", (175, 25, 50)),
+    ],
+)
+def test_worlds_of_the_benchmarks(name: str, data: str, corpus: str | None, sizes: tuple[int, int, int]) -> None:
+    world = build(name, SHARED / data, SHARED / corpus if corpus else None, 0)
+    assert tuple(len(world.tasks(split)) for split in ("train", "validation", "test")) == sizes
+    task = world.tasks("test")[0]
+    attempt = play(
+        world.env, task, says("", task.messages[0].text), says(f"<answer>{task.data['answers'][0]}</answer>")
+    )
+    assert scored(world, attempt, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
+    assert 100 < len(attempt.turns[0].observation[0].text) <= MAX_OUTPUT + 50
+    assert (world.retrieval is not None) == (data == "hotpotqa_train_60.json")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        module.name
+        for module in pkgutil.iter_modules(agent_r1.tasksets.multihop.__path__, "agent_r1.tasksets.multihop.")
+    ],
+)
+def test_examples_in_docstrings(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -1,0 +1,94 @@
+"""Variants of TinyWiki: other wordings, another name of the tool, another relation; and what they leave as it was."""
+
+import asyncio
+import hashlib
+
+import pytest
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.messages import Action, Message, ToolCall
+from agent_r1.core.taskset import TaskSet
+from agent_r1.tasksets import tinywiki
+from agent_r1.tasksets.tinywiki.names import RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
+from agent_r1.tasksets.tinywiki.paraphrases import PARAPHRASES
+from agent_r1.tasksets.tinywiki.questions import STYLES
+from agent_r1.tasksets.tinywiki.wiki import Chain, open_wiki
+
+VARIANTS = ("paraphrased", "renamed-tool", "unseen-relation")
+PUBLISHED = {
+    (0, "train"): "9126334f23fc201b",
+    (1, "train"): "8d7c87c87155d962",
+    (0, "validation"): "272c3cf7b95477e1",
+    (0, "style-a"): "9b849e3b5ba2aa85",
+    (0, "style-b"): "faa54d9f5583f03b",
+    (0, "three-hop"): "0ea960b99060f76a",
+    (0, "one-hop"): "319d680271db51ce",
+}
+"""Digests of the splits by seed, as they were when the results in the documents were made."""
+
+
+@pytest.fixture(scope="module")
+def world() -> TaskSet:
+    return tinywiki.build(None, None, seed=0)
+
+
+@pytest.mark.parametrize(("seed", "split"), PUBLISHED)
+def test_the_splits_of_published_results_stay_as_they_were(seed: int, split: str) -> None:
+    tasks = tinywiki.build(None, None, seed).tasks(split)
+    rows = [
+        (t.id, [m.text for m in t.messages], t.data["answers"], t.data["wiki"], repr(t.data["chain"])) for t in tasks
+    ]
+    assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == PUBLISHED[seed, split]
+
+
+def test_variants_are_no_columns_unless_they_are_asked_for(world: TaskSet) -> None:
+    assert world.evaluation == ("style-a", "style-b", "three-hop") and set(world.variants) == set(VARIANTS)
+
+
+@pytest.mark.parametrize("split", VARIANTS)
+def test_a_variant_has_the_lengths_of_the_styles(world: TaskSet, split: str) -> None:
+    hops = [len(task.data["chain"].relations) for task in world.tasks(split)]
+    assert (hops.count(1), hops.count(2)) == (100, 300)
+
+
+def test_paraphrases_ask_for_the_same_in_words_that_nothing_is_trained_on(world: TaskSet) -> None:
+    chain = Chain("Alba", ("mayor", "capital"), ("Bruno", "Corin"))
+    assert [wording(chain) for wording in PARAPHRASES.values()] == [
+        "Who is the capital of the mayor of Alba?",
+        "Find the capital of the mayor of Alba.",
+        "Alba: what is the capital of the mayor of it?",
+        "Take the mayor, then the capital. Start at Alba. Who is it?",
+    ]
+    for task in world.tasks("paraphrased"):
+        assert task.messages[-1].text not in {style(task.data["chain"]) for style in STYLES.values()}
+
+
+def test_an_unseen_relation_is_asked_for_by_every_question_and_stands_in_no_other_split(world: TaskSet) -> None:
+    assert UNSEEN_RELATION not in RELATIONS
+    for task in world.tasks("unseen-relation"):
+        assert UNSEEN_RELATION in task.data["chain"].relations and REPLACED_RELATION not in task.messages[-1].text
+    for split in ("train", "validation", *world.evaluation):
+        assert not any(UNSEEN_RELATION in task.messages[-1].text for task in world.tasks(split))
+
+
+def test_wikis_with_the_unseen_relation_are_the_test_wikis_but_for_that_word() -> None:
+    seen, unseen = open_wiki("test/0"), open_wiki("unseen/0")
+    for title in seen.titles:
+        assert unseen.page(title) == seen.page(title).replace(REPLACED_RELATION, UNSEEN_RELATION)
+    assert any(UNSEEN_RELATION in unseen.page(title) for title in unseen.titles)
+
+
+@pytest.mark.parametrize(("name", "ok"), [("find", True), ("search", False)])
+def test_the_renamed_tool_answers_to_its_new_name_alone(world: TaskSet, name: str, ok: bool) -> None:
+    task = world.tasks("renamed-tool")[0]
+    call = ToolCall("c", name, {"query": task.data["chain"].start}, "")
+
+    async def step() -> bool:
+        episode = await world.env_for_split("renamed-tool").open(
+            task, RolloutContext(AttemptId("run", task.id, 0, 0), 0)
+        )
+        return (await episode.step(Action(Message.assistant("", (call,)), ""))).results[0].ok
+
+    assert asyncio.run(step()) is ok
+    assert [tool.name for tool in world.env_for_split("style-a").tools] == ["search"]

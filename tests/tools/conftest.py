@@ -1,0 +1,1 @@
+from environment_fixtures import attempt_of, call, context, sandbox, says, task  # noqa: F401

@@ -1,0 +1,210 @@
+"""Batched tools: calls that wait together run together, in a fixed order, and do not hurt each other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.messages import Text
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
+from agent_r1.tools import Fault, Tool, tool
+from agent_r1.tools.batching import MAX_BATCH
+
+Batch = Callable[[list[dict[str, Any]]], Any]
+
+
+def batched(batch: Batch, timeout: float | None = None) -> Tool:
+    @tool(batch=batch, timeout=timeout)
+    def search(query: str, k: int = 3) -> str:
+        """Search."""
+        raise AssertionError("the batched form does the work")
+
+    return search
+
+
+def ask(made: Tool, queries: list[str], task: Task, context: Any) -> list[ToolResult]:
+    async def together() -> list[ToolResult]:
+        return await asyncio.gather(*(made.run({"query": q}, task, context(i)) for i, q in enumerate(queries)))
+
+    return asyncio.run(together())
+
+
+def texts_of(results: list[ToolResult]) -> list[str]:
+    return [part.text for result in results for part in result.parts if isinstance(part, Text)]
+
+
+class Recording:
+    """A batched form that keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def __call__(self, calls: list[dict[str, Any]]) -> list[str]:
+        self.batches.append([call["query"] for call in calls])
+        time.sleep(0.01)
+        return [f"{call['query']} {call['k']}" for call in calls]
+
+
+def test_calls_that_wait_together_run_in_one_batch_and_get_their_own_outputs(task: Task, context: Any) -> None:
+    batch = Recording()
+    results = ask(batched(batch), [f"q{i}" for i in range(40)], task, context)
+    assert texts_of(results) == [f"q{i} 3" for i in range(40)]
+    assert batch.batches == [[f"q{i}" for i in range(40)]]
+
+
+def test_a_batch_is_bounded(task: Task, context: Any) -> None:
+    batch = Recording()
+    queries = [f"q{i}" for i in range(2 * MAX_BATCH + 5)]
+    assert texts_of(ask(batched(batch), queries, task, context)) == [f"{query} 3" for query in queries]
+    assert [len(queries) for queries in batch.batches] == [MAX_BATCH, MAX_BATCH, 5]
+
+
+def test_calls_that_come_while_a_batch_is_at_work_form_the_next(task: Task, context: Any) -> None:
+    batch = Recording()
+    search = batched(batch)
+
+    async def staggered() -> None:
+        first = asyncio.create_task(search.run({"query": "first"}, task, context(0)))
+        await asyncio.sleep(0.005)
+        rest = [search.run({"query": f"q{i}"}, task, context(i)) for i in range(3)]
+        await asyncio.gather(first, *rest)
+
+    asyncio.run(staggered())
+    assert batch.batches == [["first"], ["q0", "q1", "q2"]]
+
+
+def test_a_call_after_a_pause_starts_a_batch_of_its_own(task: Task, context: Any) -> None:
+    batch = Recording()
+    search = batched(batch)
+
+    async def one_by_one() -> None:
+        for query in "ab":
+            await asyncio.wait_for(search.run({"query": query}, task, context()), 5.0)
+
+    asyncio.run(one_by_one())
+    assert batch.batches == [["a"], ["b"]]
+
+
+def test_the_order_in_a_batch_is_that_of_the_attempts_and_not_of_arrival(task: Task, context: Any) -> None:
+    batch = Recording()
+    search = batched(batch)
+
+    async def backwards() -> None:
+        await asyncio.gather(*(search.run({"query": f"q{i}"}, task, context(i)) for i in reversed(range(5))))
+
+    asyncio.run(backwards())
+    assert batch.batches == [["q0", "q1", "q2", "q3", "q4"]]
+
+
+def test_an_async_batched_form_works_in_one_event_loop_after_another(task: Task, context: Any) -> None:
+    async def batch(calls: list[dict[str, Any]]) -> list[str]:
+        await asyncio.sleep(0.001)
+        return [call["query"].upper() for call in calls]
+
+    search = batched(batch)
+    for _ in range(3):
+        assert texts_of(ask(search, ["a", "b"], task, context)) == ["A", "B"]
+
+
+def test_wrong_arguments_never_reach_the_batch(task: Task, context: Any) -> None:
+    batch = Recording()
+    result = asyncio.run(batched(batch).run({"k": 1}, task, context()))
+    assert (result.error, batch.batches) == (Fault.INVALID_ARGUMENTS, [])
+
+
+def test_task_and_context_are_among_the_arguments(task: Task, context: Any) -> None:
+    def batch(calls: list[dict[str, Any]]) -> list[str]:
+        return [f"{call['of'].id} {call['where'].attempt.member}" for call in calls]
+
+    @tool(batch=batch)
+    def search(query: str, of: Task, where: RolloutContext) -> str:
+        """Search."""
+        return ""
+
+    assert texts_of(ask(search, ["a", "b"], task, context)) == ["t/1 0", "t/1 1"]
+
+
+def test_one_call_that_raises_fails_alone(task: Task, context: Any) -> None:
+    def batch(calls: list[dict[str, Any]]) -> list[str]:
+        return [str(100 // int(call["query"])) for call in calls]
+
+    results = ask(batched(batch), ["1", "0", "5", "x"], task, context)
+    assert [result.ok for result in results] == [True, False, True, False]
+    assert texts_of(results)[0] == "100"
+    assert "ZeroDivisionError" in texts_of(results)[1]
+    assert "ValueError" in texts_of(results)[3]
+
+
+@pytest.mark.parametrize("outputs", [[], ["one"], "ab", None, {"a": 1, "b": 2}])
+def test_a_batched_form_must_give_one_output_per_call(outputs: Any, task: Task, context: Any) -> None:
+    results = ask(batched(lambda calls: outputs if len(calls) > 1 else 7), ["a", "b"], task, context)
+    assert [result.error for result in results] == [Fault.RAISED] * 2
+    assert "one output for each of 1 calls" in texts_of(results)[0]
+
+
+def test_one_bad_output_is_the_failure_of_its_call(task: Task, context: Any) -> None:
+    results = ask(batched(lambda calls: ["fine", object()]), ["a", "b"], task, context)
+    assert [result.error for result in results] == [None, Fault.BAD_RESULT]
+
+
+def test_a_batch_that_hangs_is_stopped_and_the_next_one_runs(task: Task, context: Any) -> None:
+    def batch(calls: list[dict[str, Any]]) -> list[str]:
+        time.sleep(1.0 if calls[0]["query"] == "hang" else 0.0)
+        return ["done"] * len(calls)
+
+    search = batched(batch, timeout=0.1)
+
+    async def one_after_the_other() -> list[ToolResult]:
+        hung = asyncio.create_task(search.run({"query": "hang"}, task, context(0)))
+        await asyncio.sleep(0.02)
+        return [*await asyncio.gather(hung, search.run({"query": "next"}, task, context(1)))]
+
+    assert [result.error for result in asyncio.run(one_after_the_other())] == [Fault.TIMED_OUT, None]
+
+
+def test_a_cancelled_call_leaves_the_others_of_its_batch_alone(task: Task, context: Any) -> None:
+    batch = Recording()
+    search = batched(batch)
+
+    async def cancel_one() -> ToolResult:
+        kept, dropped = (asyncio.create_task(search.run({"query": q}, task, context(i))) for i, q in enumerate("ab"))
+        await asyncio.sleep(0.005)
+        dropped.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dropped
+        return await kept
+
+    assert asyncio.run(cancel_one()).ok
+    assert batch.batches == [["a", "b"]]
+
+
+def test_nobody_waits_for_ever_where_the_serving_task_is_killed(task: Task, context: Any) -> None:
+    search = batched(Recording())
+
+    async def kill() -> ToolResult:
+        call = asyncio.create_task(search.run({"query": "a"}, task, context()))
+        await asyncio.sleep(0.002)
+        (server,) = [one for one in asyncio.all_tasks() if one.get_coro().__name__ == "_serve"]
+        server.cancel()
+        return await asyncio.wait_for(call, 5.0)
+
+    assert texts_of([asyncio.run(kill())]) == ["search failed: its batch was given up"]
+
+
+def test_ending_the_event_loop_with_a_batch_at_work_hangs_nothing(task: Task, context: Any) -> None:
+    search = batched(Recording())
+
+    async def leave() -> None:
+        asyncio.create_task(search.run({"query": "a"}, task, context()))  # noqa: RUF006
+        await asyncio.sleep(0.002)
+
+    started = time.monotonic()
+    asyncio.run(leave())
+    assert time.monotonic() - started < 1.0
+    assert texts_of(ask(search, ["b"], task, context)) == ["b 3"]  # and the tool is as good as new

@@ -1,0 +1,47 @@
+"""Google-style docstrings are taken apart as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_r1.tools.docstring import read_docstring
+
+FULL = """Look passages up.
+
+    The search is by words,
+    not by meaning.
+
+    Args:
+        query: what to look for,
+            in a few words.
+        k (int): how many passages: at most 10.
+        plain:
+            Explained on the next line.
+
+    Returns:
+        text: the passages.
+
+    Example:
+        search("x")
+    """
+
+
+def test_summary_is_all_before_the_first_section_with_paragraphs_kept() -> None:
+    assert read_docstring(FULL).summary == "Look passages up.\n\nThe search is by words, not by meaning."
+
+
+def test_arguments_are_the_entries_of_args_and_of_no_other_section() -> None:
+    assert read_docstring(FULL).arguments == {
+        "query": "what to look for, in a few words.",
+        "k": "how many passages: at most 10.",
+        "plain": "Explained on the next line.",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "   ", "Args:\n    a: one."])
+def test_without_a_description_the_summary_is_empty(text: str) -> None:
+    assert read_docstring(text).summary == ""
+
+
+def test_a_colon_in_the_description_starts_no_section() -> None:
+    assert read_docstring("Usage notes: none.\nArgs: see below").summary == "Usage notes: none. Args: see below"

@@ -1,0 +1,255 @@
+"""``@tool``: schemas, checked arguments, and results."""
+
+from __future__ import annotations
+
+import json
+import threading
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+from running_tools import failure, run, text_of
+
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Text
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
+from agent_r1.envs import ToolEnv
+from agent_r1.sandbox import SandboxConfig
+from agent_r1.tools import Fault, tool
+
+
+class Unit(Enum):
+    METRE = "m"
+    FOOT = "ft"
+
+
+class Place(BaseModel):
+    title: str
+    height: int = 0
+
+
+@tool
+def everything(
+    query: str,
+    title: str,
+    k: int = 3,
+    unit: Unit = Unit.METRE,
+    place: Place | None = None,
+    *,
+    order: Literal["up", "down"] = "up",
+    tags: tuple[str, ...] = (),
+    schema: Annotated[int, Field(ge=1, description="from the annotation")] = 1,
+) -> str:
+    """Do everything.
+
+    Args:
+        query: what to look for.
+        k: how many.
+    """
+    return json.dumps([query, title, k, unit.value, place and place.title, order, tags, schema])
+
+
+# ---- the schema
+
+
+def test_schema_follows_the_signature() -> None:
+    spec = everything.spec
+    assert (spec.name, spec.description) == ("everything", "Do everything.")
+    schema = spec.parameters
+    assert list(schema) == ["type", "properties", "required", "$defs"]
+    assert schema["type"] == "object"
+    assert list(schema["properties"]) == ["query", "title", "k", "unit", "place", "order", "tags", "schema"]
+    assert schema["required"] == ["query", "title"]
+    assert schema["properties"]["query"] == {"description": "what to look for.", "type": "string"}
+    assert schema["properties"]["k"] == {"default": 3, "description": "how many.", "type": "integer"}
+    assert schema["properties"]["order"] == {"default": "up", "enum": ["up", "down"], "type": "string"}
+    assert schema["properties"]["schema"]["description"] == "from the annotation"
+
+
+def test_schema_has_no_invented_titles_but_keeps_a_property_of_that_name() -> None:
+    place = everything.spec.parameters["$defs"]["Place"]
+    assert list(place) == ["properties", "required", "type"]
+    assert place["properties"]["title"] == {"type": "string"}
+
+
+def test_schema_of_a_tool_without_arguments_is_an_empty_object() -> None:
+    @tool
+    def now() -> str:
+        """Tell the time."""
+        return "noon"
+
+    assert now.spec.parameters == {"type": "object", "properties": {}}
+
+
+def test_task_and_context_are_filled_in_and_not_in_the_schema(task: Task, context: Any) -> None:
+    @tool
+    def peek(task: Task, key: str, where: RolloutContext) -> str:
+        """Peek.
+
+        Args:
+            task: filled in.
+            key: what to read.
+        """
+        return f"{task.id} {key} {where.attempt.member}"
+
+    assert list(peek.spec.parameters["properties"]) == ["key"]
+    assert text_of(run(peek, {"key": "x"}, task, context(7))) == "t/1 x 7"
+    assert failure(peek, {"key": "x", "task": "forged"}, task, context())[0] == Fault.INVALID_ARGUMENTS
+
+
+def test_name_and_timeout_can_be_given() -> None:
+    @tool(name="look-up", timeout=2.0)
+    def search(query: str) -> str:
+        """Search."""
+        return query
+
+    assert (search.spec.name, search.timeout) == ("look-up", 2.0)
+
+
+def no_docstring(query: str) -> str:
+    return query
+
+
+def no_type(query) -> str:  # type: ignore[no-untyped-def]
+    """Search."""
+    return str(query)
+
+
+def many(*queries: str) -> str:
+    """Search."""
+    return " ".join(queries)
+
+
+def explains_another(query: str) -> str:
+    """Search.
+
+    Args:
+        qurey: a slip of the pen.
+    """
+    return query
+
+
+def no_schema(query: threading.Lock) -> str:  # type: ignore[valid-type]
+    """Search."""
+    return str(query)
+
+
+def unknown_type(query: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
+    """Search."""
+    return str(query)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (no_docstring, "no docstring"),
+        (no_type, "'query'"),
+        (many, "*queries"),
+        (explains_another, "qurey"),
+        (no_schema, "schema"),
+        (unknown_type, "Nowhere"),
+        ("text", "give a function"),
+    ],
+)
+def test_a_function_that_is_no_tool_is_refused_with_the_reason(function: Any, says: str) -> None:
+    with pytest.raises(InvalidInput, match="tool") as caught:
+        tool(function)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"name": "two words"}, {"name": ""}, {"timeout": 0}, {"timeout": float("nan")}])
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    def search(query: str) -> str:
+        """Search."""
+        return query
+
+    with pytest.raises(InvalidInput):
+        tool(**options)(search)
+
+
+# ---- arguments
+
+
+def test_arguments_are_converted_where_that_is_safe(task: Task, context: Any) -> None:
+    arguments = {"query": 1984, "title": "t", "k": "5", "unit": "ft", "place": {"title": "here"}, "tags": ["a"]}
+    result = run(everything, arguments, task, context())
+    assert json.loads(text_of(result)) == ["1984", "t", 5, "ft", "here", "up", ["a"], 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"title": "t"}, "query: Field required"),
+        ({"query": "q", "title": "t", "kk": 1}, "kk: there is no such argument"),
+        ({"query": "q", "title": "t", "k": "many"}, "k: Input should be a valid integer"),
+        ({"query": None, "title": "t"}, "query: Input should be a valid string"),
+        ({"query": "q", "title": "t", "order": "left"}, "order: Input should be 'up' or 'down'"),
+        ({"query": "q", "title": "t", "place": {"height": 1}}, "place.title: Field required"),
+        ({"p0": "q", "title": "t"}, "p0: there is no such argument"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments: dict[str, Any], told: str, task: Task, context: Any) -> None:
+    kind, text = failure(everything, arguments, task, context())
+    assert kind == Fault.INVALID_ARGUMENTS
+    assert told in text
+    assert "Expected: query (string), title (string), k (integer, optional), " in text
+    assert "order (one of 'up', 'down', optional)" in text
+
+
+def test_a_default_is_fresh_for_every_call(task: Task, context: Any) -> None:
+    @tool
+    def collect(item: str, into: list[str] = []) -> list[str]:  # noqa: B006
+        """Collect."""
+        into.append(item)
+        return into
+
+    assert [text_of(run(collect, {"item": item}, task, context())) for item in "ab"] == ['["a"]', '["b"]']
+
+
+# ---- results
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("plain", "plain"), (3, "3"), (None, "null"), ({"é": [1, 2.5]}, '{"é": [1, 2.5]}'), ([True], "[true]")],
+)
+def test_text_is_shown_as_it_is_and_values_as_json(value: Any, text: str, task: Task, context: Any) -> None:
+    @tool
+    def give() -> Any:
+        """Give."""
+        return value
+
+    result = run(give, {}, task, context())
+    assert (result.ok, result.error, text_of(result)) == (True, None, text)
+    assert result.seconds > 0
+
+
+def test_a_result_of_its_own_keeps_its_data(task: Task, context: Any) -> None:
+    @tool
+    def give() -> ToolResult:
+        """Give."""
+        return ToolResult((Text("shown"),), ok=True, data={"gold": 1})
+
+    assert run(give, {}, task, context()).data == {"gold": 1}
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", float("nan"), ToolResult("text", True), {(1, 2): 3}])  # type: ignore[arg-type]
+def test_a_result_that_cannot_be_shown_is_a_failure(value: Any, task: Task, context: Any) -> None:
+    @tool
+    async def give() -> Any:
+        """Give."""
+        return value
+
+    kind, text = failure(give, {}, task, context())
+    assert kind == Fault.BAD_RESULT
+    assert text.startswith("give failed")
+
+
+@pytest.mark.parametrize("make", [lambda place: tool(sandbox=place), lambda place: ToolEnv(tools=[], sandbox=place)])
+def test_a_sandbox_that_says_nothing_is_refused(make: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^sandbox: got SandboxConfig\(.*; give a Sandbox, or say in words"):
+        make(SandboxConfig(level="none"))

@@ -1,0 +1,243 @@
+"""Real MCP servers, over stdio and over HTTP, in a ToolEnv."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1 import ToolEnv
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Media
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
+from agent_r1.tools import mcp
+from agent_r1.tools.mcp import HttpServer, StdioServer, mcp_tools
+from agent_r1.tools.tool_errors import Fault
+
+pytest.importorskip("mcp", reason="mcp is not installed (extra mcp)")
+
+SERVER = f"python {Path(__file__).parent / 'mcp_server.py'}"
+NAMES = ["count", "add", "raises", "dies", "hangs", "floods", "the_environment", "picture"]
+Live = Callable[..., Awaitable[list[ToolResult]]]
+
+
+@pytest.fixture(scope="session")
+def live(says, call) -> Live:
+    """The results of some calls, one action each, in one episode."""
+
+    async def live(env: ToolEnv, *calls: tuple[str, dict[str, Any]] | str, member: int = 0) -> list[ToolResult]:
+        task = Task("t", ())
+        episode = await env.open(task, RolloutContext(AttemptId("run", "t", 0, member), 100 + member))
+        made = [(entry, {}) if isinstance(entry, str) else entry for entry in calls]
+        try:
+            actions = [says("", call(name, **arguments)) for name, arguments in made]
+            return [(await episode.step(action)).results[0] for action in actions]
+        finally:
+            await episode.close()
+
+    return live
+
+
+@pytest.fixture(scope="module")
+def env() -> ToolEnv:
+    return ToolEnv(mcp_tools(SERVER, timeout=1.5), max_turns=20)
+
+
+@pytest.fixture(scope="module")
+def shared() -> ToolEnv:
+    return ToolEnv(mcp_tools(SERVER, timeout=1.5, scope="run", only=[*NAMES[:5], "the.environment"]), max_turns=20)
+
+
+def test_tools_bring_their_names_descriptions_and_schemas(env: ToolEnv) -> None:
+    assert [spec.name for spec in env.tools] == NAMES  # a dot is no part of a tool's name here
+    add = env.by_name["add"].spec
+    assert add.description == "Add two numbers." and add.parameters["required"] == ["a"]
+    assert add.parameters["properties"]["b"]["default"] == 1
+
+
+def test_results_are_told_and_kept(env: ToolEnv, live: Live) -> None:
+    calls = (("add", {"a": 2, "b": 3}), "count", "raises", "picture", "floods")
+    added, counted, raised, pictured, flooded = asyncio.run(live(env, *calls))
+    assert added.ok and '"sum": 5' in added.parts[0].text
+    assert counted.data == {"result": 1}  # the structured content, for rewards
+    assert (raised.ok, raised.error) == (False, Fault.RAISED) and "raises" in raised.parts[0].text
+    text, media = pictured.parts
+    assert text.text == "[image: image/png, 3 bytes]" and isinstance(media, Media) and media.mime == "image/png"
+    assert len(flooded.parts[0].text) < 3000 and "cut here" in flooded.parts[0].text
+
+
+def test_wrong_arguments_are_explained_and_not_sent(env: ToolEnv, live: Live) -> None:
+    wrong, counted = asyncio.run(live(env, ("add", {"b": "x"}), "count"))
+    assert wrong.error == Fault.INVALID_ARGUMENTS
+    assert "'a' is a required property" in wrong.parts[0].text and "'x' is not of type 'integer'" in wrong.parts[0].text
+    assert "Expected: a (integer), b (integer, optional)" in wrong.parts[0].text and counted.ok
+
+
+def test_each_episode_has_a_server_of_its_own_that_ends_with_it(env: ToolEnv, live: Live, gone) -> None:
+    async def two() -> list[list[ToolResult]]:
+        calls = ("count", "count", "the_environment")
+        return await asyncio.gather(*(live(env, *calls, member=member) for member in (1, 2)))
+
+    results = asyncio.run(two())
+    assert [[result.data["result"] for result in counted[:2]] for counted in results] == [[1, 2], [1, 2]]
+    places = [counted[2].data for counted in results]
+    assert [place["seed"] for place in places] == ["101", "102"]
+    assert places[0]["pid"] != places[1]["pid"] and all(gone(int(place["pid"])) for place in places)
+
+
+def test_a_server_is_started_by_the_first_call_only_and_not_in_its_time(monkeypatch, env: ToolEnv, live: Live) -> None:
+    opened: list[int | None] = []
+    whole = mcp.Session.open
+
+    async def noted(server: Any, seed: int | None = None) -> Any:
+        opened.append(seed)
+        await asyncio.sleep(1.6)  # longer than a call may take
+        return await whole(server, seed)
+
+    monkeypatch.setattr(mcp.Session, "open", noted)
+    asyncio.run(live(env))
+    assert opened == []
+    counted = asyncio.run(live(env, "count", "count"))
+    assert [result.data for result in counted] == [{"result": 1}, {"result": 2}] and opened == [100]
+
+
+@pytest.mark.parametrize("scope", ["env", "shared"])
+def test_a_server_that_dies_costs_calls_and_the_next_episode_has_a_new_one(
+    scope: str, live: Live, request: pytest.FixtureRequest
+) -> None:
+    env = request.getfixturevalue(scope)
+
+    async def two() -> list[list[ToolResult]]:
+        return [await live(env, "count", "dies", "count"), await live(env, "count")]
+
+    (counted, died, after), (fresh,) = asyncio.run(two())
+    assert counted.ok and not died.ok and not after.ok
+    assert "its server gave no result" in died.parts[0].text and "(out of memory)" in died.parts[0].text
+    assert fresh.data == {"result": 1}
+
+
+def test_a_call_that_hangs_costs_its_time_and_its_neighbours_go_on(env: ToolEnv, live: Live, gone) -> None:
+    async def side_by_side() -> tuple[list[ToolResult], list[ToolResult]]:
+        return await asyncio.gather(live(env, "the_environment", "hangs"), live(env, "count", "count", member=1))
+
+    began = time.monotonic()
+    (told, hung), counted = asyncio.run(side_by_side())
+    assert hung.error == Fault.TIMED_OUT and time.monotonic() - began < 12
+    assert all(result.ok for result in counted) and gone(int(told.data["pid"]))
+
+
+def test_a_cancelled_episode_leaves_no_server(env: ToolEnv, live: Live, gone, says, call) -> None:
+    pids: list[int] = []
+
+    async def cancelled() -> None:
+        episode = await env.open(Task("t", ()), RolloutContext(AttemptId("run", "t", 0, 0), 0))
+        told = (await episode.step(says("", call("the_environment")))).results[0]
+        pids.append(int(told.data["pid"]))
+        try:
+            async with asyncio.timeout(0.2):
+                await episode.step(says("", call("hangs")))
+        finally:
+            await episode.close()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(cancelled())
+    assert gone(pids[0])
+
+
+def test_a_shared_server_serves_all_episodes_and_ends_with_the_loop(shared: ToolEnv, live: Live, gone) -> None:
+    async def three() -> list[list[ToolResult]]:
+        both = await asyncio.gather(live(shared, "count"), live(shared, "count", member=1))
+        return [*both, await live(shared, "count", "the_environment")]
+
+    one, two, (last, place) = asyncio.run(three())
+    assert {one[0].data["result"], two[0].data["result"], last.data["result"]} == {1, 2, 3}
+    assert place.data["seed"] == "none" and gone(int(place.data["pid"]))
+
+
+def test_a_shared_server_that_hung_is_replaced(shared: ToolEnv, live: Live) -> None:
+    async def two() -> tuple[list[ToolResult], list[ToolResult]]:
+        return await live(shared, "count", "hangs"), await live(shared, "count")
+
+    (_, hung), (fresh,) = asyncio.run(two())
+    assert hung.error == Fault.TIMED_OUT and fresh.data == {"result": 1}
+
+
+def test_a_server_over_http_serves_beside_tools_of_ones_own(serve, live: Live) -> None:
+    def shout(text: str) -> str:
+        """Shout.
+
+        Args:
+            text: what.
+        """
+        return text.upper()
+
+    url, _ = serve("mcp_server.py")
+    remote = mcp_tools(HttpServer(f"{url}/mcp", headers={"X-Test": "1"}), timeout=1.5, prefix="far_")
+    env = ToolEnv([shout, *remote, *mcp_tools(SERVER, only=["add"])], max_turns=20)
+    calls = (("shout", {"text": "hey"}), ("far_add", {"a": 1}), ("add", {"a": 2}), "far_hangs", "far_raises")
+    shouted, far, near, hung, raised = asyncio.run(live(env, *calls))
+    assert shouted.parts[0].text == "HEY"
+    assert [added.data for added in (far, near)] == [{"sum": 2}, {"sum": 3}]
+    assert hung.error == Fault.TIMED_OUT and raised.error == Fault.RAISED
+
+
+def test_a_server_over_http_that_dies_costs_calls(serve, live: Live) -> None:
+    url, _ = serve("mcp_server.py")
+    env = ToolEnv(mcp_tools(f"{url}/mcp", timeout=3), max_turns=20)
+    counted, died, after = asyncio.run(live(env, "count", "dies", "count"))
+    assert counted.ok and not died.ok and not after.ok
+
+
+def test_a_server_of_which_more_is_said(tmp_path: Path, live: Live) -> None:
+    (tmp_path / "tell.py").write_text(
+        "import os\nfrom mcp.server.mcpserver import MCPServer\nserver = MCPServer('tell')\n"
+        "@server.tool()\ndef tell() -> str:\n    'Tell.'\n    return os.environ.get('WORD', '') + os.getcwd()\n"
+        "server.run()\n"
+    )
+    server = StdioServer(("python", "tell.py"), variables={"WORD": "here: "}, folder=tmp_path)
+    (told,) = asyncio.run(live(ToolEnv(mcp_tools(server)), "tell"))
+    assert told.parts[0].text == f"here: {tmp_path}"
+
+
+def test_a_server_that_does_not_start_when_it_is_needed_is_told_to_the_policy(live: Live, tmp_path: Path) -> None:
+    script = tmp_path / "once.py"
+    script.write_text(Path(SERVER.split()[1]).read_text())
+    env = ToolEnv(mcp_tools(f"python {script}", only=["count"]))
+    script.write_text("raise SystemExit('the disk is full')")
+    first, second = asyncio.run(live(env, "count", "count"))
+    for result in (first, second):
+        assert result.error == Fault.RAISED and "(the disk is full)" in result.parts[0].text
+
+
+@pytest.mark.parametrize(
+    ("server", "line"),
+    [
+        ("python -c 'import nothing_here'", "Connection closed .*No module named 'nothing_here'"),
+        ("no_such_command", "No such file or directory"),
+        ("http://127.0.0.1:9/mcp", "All connection attempts failed"),
+    ],
+)
+def test_a_server_that_is_not_there_is_one_line(server: str, line: str) -> None:
+    with pytest.raises(InvalidInput, match=line) as caught:
+        mcp_tools(server)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_never_answers_is_one_line(monkeypatch, gone) -> None:
+    monkeypatch.setattr(mcp, "START_SECONDS", 0.7)
+    began = time.monotonic()
+    with pytest.raises(InvalidInput, match=r"it did not answer within 0\.7 seconds"):
+        mcp_tools("sleep 1000")
+    assert time.monotonic() - began < 9
+
+
+def test_a_tool_that_a_server_does_not_have_is_one_line() -> None:
+    with pytest.raises(InvalidInput, match="got no search; name tools that it has"):
+        mcp_tools(SERVER, only=["search"])

@@ -1,0 +1,96 @@
+"""The python tool as an agent meets it: variables that stay, errors that are told, and losses that are said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_r1.core.messages import Action, ToolCall
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolResult
+from agent_r1.envs import ToolEnv
+from agent_r1.sandbox import Ended, Limits, Outcome, Output, Sandbox
+from agent_r1.tools import Fault, python_tool
+from agent_r1.tools.python_tool import shown_outcome
+
+Says = Callable[..., Action]
+Calls = Callable[..., ToolCall]
+
+
+@pytest.fixture
+def episode(sandbox: Sandbox, task: Task, context: Any, says: Says, call: Calls) -> Callable[..., list[ToolResult]]:
+    """The results of actions, each some cells at the same time, in one episode that is closed."""
+
+    def live(*actions: tuple[str, ...]) -> list[ToolResult]:
+        quick = Sandbox(sandbox.config.model_copy(update={"limits": Limits(seconds=0.5, output=1000)}))
+        env = ToolEnv(tools=[python_tool(quick)], max_turns=99)
+
+        async def steps() -> list[ToolResult]:
+            opened = await env.open(task, context())
+            try:
+                transitions = [
+                    await opened.step(says("", *(call("python", f"c{i}", code=code) for i, code in enumerate(cells))))
+                    for cells in actions
+                ]
+                return [result for transition in transitions for result in transition.results]
+            finally:
+                await opened.close()
+
+        return asyncio.run(steps())
+
+    return live
+
+
+def text(result: ToolResult) -> str:
+    return result.parts[0].text  # type: ignore[union-attr]
+
+
+def test_variables_stay_between_calls_and_actions(episode: Any) -> None:
+    results = episode(("x = 6", "y = 7"), ("print(x * y)",), ("x + y",))
+    assert [(result.ok, text(result)) for result in results] == [
+        (True, "(nothing was printed)"),
+        (True, "(nothing was printed)"),
+        (True, "42\n"),
+        (True, "13\n"),
+    ]
+
+
+def test_episodes_share_nothing(episode: Any) -> None:
+    episode(("x = 1",))
+    assert "NameError" in text(episode(("x",))[0])
+
+
+def test_an_error_is_told_with_what_was_printed_before(episode: Any) -> None:
+    result = episode(("print('so far')\n1 / 0",))[0]
+    assert (result.ok, result.error) == (False, Fault.RAISED)
+    assert text(result).startswith("so far\nTraceback")
+    assert text(result).endswith("ZeroDivisionError: division by zero")
+    assert result.data.ended is Ended.RAISED
+
+
+def test_a_hanging_call_is_stopped_and_the_next_one_starts_afresh(episode: Any) -> None:
+    _, hung, after, later = episode(("x = 1",), ("while True: pass",), ("print('x' in globals())",), ("1",))
+    assert (hung.ok, hung.error) == (False, Fault.TIMED_OUT)
+    assert "stopped after 0.5 seconds" in text(hung) and "fresh interpreter" in text(hung)
+    assert text(after) == "[The interpreter was restarted: variables and imports of earlier calls are gone.]\nFalse\n"
+    assert text(later) == "1\n"
+
+
+def test_a_dead_interpreter_costs_its_call(episode: Any) -> None:
+    died, after = episode(("import os; os._exit(1)",), ("2",))
+    assert (died.ok, died.error) == (False, Fault.RAISED)
+    assert text(after).endswith("2\n")
+
+
+def test_output_that_is_too_long_is_cut_where_it_was_printed(episode: Any) -> None:
+    assert "[cut here: 4001 more bytes]" in text(episode(("print('x' * 5000)",))[0])
+
+
+@pytest.mark.parametrize("ended", [ended for ended in Ended if ended is not Ended.OK])
+def test_every_end_is_told(ended: Ended) -> None:
+    result = shown_outcome(Outcome(ended, stdout=Output(b"so far\n"), error="why"))
+    assert not result.ok and result.error in set(Fault)
+    assert "so far" in text(result) and "why" in text(result)

@@ -1,0 +1,192 @@
+"""Tools that raise, hang, or are cancelled: failures are told to the agent and not raised."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from running_tools import failure, run, text_of
+
+from agent_r1.core.task import Task
+from agent_r1.tools import Fault, Tool, tool
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Panic(BaseException):
+    """As other languages' libraries raise."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no such page"), Unprintable(), SystemExit(3), StopIteration(1), RecursionError(), Panic("in Rust")],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_tool_raises_is_told(error: BaseException, is_async: bool, task: Task, context: Any) -> None:
+    def sync_form() -> str:
+        """Fail."""
+        raise error
+
+    async def async_form() -> str:
+        """Fail."""
+        raise error
+
+    kind, text = failure(tool(name="fail")(async_form if is_async else sync_form), {}, task, context())
+    assert kind == Fault.RAISED
+    assert text.startswith("fail failed: ")
+    assert is_async or type(error).__name__ in text
+
+
+def test_a_tools_own_timeout_error_is_not_ours(task: Task, context: Any) -> None:
+    @tool
+    async def fetch() -> str:
+        """Fetch."""
+        raise TimeoutError("the server is slow")
+
+    assert failure(fetch, {}, task, context()) == (Fault.RAISED, "fetch failed: TimeoutError: the server is slow")
+
+
+def test_a_tool_that_cancels_its_own_work_has_failed(task: Task, context: Any) -> None:
+    @tool
+    async def fetch() -> str:
+        """Fetch."""
+        raise asyncio.CancelledError
+
+    assert failure(fetch, {}, task, context())[0] == Fault.RAISED
+
+
+@tool
+def sleep(seconds: float) -> str:
+    """Sleep."""
+    time.sleep(seconds)
+    return "slept"
+
+
+@tool
+async def async_sleep(seconds: float) -> str:
+    """Sleep."""
+    await asyncio.sleep(seconds)
+    return "slept"
+
+
+@pytest.mark.parametrize("slow", [sleep, async_sleep])
+def test_a_slow_tool_is_stopped_in_time(slow: Tool, task: Task, context: Any) -> None:
+    started = time.monotonic()
+    kind, text = failure(slow, {"seconds": 1.5}, task, context(), timeout=0.05)
+    assert time.monotonic() - started < 1.0
+    assert kind == Fault.TIMED_OUT
+    assert "0.05 seconds" in text
+    assert run(slow, {"seconds": 0.01}, task, context(), timeout=5.0).ok  # the control: with more time it succeeds
+
+
+def test_a_tool_that_swallows_its_cancellation_is_left_behind(task: Task, context: Any) -> None:
+    @tool
+    async def retrying() -> str:
+        """Try, and try again."""
+        ends = time.monotonic() + 3.0
+        while time.monotonic() < ends:
+            try:
+                await asyncio.sleep(3.0)
+            except BaseException:  # as a bare except does
+                await asyncio.sleep(0)
+        return "at last"
+
+    async def timed() -> tuple[str | None, float]:
+        started = time.monotonic()
+        result = await retrying.run({}, task, context(), 0.05)
+        return result.error, time.monotonic() - started
+
+    error, seconds = asyncio.run(timed())
+    assert error == Fault.TIMED_OUT and seconds < 1.5
+
+
+def test_the_tools_own_timeout_comes_first(task: Task, context: Any) -> None:
+    @tool(timeout=0.05)
+    async def slow() -> str:
+        """Be slow."""
+        await asyncio.sleep(1.0)
+        return "done"
+
+    assert failure(slow, {}, task, context(), timeout=30.0)[0] == Fault.TIMED_OUT
+
+
+def test_slow_sync_tools_block_nobody(task: Task, context: Any) -> None:
+    async def all_at_once() -> tuple[float, int]:
+        """Seconds that 20 sleeping tools take, and how often the event loop got a turn meanwhile."""
+        sleeping = asyncio.gather(*(sleep.run({"seconds": 0.2}, task, context(i)) for i in range(20)))
+        started, rounds = time.monotonic(), 0
+        while not sleeping.done():
+            await asyncio.sleep(0.01)
+            rounds += 1
+        return time.monotonic() - started, rounds
+
+    seconds, rounds = asyncio.run(all_at_once())
+    assert seconds < 2.0  # one after the other they take 4
+    assert rounds > 5
+
+
+def test_cancelling_the_episode_passes_through(task: Task, context: Any) -> None:
+    async def cancel(made: Tool) -> None:
+        running = asyncio.create_task(made.run({"seconds": 0.5}, task, context()))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    for made in (sleep, async_sleep):
+        asyncio.run(cancel(made))
+
+
+def test_outputs_keep_to_their_calls_whatever_the_threads_do(task: Task, context: Any) -> None:
+    async def all_at_once() -> list[str]:
+        waits = [0.02 * (i % 3) for i in range(60)]
+        results = await asyncio.gather(
+            *(echo.run({"i": i, "wait": wait}, task, context(i)) for i, wait in enumerate(waits))
+        )
+        return [text_of(result) for result in results]
+
+    @tool
+    def echo(i: int, wait: float) -> int:
+        """Echo."""
+        time.sleep(wait)
+        return i
+
+    assert asyncio.run(all_at_once()) == [str(i) for i in range(60)]
+
+
+def test_a_hung_tool_keeps_no_process_alive() -> None:
+    program = """
+import asyncio, time
+from agent_r1.core.attempt_id import Attempt
+from agent_r1.core.task import Task
+from agent_r1.core.environment import Context
+from agent_r1.tools import tool
+
+@tool
+def hang() -> str:
+    "Hang."
+    time.sleep(600)
+
+result = asyncio.run(hang.run({}, Task("t", ()), Context(Attempt("r", "t", 0, 0), 0), 0.1))
+print(result.error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout.strip()) == (0, "timed out")
+
+
+def test_hung_threads_make_room_for_others(task: Task, context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.tools.execution.MAX_THREADS", 2)
+
+    async def hang_then_work() -> list[str]:
+        calls = [sleep.run({"seconds": 2.0 if i < 4 else 0.0}, task, context(i), 0.1) for i in range(6)]
+        return [text_of(result) for result in await asyncio.gather(*calls)]
+
+    texts = asyncio.run(hang_then_work())
+    assert [text == "slept" for text in texts] == [False] * 4 + [True] * 2

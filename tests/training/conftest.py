@@ -1,0 +1,80 @@
+"""A model of a few hundred weights, its tokenizer, and checkpoints of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpointing import TEMPLATE, make_model, snapshot_of
+from resuming import Whole, train_with_images
+from safetensors.torch import load_file
+from scenarios import micro_world, whimsical_world
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from agent_r1.core.taskset import TaskSet
+from agent_r1.store.atomic_fs import Disk
+from agent_r1.store.manifest import step_of
+from agent_r1.training.checkpoint.files import Best, load_checkpoint, save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({"<unk>": 0, "alba": 1, "bruno": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture
+def save(tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Path]:
+    """``save(step)`` writes a checkpoint of the run ``tmp_path``, keeping two."""
+
+    def saving(step: int, best: Best | None = None, keep: int = 2, disk: Disk | None = None) -> Path:
+        return save_checkpoint(tmp_path, snapshot_of(step, model, best), model, tokenizer, keep, disk or Disk())
+
+    return saving
+
+
+@pytest.fixture
+def holds(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[[Path], bool]:
+    """Whether a checkpoint gives back exactly what was saved at its step."""
+
+    def compare(folder: Path) -> bool:
+        wanted, found = snapshot_of(step_of(folder), model), load_checkpoint(folder, model, tokenizer)
+        loaded = load_file(folder / "model.safetensors")
+        same = all(torch.equal(tensor, loaded[name]) for name, tensor in wanted.weights.items())
+        moments = all(torch.equal(t, found.learner.tensors[name]) for name, t in wanted.learner.tensors.items())
+        told = found.learner.scalars == wanted.learner.scalars and found.position.step == wanted.position.step
+        return same and moments and told and found.learner.tensors.keys() == wanted.learner.tensors.keys()
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def micro() -> TaskSet:
+    return micro_world()
+
+
+@pytest.fixture(scope="session")
+def whole(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Whole]:
+    """``whole(algorithm="ppo")`` is the run of these settings; each is made once."""
+    kept: dict[str, Whole] = {}
+
+    def get(whimsical: bool = False, **settings: Any) -> Whole:
+        if (key := repr((whimsical, settings))) not in kept:
+            its = whimsical_world() if whimsical else micro
+            place = tmp_path_factory.mktemp("whole")
+            kept[key] = Whole(its, place, train_with_images(its, place, settings))
+        return kept[key]
+
+    return get

@@ -1,0 +1,201 @@
+"""A tool that hangs, floods, gives bytes, raises or dies costs an episode its turn, and not the run.
+
+The tools are Python functions, code in the sandbox, and those of an MCP server; each breaks in the middle of training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.tool import ToolResult
+from agent_r1.core.trajectory import STATUS_POLICY, Status, Trajectory
+from agent_r1.envs import ToolEnv
+from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.store import RunReader
+from agent_r1.store.verify import verify
+from agent_r1.tasksets import build
+from agent_r1.tasksets.tinywiki.search import found, search
+from agent_r1.tools import Fault, Resources, python_tool, tool
+from agent_r1.tools import tool as tools
+from agent_r1.tools.mcp import mcp_tools
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Silence
+from agent_r1.training.run import train
+
+SECONDS = 1.0
+"""What a tool is given; one of a server, which has to be started and asked, more."""
+
+SERVER_SECONDS = 4.0
+
+SMALL: Mapping[str, Any] = {
+    **{"steps": 2, "groups_per_step": 2, "group_size": 4, "evaluate_n": 1, "evaluate_every": 0, "pass_k": 0},
+    **{"checkpoint_every": 0, "reward_weights.found": 1.0, "algorithm": "reinforce++"},
+}
+"""Searches that find a page are rewarded, so that every step teaches something."""
+
+MCP_SERVER = Path(__file__).parents[1] / "tools" / "mcp_server.py"
+Break = Callable[[Task, RolloutContext, Resources], Awaitable[ToolResult]]
+
+
+@tool(timeout=SECONDS)
+def hangs() -> str:
+    """Hang in a thread."""
+    time.sleep(2 * SECONDS)
+    return "too late"
+
+
+@tool
+def floods() -> str:
+    """Give a megabyte."""
+    return "x" * 1_000_000
+
+
+@tool
+def binary() -> Any:
+    """Give bytes."""
+    return b"\xff\xfe\x00"
+
+
+@tool
+def raises() -> str:
+    """Raise."""
+    raise ValueError("no such page")
+
+
+@tool
+def dies() -> str:
+    """Ask the interpreter to end."""
+    sys.exit(3)
+
+
+def functions() -> dict[str, Break]:
+    return {made.spec.name: calls(made, {}) for made in (hangs, floods, binary, raises, dies)}
+
+
+CODE = {
+    "hangs": "while True: pass",
+    "floods": "while True: print('x' * 10_000)",
+    "binary": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
+    "raises": "raise ValueError('no such page')",
+    "dies": "import os; os._exit(1)",
+}
+
+
+def sandboxed() -> dict[str, Break]:
+    try:
+        place = Sandbox(SandboxConfig(limits=Limits(seconds=SECONDS, memory=2**28, disk=2**20, output=1000)))
+    except InvalidInput as refusal:
+        if "does not hold" in str(refusal):
+            raise
+        pytest.skip(str(refusal))
+    python = python_tool(place)
+    return {kind: calls(python, {"code": code}) for kind, code in CODE.items()}
+
+
+def served() -> dict[str, Break]:
+    pytest.importorskip("mcp", reason="mcp is not installed (extra mcp)")
+    names = {"hangs": "hangs", "floods": "floods", "picture": "binary", "raises": "raises", "dies": "dies"}
+    made = mcp_tools(f"{sys.executable} {MCP_SERVER}", timeout=SERVER_SECONDS, only=list(names))
+    return {names[one.spec.name]: calls(one, {}) for one in made}
+
+
+def calls(made: tools.Tool, arguments: Mapping[str, Any]) -> Break:
+    """What calling a broken tool gives, as an environment calls it."""
+    return lambda task, context, resources: made.run(arguments, task, context, 60.0, resources)
+
+
+TELLS: Mapping[str, Callable[[ToolResult], bool]] = {
+    "hangs": lambda result: result.error == Fault.TIMED_OUT and result.seconds < 30,
+    "floods": lambda result: sum(len(part.text) for part in result.parts) < 3000,
+    "binary": lambda result: True,  # it may be told as text, as a picture, or as what cannot be shown
+    "raises": lambda result: result.error == Fault.RAISED,
+    "dies": lambda result: result.error == Fault.RAISED,
+}
+"""What the agent is told of each."""
+
+
+EVERY = 2
+
+
+def breaking(breaks: Mapping[str, Break]) -> TaskSet:
+    """A world whose search is a broken tool, once in ``EVERY`` calls of training; the result's data says which."""
+    numbers, kinds = itertools.count(), itertools.cycle(breaks)
+
+    @tool(name="search")
+    async def either(query: str, task: Task, context: RolloutContext, resources: Resources) -> Any:
+        """Find a page.
+
+        Args:
+            query: what to find
+        """
+        if task.split != "train" or next(numbers) % EVERY:
+            return await search.function(query=query, task=task)
+        kind = next(kinds)
+        return replace(await breaks[kind](task, context, resources), data=kind)
+
+    wiki = build("tinywiki", None, None, 0)
+    env = ToolEnv([either], max_turns=5, call_rewards=found)
+    return replace(wiki, env=env, baselines={}, evaluation=("style-a",))
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a run left behind."""
+
+    trajectories: tuple[Trajectory, ...]
+    failed_calls: float
+    violations: tuple[str, ...]
+    completed: bool
+
+
+def trained(world: TaskSet, folder: Path) -> Left:
+    torch.set_num_threads(1)
+    settings = resolve(TrainConfig, [Layer("test", {**SMALL, "run": str(folder)}), Layer("recipe", world.recipe)])
+    train(settings, world, Silence())
+    with closing(RunReader(folder)) as reader:
+        failed = sum(step.values["failed_calls"] for step in reader.metrics())
+        return Left(tuple(reader.trajectories()), failed, tuple(verify(folder).violations), reader.completed())
+
+
+@pytest.mark.parametrize("source", [functions, sandboxed, served], ids=lambda source: source.__name__)
+def test_a_broken_tool_costs_a_turn_and_not_the_run(source: Callable[[], dict[str, Break]], tmp_path: Path) -> None:
+    left = trained(breaking(source()), tmp_path / "run")
+    assert left.completed and left.violations == ()
+    assert {lived.status for lived in left.trajectories} <= {
+        status for status in Status if STATUS_POLICY[status] == "train"
+    }
+    told = [result for lived in left.trajectories for turn in lived.turns for result in turn.results]
+    broken = [result for result in told if result.data in TELLS]
+    assert {result.data for result in broken} == set(TELLS), "each kind has happened"
+    assert [result for result in broken if not TELLS[result.data](result)] == []
+    assert left.failed_calls == sum(not result.ok for result in broken) > 0
+
+
+def test_a_tool_that_is_not_held_costs_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where what a tool raises is let through, attempts are lost."""
+
+    async def unheld(work: Callable[[], Any], timeout: float) -> tools.Outcome:
+        return tools.Returned(await work())
+
+    async def raising(task: Task, context: RolloutContext, resources: Resources) -> ToolResult:
+        raise ValueError("no such page")
+
+    monkeypatch.setattr(tools, "run", unheld)
+    left = trained(breaking({"raises": raising}), tmp_path / "run")
+    lost = [lived for lived in left.trajectories if lived.status == Status.ENVIRONMENT_FAILED]
+    assert lost and all("no such page" in str(lived.reason) for lived in lost)

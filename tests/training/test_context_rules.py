@@ -1,0 +1,298 @@
+"""Context rules on a real model: what is recorded of a rewritten context is what the policy saw, said and learns."""
+
+import asyncio
+import copy
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tests_tokenizer import TEMPLATE
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.signals import Signals
+from agent_r1.config import Layer, resolve
+from agent_r1.core.environment import Transition
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import SamplingParams
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.data.assemble import assemble
+from agent_r1.data.sequences import tree_sequences
+from agent_r1.data.training_sample import admit
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.renderers.renderer import Chat
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.collector import Limits
+from agent_r1.rollout.config import ViewConfig
+from agent_r1.rollout.context_policy import rule_of
+from agent_r1.store import RunReader
+from agent_r1.tasksets import build
+from agent_r1.trainer.forward_backward import Models
+from agent_r1.trainer.learner import Learner
+from agent_r1.training.build import open_policy
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.evaluate import Method, attempts
+from agent_r1.training.report import Silence
+from agent_r1.training.run import train
+
+TEMPERATURE = 0.7
+RULES = {
+    "window": {"rule": "window", "turns": 1},
+    "truncate": {"rule": "truncate", "turns": 1, "characters": 5},
+    "summary": {"rule": "summary", "turns": 1},
+    "evidence": {"rule": "evidence", "turns": 1, "pieces": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return build("tinywiki", None, None, 0)
+
+
+def config_of(world, **changes):
+    small = {"steps": 2, "groups_per_step": 2, "group_size": 4, "evaluate_n": 4, "seed": 5, "pass_k": 0}
+    return resolve(TrainConfig, [Layer("test", {**small, **changes}), Layer("recipe", world.recipe)])
+
+
+class Talking:
+    """A world that answers whatever is said, five times."""
+
+    tools = ()
+
+    async def open(self, task, context):
+        return Talk(task.messages)
+
+
+@dataclass
+class Talk:
+    start: tuple
+    taken: int = 0
+
+    async def step(self, action):
+        self.taken += 1
+        if self.taken == 5:
+            return Transition((), end="terminal")
+        return Transition((Message.user(f"Page {self.taken}: {len(action.text)} letters, and many more.\nIt rains."),))
+
+    async def close(self):
+        return None
+
+
+class Letters:
+    """Rewards differ, so that there is something to learn."""
+
+    async def score(self, group, task):
+        return tuple({"letters": float(sum(map(ord, t.last_text)))} for t in group)
+
+
+def ascii_tokenizer():
+    """One token per character: what a random policy says is tokenised as it was sampled, so that it can be repeated."""
+    letters = ["\n", *map(chr, range(32, 127))]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Random, and of mild opinions: what rounding does to logits of 40 is not what is looked for here."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(ascii_tokenizer()),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.1,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def lives(model):
+    """The groups that lived by a rule; the rule is the only thing that differs."""
+    made = {}
+    tasks = [Task(name, (Message.user(f"Tell me of {name}, who counts pages and rain."),)) for name in ("Alba", "Bru")]
+
+    def of(name):
+        if name not in made:
+            engine = TorchEngine(copy.deepcopy(model), 1000)
+            rule = rule_of(ViewConfig(**RULES[name]))
+            agent = Agent(engine, Chat(ascii_tokenizer()), SamplingParams(TEMPERATURE, max_tokens=12), 1000, 3, rule)
+            made[name] = asyncio.run(attempts(Method("test", agent, Talking()), (Letters(),), tasks, 3, Limits()))
+        return made[name]
+
+    return of
+
+
+def forked(groups):
+    return [t for group in groups for t in group.trajectories if any(turn.parent is None for turn in t.turns[1:])]
+
+
+@torch.no_grad()
+def gap(model, trajectories):
+    """The largest difference of a recorded log-probability from that of a pass over exactly what the policy saw."""
+    largest = 0.0
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            prompt = trajectory.prompt_ids(turn)
+            logits = model(torch.tensor([prompt + turn.action_ids])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+            fresh = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(turn.action_ids)[:, None])[:, 0]
+            largest = max(largest, float((fresh - torch.tensor(turn.logprobs)).abs().max()))
+    return largest
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_recorded_logprobs_are_those_of_the_context_that_was_seen(model, lives, name):
+    groups = lives(name)
+    assert forked(groups) and gap(model, forked(groups)) < 1e-5
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_taking_a_rewritten_context_for_a_continuation_would_be_seen(model, lives, name):
+    groups = lives(name)
+    appended = [replace(t, turns=tuple(as_continuation(turn) for turn in t.turns)) for t in forked(groups)]
+    assert gap(model, appended) > 1e-3
+
+
+def as_continuation(turn):
+    return replace(turn, parent=turn.index - 1) if turn.index and turn.parent is None else turn
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_learner_reads_every_action_token_once_in_the_context_it_was_chosen_in(model, lives, name):
+    groups = lives(name)
+    batch = assemble(admit(groups, {}).samples, tree_sequences)
+    actions = sum(len(turn.action_ids) for group in groups for t in group.trajectories for turn in t.turns)
+    assert len(batch.ids) == actions and trained_once(batch)
+    said = Models(model, TEMPERATURE, 4096).logprobs(batch)
+    assert float((said - batch.sampler_logprobs).abs().max()) < 1e-5
+
+
+def trained_once(batch):
+    """Whether each token of the batch is predicted at one place, which is followed by that very token."""
+    places = torch.cat([sequence.tokens for sequence in batch.sequences])
+    for sequence in batch.sequences:
+        assert torch.equal(sequence.ids[sequence.predictors + 1], batch.ids[sequence.tokens])
+    return torch.equal(places.sort().values, torch.arange(len(batch.ids)))
+
+
+@pytest.mark.parametrize("name", ["window", "summary"])
+def test_training_what_a_new_context_repeats_would_be_seen(model, lives, name):
+    groups = lives(name)
+    again = [repeating(t) for t in forked(groups)]
+    assert sum(len(turn.action_ids) for t in again for turn in t.turns) > sum(
+        len(turn.action_ids) for t in forked(groups) for turn in t.turns
+    )
+    batch = assemble(admit([replace(groups[0], trajectories=tuple(again))], {}).samples, tree_sequences)
+    said = Models(model, TEMPERATURE, 4096).logprobs(batch)
+    assert float((said - batch.sampler_logprobs).abs().max()) > 1e-3
+
+
+def repeating(trajectory):
+    """The trajectory, where a new branch takes the policy's last words in it for actions once more."""
+    turns = []
+    for turn in trajectory.turns:
+        before = trajectory.turns[turn.index - 1]
+        words = before.action_ids[:-1]
+        ends = [place for place in range(len(turn.new_ids)) if turn.new_ids[place : place + len(words)] == words]
+        if turn.index and turn.parent is None and ends and words:
+            start, rest = ends[-1], turn.new_ids[ends[-1] :]
+            told = (*before.logprobs[:-1], *[-1.0] * (len(rest) - len(words)))
+            turn = replace(
+                turn,
+                new_ids=turn.new_ids[:start],
+                action_ids=rest + turn.action_ids,
+                logprobs=told + turn.logprobs,
+                call_ends=(),
+            )
+        turns.append(turn)
+    return replace(trajectory, turns=tuple(turns))
+
+
+def test_summaries_are_trained_and_no_answers(lives):
+    groups = lives("summary")
+    summed = [t for t in forked(groups) if any(turn.kind == "summary" for turn in t.turns)]
+    assert summed
+    for trajectory in summed:
+        kinds = [turn.kind for turn in trajectory.turns]
+        after = kinds.index("summary") + 1
+        assert trajectory.turns[after - 1].parent == after - 2 and trajectory.turns[after - 1].action_ids
+        assert after == len(kinds) or trajectory.turns[after].parent is None
+        assert len(trajectory.env_turns) == kinds.count("act")
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "gigpo"])
+def test_an_update_takes_forked_trajectories(model, lives, name):
+    learner = Learner(
+        copy.deepcopy(model),
+        build_row(name, {}),
+        TrainConfig().learner,
+        temperature=TEMPERATURE,
+        reward_weights={},
+        seed=0,
+    )
+    update = learner.update(lives("summary"))
+    assert update.metrics["logprob_gap"] < 1e-5
+    assert {fate.fate for fate in update.fates} == {"trained"}
+
+
+def test_the_outcome_reaches_every_branch_and_every_summary(lives):
+    batch = assemble(admit(lives("summary"), {}).samples, tree_sequences)
+    advantage = build_row("grpo", {}).credit(batch, Signals()).advantage
+    turns = [turn for group in lives("summary") for t in group.trajectories for turn in t.turns]
+    for number, turn in enumerate(turns):
+        last = batch.last_tokens[batch.turn_trajectory[number]]
+        assert (advantage[batch.token_turn == number] == advantage[last]).all()
+        assert turn.kind == "act" or advantage[last] != 0
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_context_is_longer_than_allowed_however_small_it_is(world, name):
+    config = config_of(world, view=RULES[name], context=150, max_tokens=24)
+    policy = open_policy(config, world)
+    engine = TorchEngine(policy.model, policy.context)
+    method = Method("test", policy.agent(engine, config, TEMPERATURE), world.env)
+    groups = asyncio.run(attempts(method, world.scorers, world.tasks("train")[:4], 2, Limits()))
+    for trajectory in (t for group in groups for t in group.trajectories):
+        assert trajectory.status in ("completed", "out_of_turns", "out_of_tokens")
+        for turn in trajectory.turns:
+            assert len(trajectory.prompt_ids(turn) + turn.action_ids) <= 150
+
+
+@pytest.mark.parametrize("name", ["window", "summary"])
+def test_a_run_with_a_rule_trains_and_is_written_down(world, tmp_path, name):
+    config = config_of(world, run=str(tmp_path / "run"), view=RULES[name], temperature=1.0)
+    train(config, world, Silence())
+    reader = RunReader(tmp_path / "run")
+    turns = [turn for t in reader.trajectories() for turn in t.turns]
+    reader.close()
+    # asked to sum up, tiny-base calls the tool: nothing is said, so nothing is forgotten
+    assert any(turn.index and turn.parent is None for turn in turns) == (name == "window")
+    assert ("summary" in {turn.kind for turn in turns}) == (name == "summary")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"view": {"rule": "windw"}}, r"view.rule \(test\): got 'windw'"),
+        (
+            {"view": {"rule": "window", "characters": 9}},
+            r"view \(test\): got .*view.characters does nothing with the rule window",
+        ),
+        ({"view": {"turns": 9}}, "view.turns does nothing with the rule append"),
+        ({"view": {"rule": "window"}, "algorithm": "echo"}, "take the rule append"),
+        ({"tool_format": "herms"}, "tool_format: got 'herms'; choose from auto, hermes"),
+        ({"tool_format": "glm"}, "cannot be read back as glm calls; give another --tool_format"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(world, tmp_path, changes, said):
+    with pytest.raises(InvalidInput, match=said) as refused:
+        train(config_of(world, run=str(tmp_path / "run"), **changes), world, Silence())
+    assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []

@@ -1,0 +1,141 @@
+"""A run goes on with the questions and passages it began with, wherever they came from."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resuming import config_of, resume, train_with_images
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.events import LogEvent
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.store.verify import verify
+from agent_r1.training.data_fingerprint import events_of
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    (tmp_path / "my questions.json").write_text("[1]")
+    return tmp_path / "my questions.json"
+
+
+def test_the_digest_is_that_of_the_file(micro: TaskSet, questions: Path, tmp_path: Path) -> None:
+    file, tasks = events_of(config_of(micro, tmp_path / "run", {"data": questions}), micro)
+    digest = "080a9ed428559ef602668b4c00f114f1a11c3f6b02a435f0bdc154578e4d7f22"
+    assert file == LogEvent("read", f"data {questions} sha256 {digest}")
+    assert tasks.kind == "read" and tasks.detail.startswith("tasks sha256 ")
+
+
+def test_of_a_folder_every_name_and_byte_counts_but_no_hidden_file(micro: TaskSet, tmp_path: Path) -> None:
+    def digest() -> tuple[LogEvent, ...]:
+        return events_of(config_of(micro, tmp_path / "run", {"corpus": str(tmp_path / "corpus")}), micro)
+
+    (tmp_path / "corpus" / "part").mkdir(parents=True)
+    seen = [digest()]
+    for name, text in (("part/a", "1"), ("part/a", "2"), ("part/b", "2")):
+        (tmp_path / "corpus" / name).write_text(text)
+        seen.append(digest())
+    (tmp_path / "corpus" / "part" / ".DS_Store").write_text("x")
+    assert len(set(seen)) == 4 and digest() == seen[-1]
+
+
+def test_what_is_no_file_here_has_no_digest(micro: TaskSet, tmp_path: Path) -> None:
+    named = {"data": "hf:owner/name", "corpus": "http://127.0.0.1:8000"}
+    [tasks] = events_of(config_of(micro, tmp_path / "run", named), micro)
+    assert tasks.detail.startswith("tasks ")
+
+
+def one(**changes: Any) -> Task:
+    return replace(Task("a", (Message.user("Where?"),), {"answers": ("x", 1.5, None), "seen": {"b", "a"}}), **changes)
+
+
+OTHERS: Mapping[str, Sequence[Task]] = {
+    "order": [one(id="b"), one()],
+    "id": [one(), one(id="c")],
+    "message": [one(), one(id="b", messages=(Message.user("Who?"),))],
+    "answer": [one(), one(id="b", data={"answers": ("x", 1.5, 0), "seen": {"a", "b"}})],
+    "number": [one()],
+    "dataclass": [
+        one(data={"exam": AttemptId("run", "task", 0, 0)}),
+        one(data={"exam": AttemptId("run", "task", 0, 1)}),
+    ],
+}
+
+
+def digest_of(world: TaskSet, place: Path, *tasks: Task) -> str:
+    world = replace(world, tasks=lambda split: tasks, validation=None)
+    return events_of(config_of(world, place, {}), world)[-1].detail
+
+
+def test_data_that_json_does_not_know_counts_too(micro: TaskSet, tmp_path: Path) -> None:
+    holding_itself: dict[str, Any] = {}
+    holding_itself["self"] = holding_itself
+    strange: list[Any] = [
+        b"1",
+        b"2",
+        10**5000,
+        10**5001,
+        AttemptId("r", "t", 0, 0),
+        AttemptId("r", "t", 0, 1),
+        holding_itself,
+    ]
+    digests = [digest_of(micro, tmp_path, one(data={"exam": value})) for value in strange]
+    assert len(set(digests)) == len(strange)
+
+
+def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
+    script = (
+        "from agent_r1.training.data_fingerprint import _digest_of; from agent_r1.core.task import Task;"
+        "print(_digest_of([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
+    )
+    command = [sys.executable, "-c", script]
+    said = {subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)}
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_all_that_a_task_says_counts(what: str, micro: TaskSet, tmp_path: Path) -> None:
+    def digest(tasks: Sequence[Task]) -> tuple[LogEvent, ...]:
+        world = replace(micro, tasks=lambda split: tasks, validation=None)
+        return events_of(config_of(micro, tmp_path / "run", {}), world)
+
+    own = [one(), one(id="b", data={"seen": {"a", "b"}, "answers": ["x", 1.5, None]})]
+    assert digest(own) == digest([one(), one(id="b")]) != digest(OTHERS[what])
+
+
+def test_a_run_whose_questions_changed_is_refused_and_opens_no_lineage(
+    micro: TaskSet, questions: Path, tmp_path: Path
+) -> None:
+    train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
+    questions.write_text("[2]")
+    with pytest.raises(InvalidInput, match=r"^data: got others than the run's: sha256 .*; put back what"):
+        resume(micro, tmp_path / "step-2")
+    fewer = replace(micro, tasks=lambda split: micro.tasks(split)[1:])
+    questions.write_text("[1]")
+    with pytest.raises(InvalidInput, match=r"^tasks: got others than the run's: sha256 .*; put back what"):
+        resume(fewer, tmp_path / "step-2")
+    assert verify(tmp_path / "step-2").lineages == 1
+
+
+def test_questions_may_lie_elsewhere_by_now(micro: TaskSet, questions: Path, tmp_path: Path) -> None:
+    made = train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
+    moved = questions.rename(tmp_path / "moved.json")
+    assert resume(micro, tmp_path / "step-2", data=moved) == made
+
+
+@pytest.mark.parametrize("other", [{"data": "hf:owner/name"}, {"corpus": "http://127.0.0.1:8000"}])
+def test_what_cannot_be_compared_may_not_change(
+    other: dict[str, str], micro: TaskSet, questions: Path, tmp_path: Path
+) -> None:
+    train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
+    [what] = other
+    with pytest.raises(InvalidInput, match=f"^{what}: got .*; leave it out: .* goes on with .*cannot be compared"):
+        resume(micro, tmp_path / "step-2", **other)

@@ -1,0 +1,215 @@
+"""A person plays an episode: by typed lines, through the environment and the scorers of the world."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent_r1.cli import main
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs import ToolEnv
+from agent_r1.rewards import FunctionScorer, exact_match
+from agent_r1.tools import tool
+from agent_r1.training.config import PlayConfig
+from agent_r1.training.human_input import read, signature
+from agent_r1.training.play import Played, play
+
+ROOT = Path(__file__).parents[2]
+
+
+@tool
+def look_up(title: str, pages: int = 1) -> str:
+    """Find a page."""
+    return f"{title} is ruled by Bruno.\x1b[2J"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+TOOLS = (look_up.spec, add.spec)
+
+
+def world(**changes: object) -> TaskSet:
+    tasks = [Task(str(i), (Message.user(f"Who rules town {i}?"),), {"answers": ("Bruno",)}, "test") for i in range(9)]
+    env = ToolEnv([look_up, add], max_turns=4, call_rewards=lambda call, result: {"found": float(result.ok)})
+    made = TaskSet("towns", env, lambda split: tasks, (FunctionScorer({"exact_match": exact_match}),))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+TOWNS = world()
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Played, str]]:
+    """Play with these lines in a pipe: what it came to, and what was shown."""
+
+    def typed(*lines: str, world: TaskSet = TOWNS, number: int | None = 3) -> tuple[Played, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        shown = io.StringIO()
+        return play(PlayConfig(number=number), world, Console(file=shown, width=200)), shown.getvalue()
+
+    return typed
+
+
+def test_an_episode_is_played_to_its_end_and_scored(typed: Callable) -> None:
+    played, shown = typed("look_up town 3", "<answer>Bruno</answer>")
+    assert played == Played("3", "completed", 2, {"exact_match": 1.0, "found": 1.0}, ("Bruno",))
+    assert "user: Who rules town 3?" in shown and "tool: town 3 is ruled by Bruno." in shown
+    assert "tool: look_up(title: string, pages?: integer)  Find a page." in shown
+    assert played.text == "completed after 2 turns\nrewards: exact_match 1, found 1\ngold: Bruno"
+
+
+def test_the_right_answer_is_shown_wherever_the_world_keeps_it(typed: Callable) -> None:
+    one_text = [Task("a", (Message.user("Who?"),), {"answers": "Bruno"}, "test")]
+    played, _ = typed("no", world=world(tasks=lambda split: one_text, scorers=()), number=0)
+    assert played.answers == ("Bruno",)
+
+    def solutions(task: Task) -> ReferenceSolutions:
+        tool_first = ReferenceSolution("looked up", script(tool_call("look_up", title="Alba")))
+        return ReferenceSolutions(
+            (tool_first, ReferenceSolution("said", script(Message.assistant("It is 5.")))), (), {"correct": 1.0}
+        )
+
+    kept = [Task("a", (Message.user("Who?"),), {"answer": "5"}, "test")]
+    shown, _ = typed("no", world=world(tasks=lambda split: kept, scorers=(), solutions=solutions), number=0)
+    assert shown.answers == ("It is 5.",) and shown.text.endswith("gold: It is 5.")
+    broken, _ = typed("no", world=world(tasks=lambda split: kept, scorers=(), solutions=lambda task: 1 / 0), number=0)
+    assert broken.answers == ()
+
+
+def test_a_wrong_answer_is_scored_as_one(typed: Callable) -> None:
+    assert typed("<answer>Corin</answer>")[0].rewards == {"exact_match": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('/look_up {"title": "town', "The tool call could not be read and was not run"),
+        ('/lookup {"title": "town"}', "There is no tool 'lookup'. Did you mean 'look_up'?"),
+        ('/look_up {"name": "town"}', "look_up was not run. Wrong arguments"),
+        ("add 1", "add was not run. Wrong arguments"),
+        ("<tool_call>\nnonsense</tool_call>", "The tool call could not be read and was not run"),
+    ],
+)
+def test_what_is_malformed_gets_the_feedback_that_a_policy_gets(typed: Callable, line: str, told: str) -> None:
+    played, shown = typed(line.replace("\n", "\\\n"), '/add {"a": 1, "b": 2}', "<answer>Bruno</answer>")
+    assert told in shown and "tool: 3" in shown
+    assert played.turns == 3 and played.rewards == {"exact_match": 1.0, "found": 1.0}
+
+
+def test_turns_run_out_as_they_do_for_a_policy(typed: Callable) -> None:
+    played, _ = typed(*["look_up town"] * 4)
+    assert (played.status, played.turns) == ("out_of_turns", 4) and played.rewards["exact_match"] == 0.0
+
+
+def test_help_and_empty_lines_cost_no_turn(typed: Callable) -> None:
+    played, shown = typed("", "?", "  ", "<answer>Bruno</answer>")
+    assert played.turns == 1 and shown.count("call a tool with its arguments as JSON") == 2
+
+
+def test_a_line_may_go_on(typed: Callable) -> None:
+    assert typed("Well:\\", "<answer>\\", "Bruno</answer>")[0].rewards["exact_match"] == 1.0
+
+
+def test_the_end_of_a_pipe_leaves_and_nothing_is_scored(typed: Callable) -> None:
+    played, _ = typed("look_up town 3")
+    assert played == Played("3", "left", 1) and played.text == "left after 1 turn; nothing was scored"
+
+
+def test_a_page_cannot_steer_the_terminal(typed: Callable) -> None:
+    assert "\x1b" not in typed("look_up town 3", "<answer>Bruno</answer>")[1]
+
+
+def test_an_environment_that_fails_is_told(typed: Callable) -> None:
+    def unable(call: object, result: object) -> dict[str, float]:
+        raise ValueError("no reward for that")
+
+    played, _ = typed("look_up x", world=world(env=ToolEnv([look_up], call_rewards=unable)))
+    assert played.status == "environment_failed" and "no reward for that" in played.text and played.rewards == {}
+
+
+def test_without_a_number_the_seed_draws_a_task_and_one_too_high_is_refused(typed: Callable) -> None:
+    assert typed(number=None)[0].task == typed(number=None)[0].task
+    with pytest.raises(InvalidInput, match="number"):
+        typed(number=9)
+
+
+def test_lines_become_calls_or_are_said_as_they_stand() -> None:
+    (call,) = read("look_up the big town", TOOLS).calls
+    assert (call.name, call.arguments) == ("look_up", {"title": "the big town"})
+    assert read('look_up {"title": "x", "pages": 2}', TOOLS).calls[0].arguments == {"title": "x", "pages": 2}
+    assert read("/add", TOOLS).calls[0].arguments == {}
+    assert read("look up the town", TOOLS) == Message.assistant("look up the town")
+    assert read("lo <answer>x</answer>", TOOLS) == Message.assistant("lo <answer>x</answer>")
+    assert signature(add.spec) == "add(a: integer, b: integer)  Add two numbers."
+
+
+def until(terminal: int, mark: bytes, seconds: float = 60) -> bytes:
+    """What a terminal shows up to a mark."""
+    shown, end = b"", time.monotonic() + seconds
+    while mark not in shown and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.5)[0]:
+            with suppress(OSError):  # the other side is closed
+                shown += os.read(terminal, 4096)
+    assert mark in shown, shown
+    return shown
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """The process of ``agent-r1 play tinywiki``, and the terminal it is in."""
+    process, terminal = pty.fork()
+    if process == 0:  # as a program that begins: with nothing of pytest's
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        code = main(["play", "tinywiki", "--number", "0"])
+        sys.stdout.flush()
+        os._exit(code)
+    yield process, terminal
+    os.close(terminal)
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["ctrl-c", "ctrl-d"])
+def test_in_a_terminal_one_key_leaves_with_one_line_and_exit_code_0(terminal: tuple[int, int], key: bytes) -> None:
+    process, screen = terminal
+    until(screen, b"\r\n> ")
+    os.write(screen, b"search Lumaban\n")
+    assert b"Lumaban: " in until(screen, b"\r\n> ")
+    time.sleep(0.5)  # a signal that comes while the line editor gets ready waits there for the next key
+    os.write(screen, key)
+    assert until(screen, b"scored\r\n").split(b"\r\n")[1:] == [b"left after 1 turn; nothing was scored", b""]
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+def test_the_last_line_of_the_command_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("<answer>x</answer>\n"))
+    assert main(["play", "tinywiki", "--number", "0", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (data["status"], data["turns"], data["rewards"]["em"]) == ("completed", 1, 0.0)
+
+
+def test_neither_playing_nor_checking_waits_for_torch() -> None:
+    """Another interpreter is asked: in this one other tests have loaded it."""
+    asked = (
+        "import agent_r1.cli, agent_r1.training.check, agent_r1.training.play, sys; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", asked], cwd=ROOT).returncode == 0

@@ -1,0 +1,107 @@
+"""Process rewards in training: at weight 0 they change no bit, at any other weight they change what is learned."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Group
+from agent_r1.data.training_sample import admit
+from agent_r1.envs import ToolEnv
+from agent_r1.store import RunReader
+from agent_r1.store.digest import run_digest
+from agent_r1.tasksets import build
+from agent_r1.tasksets.tinywiki.search import search
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Silence
+from agent_r1.training.run import train
+
+SMALL = {"steps": 3, "groups_per_step": 6, "group_size": 6, "evaluate_n": 4, "seed": 5, "pass_k": 0}
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """TinyWiki with its process reward, and as it would be without."""
+    world = build("tinywiki", None, None, 0)
+    return {True: world, False: replace(world, env=ToolEnv(tools=[search], max_turns=world.env.max_turns))}
+
+
+@pytest.fixture(scope="module")
+def runs(worlds, tmp_path_factory):
+    """Folders of runs: with the reward at weight 0, without it, and at weight 0.5."""
+    folder = tmp_path_factory.mktemp("runs")
+    wanted = {"weight 0": (True, {}), "without": (False, {}), "weighed": (True, {"reward_weights.found": 0.5})}
+    for name, (rewarded, changes) in wanted.items():
+        world = worlds[rewarded]
+        layers = [Layer("test", {**SMALL, "run": str(folder / name), **changes}), Layer("recipe", world.recipe)]
+        train(resolve(TrainConfig, layers), world, Silence())
+    return {name: folder / name for name in wanted}
+
+
+def lived(folder):
+    """What was lived, but for the rewards of calls."""
+    reader = RunReader(folder)
+    trajectories = {
+        t.attempt.order: (
+            t.status,
+            t.rewards,
+            [(u.new_ids, u.action_ids, u.logprobs, u.rewards, u.call_ends, u.observation) for u in t.turns],
+        )
+        for t in reader.trajectories()
+    }
+    fates = {fate.attempt.order: (fate.fate, fate.step, fate.reason) for fate in reader.fates()}
+    metrics = [
+        {name: value for name, value in measured.values.items() if "second" not in name}
+        for measured in reader.metrics()
+    ]
+    reader.close()
+    return trajectories, fates, metrics
+
+
+def weights(folder):
+    return AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+
+
+def call_rewards(folder):
+    reader = RunReader(folder)
+    found = [u.call_rewards for t in reader.trajectories() for u in t.turns if u.call_rewards]
+    reader.close()
+    return found
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_at_weight_0_a_run_has_the_bits_of_one_without(runs):
+    assert lived(runs["weight 0"]) == lived(runs["without"])
+    assert equal(weights(runs["weight 0"]), weights(runs["without"]))
+    assert call_rewards(runs["weight 0"]) and not call_rewards(runs["without"])
+    assert {given["found"] for calls in call_rewards(runs["weight 0"]) for given in calls} == {0.0, 1.0}
+
+
+def test_at_weight_0_the_digest_is_that_of_the_sparse_run(runs):
+    digests = {}
+    for name, folder in runs.items():
+        reader = RunReader(folder)
+        digests[name] = run_digest(reader)
+        reader.close()
+    assert digests["weight 0"] == digests["without"] != digests["weighed"]
+
+
+def test_at_another_weight_something_else_is_learned(runs):
+    assert not equal(weights(runs["weighed"]), weights(runs["without"]))
+
+
+def test_the_weight_decides_what_an_attempt_earned(runs):
+    reader = RunReader(runs["weight 0"])
+    trajectories = tuple(t for t in reader.trajectories() if t.attempt.group == 0)
+    reader.close()
+    group = Group(0, Task("task", ()), trajectories)
+    sparse, dense = (admit([group], {"f1": 0.0, "found": weight}).samples for weight in (0.0, 0.5))
+    gains = [more.total - less.total for less, more in zip(sparse, dense, strict=True)]
+    pages = [sum(given["found"] for u in t.turns for given in u.call_rewards) for t in trajectories]
+    assert gains == [0.5 * count for count in pages] and len(set(gains)) > 1

@@ -1,0 +1,97 @@
+"""Steps that ask for more groups where some teach nothing, and greedy attempts beside them, in whole runs."""
+
+from itertools import islice
+
+import pytest
+
+from agent_r1.config import Layer, resolve
+from agent_r1.store import RunReader
+from agent_r1.tasksets import build
+from agent_r1.training import run
+from agent_r1.training.build import orders
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.report import Silence
+
+SMALL = {"steps": 3, "groups_per_step": 3, "group_size": 2, "evaluate_n": 4, "seed": 5, "pass_k": 0}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return build("tinywiki", None, None, 0)
+
+
+@pytest.fixture
+def read(world, tmp_path):
+    """Train with some settings, and read the run back."""
+    readers = []
+
+    def trained(**changes):
+        settings = {**SMALL, "run": str(tmp_path / f"run-{len(readers)}"), **changes}
+        config = resolve(TrainConfig, [Layer("test", settings), Layer("recipe", world.recipe)])
+        readers.append(RunReader(run.train(config, world, Silence()).run))
+        return readers[-1]
+
+    yield trained
+    for reader in readers:
+        reader.close()
+
+
+def fates_by_group(reader):
+    """For each step the groups whose attempts met their fate there, and whether any was trained."""
+    steps = {}
+    for fate in reader.fates():
+        groups = steps.setdefault(fate.step, {})
+        groups[fate.attempt.group] = groups.get(fate.attempt.group, False) or fate.fate == "trained"
+    return [steps[step] for step in sorted(steps)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_staleness": 2, "steps": 5}], ids=["synchronous", "ahead"])
+def test_a_step_takes_groups_until_enough_of_them_teach(read, changes):
+    reader = read(**changes, row={"refill": 2})
+    steps = fates_by_group(reader)
+    for groups in steps:
+        assert sum(groups.values()) == 3 or (len(groups) == 9 and sum(groups.values()) < 3)
+        assert groups[max(groups)] or len(groups) == 9
+    assert any(len(groups) > 3 for groups in steps)
+    assert [serial for groups in steps for serial in groups] == list(range(sum(map(len, steps))))
+    measured = [(m.values["groups"], m.values["refilled_groups"]) for m in reader.metrics()]
+    assert measured == [(len(groups), len(groups) - 3) for groups in steps]
+    assert {fate.attempt for fate in reader.fates()} == {event.attempt for event in reader.dispatched()}
+    assert max(m.values.get("staleness", 0) for m in reader.metrics()) <= changes.get("max_staleness", 0)
+
+
+def test_without_refilling_a_step_takes_what_comes(read):
+    reader = read()
+    assert [(m.values["groups"], m.values["refilled_groups"]) for m in reader.metrics()] == [(3, 0)] * 3
+    assert [list(groups) for groups in fates_by_group(reader)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert not all(taught for groups in fates_by_group(reader) for taught in groups.values())
+
+
+def test_an_algorithm_that_needs_a_greedy_attempt_gets_one_per_group(read, monkeypatch):
+    came = []
+    monkeypatch.setattr(
+        run.Learner,
+        "update",
+        lambda self, groups, update=run.Learner.update: came.extend(groups) or update(self, groups),
+    )
+    reader = read(steps=2, algorithm="remax")
+    assert len(came) == 6 and all(group.greedy.rewards and len(group.trajectories) == 2 for group in came)
+    assert [group.greedy.attempt.order for group in came] == [(serial, 2, 0) for serial in range(6)]
+    assert {t.attempt.member for t in reader.trajectories()} == {0, 1, 2}
+    assert len(list(reader.dispatched())) == 6 * 3
+    fates = {fate.attempt: fate for fate in reader.fates()}
+    assert len(fates) == 6 * 3
+    assert {fates[group.greedy.attempt].reason for group in came} == {"greedy attempt, to compare with"}
+
+
+def test_tasks_come_round_for_ever_and_in_a_new_order_each_time(world):
+    tasks = world.tasks("train")[:5]
+    config = TrainConfig(steps=1, groups_per_step=2, group_size=4, seed=3)
+    asked = list(islice(orders(tasks, config), 15))
+    assert [order.serial for order in asked] == list(range(15)) and {order.size for order in asked} == {4}
+    epochs = [[order.task.id for order in asked[start : start + 5]] for start in (0, 5, 10)]
+    assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert asked == list(islice(orders(tasks, config), 15))
+    for first in (1, 4, 5, 7):
+        assert list(islice(orders(tasks, config, first), 15 - first)) == asked[first:]

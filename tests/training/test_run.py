@@ -1,0 +1,220 @@
+"""A whole run on tiny-base: exact, repeatable, written down, and learning."""
+
+import asyncio
+import copy
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_r1.algorithms.registry import build_row
+from agent_r1.config import Layer, resolve
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.events import AttemptFate
+from agent_r1.core.messages import Message
+from agent_r1.core.trajectory import Status
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.rollout.collector import Limits
+from agent_r1.store import RunReader
+from agent_r1.tasksets import build
+from agent_r1.trainer.learner import Learner
+from agent_r1.training.build import open_policy
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.evaluate import Method, attempts
+from agent_r1.training.report import Silence
+from agent_r1.training.run import train
+
+SMALL = {"steps": 2, "groups_per_step": 4, "group_size": 4, "evaluate_n": 8, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return build("tinywiki", None, None, 0)
+
+
+def config_of(world, **changes):
+    return resolve(TrainConfig, [Layer("test", {**SMALL, **changes}), Layer("recipe", world.recipe)])
+
+
+@pytest.fixture(scope="module")
+def lived(world):
+    """Groups of attempts at temperature 0.7, and the policy that made them."""
+    config = config_of(world)
+    policy = open_policy(config, world)
+    engine = TorchEngine(copy.deepcopy(policy.model), policy.context)
+    method = Method("test", policy.agent(engine, config, 0.7), world.env)
+    groups = asyncio.run(attempts(method, world.scorers, world.tasks("train")[:8], 4, Limits()))
+    return policy, groups
+
+
+def update_of(policy, groups, temperature, minibatches=1):
+    config = config_of_learner(minibatches)
+    learner = Learner(
+        copy.deepcopy(policy.model),
+        build_row("reinforce++", {}),
+        config,
+        temperature=temperature,
+        reward_weights={"f1": 0.0},
+        seed=0,
+    )
+    return learner.update(groups)
+
+
+def config_of_learner(minibatches):
+    return TrainConfig().learner.model_copy(update={"minibatches": minibatches})
+
+
+def test_engine_and_learner_agree_on_every_logprob(lived):
+    policy, groups = lived
+    turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+    assert max(turn.index for turn in turns) >= 2
+    assert update_of(policy, groups, 0.7).metrics["logprob_gap"] < 1e-5
+
+
+def test_a_learner_at_another_temperature_does_not_agree(lived):
+    policy, groups = lived
+    assert update_of(policy, groups, 1.0).metrics["logprob_gap"] > 1e-2
+
+
+def test_the_first_ratio_is_one(lived):
+    policy, groups = lived
+    assert update_of(policy, groups, 0.7, minibatches=2).metrics["first_ratio_deviation"] < 1e-5
+
+
+class Dawdling:
+    """The same world, whose steps take a random time."""
+
+    def __init__(self, env, seed):
+        self._env, self._random, self.tools = env, random.Random(seed), env.tools
+
+    async def open(self, task, context):
+        episode = await self._env.open(task, context)
+        step = episode.step
+
+        async def late(action):
+            await asyncio.sleep(self._random.random() * 0.02)
+            return await step(action)
+
+        class Late:
+            start = episode.start
+            close = staticmethod(episode.close)
+
+        Late.step = staticmethod(late)
+        return Late()
+
+
+def bits(folder):
+    """What two equal runs have in common: all that was lived, what became of it, and the weights."""
+    reader = RunReader(folder)
+    lived = sorted(
+        (t.attempt.order, t.status, tuple((u.new_ids, u.action_ids, u.logprobs, u.rewards) for u in t.turns), t.rewards)
+        for t in reader.trajectories()
+    )
+    fates = sorted((fate.attempt.order, fate.fate, fate.step, fate.reason or "") for fate in reader.fates())
+    reader.close()
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    return lived, fates, dict(model.state_dict())
+
+
+def equal(one, other):
+    return one[:2] == other[:2] and all(torch.equal(one[2][name], other[2][name]) for name in one[2])
+
+
+@pytest.mark.parametrize("refill", [0, 1])
+def test_the_same_run_twice_gives_equal_bits_whatever_the_tools_timing(world, tmp_path, refill):
+    runs = {"a": world, "b": replace(world, env=Dawdling(world.env, 1)), "other seed": world}
+    for name, version in runs.items():
+        changes = {"seed": 6} if name == "other seed" else {}
+        train(config_of(world, run=str(tmp_path / name), row={"refill": refill}, **changes), version, Silence())
+    a, b, other = (bits(tmp_path / name) for name in runs)
+    assert equal(a, b)
+    assert not equal(a, other)
+
+
+def test_a_run_is_written_down_whole(world, tmp_path):
+    config = config_of(world, run=str(tmp_path / "run"), checkpoint_every=1)
+    report = train(config, world, Silence())
+    assert report.run == tmp_path / "run" and report.steps == 2 and report.train_seconds > 0
+    assert set(report.table.cells) == {"naive-rag", "base-tool-call", "trained"}
+    assert set(report.table.cells["trained"]) == {"style-a", "style-b", "three-hop"}
+    reader = RunReader(report.run)
+    fates = list(reader.fates())
+    assert len(fates) == len({fate.attempt for fate in fates}) == 2 * 4 * 4
+    assert {fate.attempt for fate in fates} == {event.attempt for event in reader.dispatched()}
+    metrics = list(reader.metrics())
+    assert [step.step for step in metrics] == [1, 2]
+    assert {"reward", "em", "tokens_per_second", "rollout_seconds", "update_seconds"} <= set(metrics[0].values)
+    assert max(step.values.get("padding", 0) for step in metrics) < 0.1
+    assert [event.kind for event in reader.events()] == ["read", "saved", "saved", "completed"]
+    assert json.loads((report.run / "config.json").read_text())["group_size"] == 4
+    reader.close()
+    tokenizer = AutoTokenizer.from_pretrained(report.run / "model")
+    assert tokenizer.chat_template
+    assert AutoModelForCausalLM.from_pretrained(report.run / "checkpoints" / "step-2").num_parameters() > 0
+
+
+def test_training_ahead_of_the_update_stays_within_its_staleness(world, tmp_path):
+    config = config_of(world, run=str(tmp_path / "run"), steps=4, max_staleness=2)
+    train(config, world, Silence())
+    reader = RunReader(tmp_path / "run")
+    staleness = [step.values["staleness"] for step in reader.metrics() if "staleness" in step.values]
+    reader.close()
+    assert 0 < max(staleness) <= 2
+
+
+class Breaking(Dawdling):
+    """A world where one task cannot be opened."""
+
+    async def open(self, task, context):
+        if context.attempt.group == 1:
+            raise OSError("no page could be read")
+        return await self._env.open(task, context)
+
+
+def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(world, tmp_path):
+    report = train(config_of(world, run=str(tmp_path / "run")), replace(world, env=Breaking(world.env, 0)), Silence())
+    reader = RunReader(report.run)
+    fates = {fate.attempt.order[:2]: fate for fate in reader.fates()}
+    broken = [fates[1, member] for member in range(4)]
+    statuses = {t.status for t in reader.trajectories() if t.attempt.group == 1}
+    reader.close()
+    assert statuses == {Status.ENVIRONMENT_FAILED}
+    assert all(isinstance(fate, AttemptFate) and fate.fate == "dropped" for fate in broken)
+    assert all(Status.ENVIRONMENT_FAILED in (fate.reason or "") for fate in broken)
+    assert len(fates) == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "no/such/folder"}, "model"),
+        ({"algorithm": "gpro"}, "grpo"),
+        ({"row": {"surrogate": {"hihg": 0.3}}}, "did you mean high"),
+        ({"row": {"masks": {"advantage": False}}}, "masks.advantage does nothing here"),
+        ({"algorithm": "distillation"}, "teacher: got none"),
+        ({"context": 20}, "a prompt of"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(world, tmp_path, changes, said):
+    with pytest.raises(InvalidInput, match=said):
+        train(config_of(world, run=str(tmp_path / "run"), **changes), world, Silence())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prompt_longer_than_the_model_is_refused(world, tmp_path):
+    long = Message.user("Alba " * 5000)
+    tasks = [replace(world.tasks("train")[0], id="long", messages=(long,))]
+    with pytest.raises(InvalidInput, match="task long: got a prompt of"):
+        train(config_of(world, run=str(tmp_path / "run")), replace(world, tasks=lambda split: tasks), Silence())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_learns(world, tmp_path):
+    """Ten steps of the demo's recipe on fewer attempts: far above the base model on questions never seen."""
+    config = config_of(world, run=str(tmp_path / "run"), steps=12, groups_per_step=16, group_size=8, evaluate_n=80)
+    table = train(config, world, Silence()).table.cells
+    for style in ("style-a", "style-b"):
+        assert table["trained"][style].em > table["base-tool-call"][style].em + 0.3
