@@ -1,0 +1,35 @@
+"""Suggest the known name that an unknown one was probably meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+_CUTOFF = 0.6  # the default of difflib.get_close_matches
+_PART_WEIGHT = 0.98  # a match of the last part only ("high" for "loss.high") ranks just below one of the whole name
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the closest of the known names, or "" if none is similar.
+
+    Dotted names also match by their last part, and names of several words by their initials.
+
+    Example:
+        >>> suggest("serach", ["search", "add"])
+        "did you mean 'search'?"
+        >>> suggest("lr", ["seed", "trainer.learning_rate"])
+        "did you mean 'trainer.learning_rate'?"
+        >>> suggest("weather", ["search", "add"])
+        ''
+    """
+    similarity, closest = max(((_similarity(name, candidate), candidate) for candidate in known), default=(0.0, ""))
+    return f"did you mean {closest!r}?" if similarity >= _CUTOFF else ""
+
+
+def _similarity(name: str, candidate: str) -> float:
+    """Return a value from 0 to 1; 1 if both names are equal."""
+    words = candidate.rpartition(".")[2].split("_")
+    part, name_part = "_".join(words), name.rpartition(".")[2]
+    by_initials = len(words) > 1 and name_part == "".join(word[:1] for word in words)
+    by_part = max(SequenceMatcher(None, part, name_part).ratio(), by_initials)
+    return max(SequenceMatcher(None, candidate, name).ratio(), _PART_WEIGHT * by_part)
