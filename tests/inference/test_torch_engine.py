@@ -168,7 +168,7 @@ def test_weights_of_another_shape_or_kind_are_refused_and_the_engine_lives_on(ti
         await engine.close()
         return done
 
-    assert len(asyncio.run(run()).ids) == 3
+    assert len(asyncio.run(run()).token_ids) == 3
 
 
 def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_model):
@@ -186,7 +186,7 @@ def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_mod
         await engine.close()
         return done
 
-    assert len(asyncio.run(run()).ids) == 3
+    assert len(asyncio.run(run()).token_ids) == 3
 
 
 def test_a_cancelled_generation_frees_its_place(tiny_model):
@@ -206,7 +206,7 @@ def test_a_cancelled_generation_frees_its_place(tiny_model):
         await engine.close()
         return done
 
-    assert len(asyncio.run(run()).ids) == 3
+    assert len(asyncio.run(run()).token_ids) == 3
 
 
 def test_a_copied_opening_is_right_although_its_holder_rewrites_its_context(tiny_model):
