@@ -150,7 +150,7 @@ def test_the_engine_samples_the_same_tokens_and_fewer(tiny_model):
     for name in names:
         before, now = whole[name], ended[name]
         count = len(now.token_ids)
-        assert (before.ids[:count], before.logprobs[:count]) == (now.token_ids, now.logprobs)
+        assert (before.token_ids[:count], before.logprobs[:count]) == (now.token_ids, now.logprobs)
         assert now.finish_reason == ("stop" if count < 120 else before.finish_reason)
         assert chat.length(now.token_ids, tools) == count
         if count < 120:
@@ -234,4 +234,4 @@ def test_the_ending_is_part_of_no_other_sampling():
     for chat in (tags_of(), Chat(real_tokenizer("qwen2_5"))):
         agent = Agent(Listening(chat, lambda prompt: CALL), chat, SamplingParams(max_tokens=200), 4000)
         asyncio.run(agent.live(env, task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))
-    assert [None if ending is None else ending.texts for ending in asked] == [("</answer>", "</search>"), None]
+    assert [None if ending is None else ending.strings for ending in asked] == [("</answer>", "</search>"), None]
