@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.retrieval.passages import Passage
-from agent_r1.retrieval.protocol import MAX_QUERIES, BatchReply, Health
-from agent_r1.retrieval.retriever import TOP_K, Found, RetrieverFailed
+from agent_r1.retrieval.protocol import MAX_QUERIES, BatchResponse, Health
+from agent_r1.retrieval.retriever import TOP_K, Found, RetrievalError
 
 SECONDS = 10.0
-"""How long the server may take for one request."""
+"""Time that the server may take for one request."""
 
 TRIES = 3
 BACKOFF = 0.25
@@ -24,14 +24,14 @@ BACKOFF = 0.25
 
 
 class RemoteRetriever:
-    """Searches with a retrieval server (``agent-r1 retriever``); many queries are one request.
+    """A client of the retrieval server (``agent-r1 retriever``); many queries are one request.
 
-    A request that finds no server, breaks off, takes too long or meets an error of the server is tried again, then
-    raises RetrieverFailed. One that the server refuses raises AgentR1Error at once.
+    A request is retried if there is no connection, if it times out, or if the server has an internal error; after the
+    last try it raises RetrievalError. A request that the server refuses raises AgentR1Error at once.
     """
 
     def __init__(self, address: str, seconds: float = SECONDS, tries: int = TRIES, backoff: float = BACKOFF) -> None:
-        # trust_env: a proxy for the outside world must not be asked for a machine beside this one.
+        # trust_env=False: requests to a machine in the same network must not go through a proxy.
         self._client = httpx.Client(base_url=address, timeout=seconds, trust_env=False)
         self._address, self._tries, self._backoff = address, tries, backoff
 
@@ -41,25 +41,25 @@ class RemoteRetriever:
             some = [_valid(query) for query in queries[start : start + MAX_QUERIES]]
             reply = self._reply(self._request("POST", "/search/batch", {"queries": some, "k": k}))
             if len(reply.results) != len(some):
-                raise RetrieverFailed(f"{self._address} answered {len(reply.results)} of {len(some)} queries")
+                raise RetrievalError(f"{self._address} answered {len(reply.results)} of {len(some)} queries")
             found += [tuple(Passage(each.title, each.text) for each in result) for result in reply.results]
         return found
 
     def health(self) -> Health:
-        """What the server says of itself. Raises RetrieverFailed where there is none, or it is another kind."""
+        """Return the server's description. Raises RetrievalError if there is no server, or it is of another kind."""
         try:
             return Health.model_validate_json(self._request("GET", "/health", None).content)
         except ValidationError as error:
-            raise RetrieverFailed(f"{self._address} is no retrieval server") from error
+            raise RetrievalError(f"{self._address} is not a retrieval server") from error
 
-    def _reply(self, response: httpx.Response) -> BatchReply:
+    def _reply(self, response: httpx.Response) -> BatchResponse:
         try:
-            return BatchReply.model_validate_json(response.content)
+            return BatchResponse.model_validate_json(response.content)
         except ValidationError as error:
-            raise RetrieverFailed(f"{self._address} answered something else than passages") from error
+            raise RetrievalError(f"{self._address} returned something other than passages") from error
 
-    def _request(self, method: str, path: str, asked: Any) -> httpx.Response:
-        body = None if asked is None else json.dumps(asked).encode()
+    def _request(self, method: str, path: str, payload: Any) -> httpx.Response:
+        body = None if payload is None else json.dumps(payload).encode()
         reason = ""
         for attempt in range(self._tries):
             if attempt:
@@ -74,11 +74,11 @@ class RemoteRetriever:
             reason = f"status {response.status_code}: {response.text[:200]}"
             if response.is_client_error:
                 raise AgentR1Error(f"the retrieval server at {self._address} refused the request ({reason})")
-        raise RetrieverFailed(f"the retrieval server at {self._address} did not answer ({reason})")
+        raise RetrievalError(f"the retrieval server at {self._address} did not answer ({reason})")
 
 
 def open_remote(address: str) -> RemoteRetriever:
-    """A retriever at ``address``, which has been seen to be there. Raises InvalidInput."""
+    """Return a retriever for the server at ``address``. Raises InvalidInput if none answers there."""
     try:
         remote = RemoteRetriever(address)
         remote.health()
@@ -89,5 +89,5 @@ def open_remote(address: str) -> RemoteRetriever:
 
 
 def _valid(query: str) -> str:
-    """Lone surrogates, which an agent may write and JSON cannot carry, become question marks."""
+    """Replace lone surrogates by question marks: a model may write them, but JSON cannot carry them."""
     return query.encode("utf-8", "replace").decode("utf-8")

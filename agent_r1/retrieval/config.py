@@ -1,4 +1,4 @@
-"""What can be set of a search: the passages, and the sentence encoder that makes them vectors."""
+"""Settings of a search: the passages, and the sentence encoder of a dense index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DENSE_ONLY = (
     "probes",
     "threads",
 )
-"""Settings that mean something with an encoder only."""
+"""Settings that have an effect only with an encoder."""
 
 
 class SearchConfig(BaseModel):
@@ -36,50 +36,57 @@ class SearchConfig(BaseModel):
     """A sentence encoder, by its name on the Hugging Face hub or its folder; empty: BM25."""
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
-    """How token vectors become one: their mean, or the first; auto: what the encoder's folder says, else the mean."""
+    """How token vectors become one vector: mean, or cls (the first); auto: as the encoder's folder says, else the mean."""
 
     query_prefix: str = ""
-    """Stands before every query, for encoders that were trained with an instruction."""
+    """Text put before every query, for encoders trained with an instruction."""
 
     passage_prefix: str = ""
-    """Stands before every passage."""
+    """Text put before every passage."""
 
     max_tokens: int = Field(default=512, ge=1)
-    """Tokens of a text that are read; the rest is cut."""
+    """Tokens of each text that are encoded; the rest is cut off."""
 
     batch: int = Field(default=64, ge=1)
-    """Texts that are encoded together."""
+    """Texts encoded in one batch."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """Where the encoder computes: auto (a GPU where there is one), cpu, cuda, cuda:N."""
+    """Device of the encoder: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     cache: Path = Path("~/.cache/agent-r1/vectors")
-    """Folder where the passages' vectors are kept, by what they were made from."""
+    """Folder in which the vectors of passages are cached, by a hash of their inputs."""
 
     faiss: str = ""
-    """An index of faiss by its factory string, such as IVF16384,PQ64; empty: exact inner products in torch."""
+    """A faiss index by its factory string, such as IVF16384,PQ64; empty: exact inner products in torch."""
 
     probes: int = Field(default=64, ge=1)
-    """Cells that an IVF index of faiss looks into."""
+    """Cells that an IVF index of faiss searches."""
 
 
 class RetrieverConfig(SearchConfig):
     """The retrieval server."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. It asks for no password: open it to machines you trust."""
+    """Address to listen on. There is no password: open it only to machines that you trust."""
 
     port: int = Field(default=8800, ge=0, le=65535)
-    """The port to listen on; 0: any that is free."""
+    """Port to listen on; 0: any free port."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that requests may name; empty: loopback names if the server listens on a loopback address, else any."""
 
     threads: int = Field(default=1, ge=1)
-    """Threads of torch; more are faster only where as many cores have nothing else to do."""
+    """Threads of torch; more help only if as many cores are idle."""
 
 
 def check(config: SearchConfig) -> None:
-    """Raise InvalidInput for a setting that would do nothing."""
+    """Raise InvalidInput for a setting that would have no effect."""
     idle = [name for name in DENSE_ONLY if name in config.model_fields_set] if not config.encoder else []
     if idle:
-        raise InvalidInput(idle[0], got="it without an encoder", do="name an encoder, or leave it out: BM25 has none")
+        raise InvalidInput(
+            idle[0], got="it without an encoder", do="set encoder, or leave it out: BM25 does not use it"
+        )
     if "probes" in config.model_fields_set and not config.faiss.startswith("IVF"):
-        raise InvalidInput("probes", got=config.probes, do="leave it out: it is for faiss indices that begin with IVF")
+        raise InvalidInput(
+            "probes", got=config.probes, do="leave it out: only faiss indexes that begin with IVF use it"
+        )

@@ -1,10 +1,10 @@
-"""What the retrieval server and its clients say to each other, as JSON.
+"""The messages between the retrieval server and its clients, as JSON.
 
     GET  /health         -> {"status": "ok", "passages": 6119, "search": "bm25"}
     POST /search         {"query": "Who rules Alba?", "k": 5}      -> {"passages": [{"title": "Alba", "text": ".."}]}
     POST /search/batch   {"queries": ["Alba", "Bruno"], "k": 5}    -> {"results": [[{"title": ..}], ..]}
 
-Whatever is refused is answered with {"error": "one line"} and a status of 4xx; a search that fails, with 500.
+A refused request is answered with {"error": "one line"} and a 4xx status; a search that fails, with status 500.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent_r1.retrieval.retriever import TOP_K
 
 MAX_QUERIES = 256
-"""Queries of one request."""
+"""Queries in one request."""
 
 MAX_BODY = 4 * 2**20
-"""Bytes of one request."""
+"""Bytes in the body of one request."""
 
 MAX_K = 100
 
@@ -30,27 +30,27 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Query(_Message):
+class SearchRequest(_Message):
     query: str
     k: Count = TOP_K
 
 
-class Batch(_Message):
+class BatchRequest(_Message):
     queries: Annotated[tuple[str, ...], Field(max_length=MAX_QUERIES)]
     k: Count = TOP_K
 
 
-class Shown(_Message):
+class PassageText(_Message):
     title: str
     text: str
 
 
-class Reply(_Message):
-    passages: tuple[Shown, ...]
+class SearchResponse(_Message):
+    passages: tuple[PassageText, ...]
 
 
-class BatchReply(_Message):
-    results: tuple[tuple[Shown, ...], ...]
+class BatchResponse(_Message):
+    results: tuple[tuple[PassageText, ...], ...]
 
 
 class Health(_Message):
@@ -59,5 +59,5 @@ class Health(_Message):
     search: str
 
 
-class Refusal(_Message):
+class ErrorResponse(_Message):
     error: str

@@ -1,187 +1,257 @@
-"""The retrieval server: one search for many machines, over HTTP (see ``protocol``).
+"""The retrieval server: one index for many machines, over HTTP (see ``protocol``).
 
-Built on the standard library's HTTP server, so that it costs no dependency: a thread per connection, connections and
-sizes bounded. It is meant for machines that trust each other; it knows neither passwords nor TLS.
+A Starlette application on uvicorn. It is meant for machines that trust each other: it has neither passwords nor TLS.
+Requests are bounded in size, number and time, and a server on a loopback address answers loopback host names only, so
+that a web page cannot reach it by DNS rebinding.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
 import logging
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import TypeVar
 
+import uvicorn
 from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.passages import Passage
-from agent_r1.retrieval.protocol import MAX_BODY, Batch, BatchReply, Health, Query, Refusal, Reply, Shown
-from agent_r1.retrieval.retriever import Retriever
+from agent_r1.retrieval.protocol import (
+    MAX_BODY,
+    BatchRequest,
+    BatchResponse,
+    ErrorResponse,
+    Health,
+    PassageText,
+    SearchRequest,
+    SearchResponse,
+)
+from agent_r1.retrieval.retriever import Found, Retriever
 
 Message = TypeVar("Message", bound=BaseModel)
 
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
-IDLE_SECONDS = 60.0
-"""A connection that says nothing for so long is closed."""
+REQUEST_SECONDS = 30.0
+"""Time in which a client has to send a request, headers and body."""
 
-DRAIN_SECONDS = 10.0
-"""How long requests under way may take when the server is stopped."""
+IDLE_SECONDS = 60
+"""An open connection without a request is closed after this time."""
+
+DRAIN_SECONDS = 10
+"""Time that requests in progress get when the server is stopped."""
+
+QUERIES_PER_SEARCH = 16
+"""A batch is searched in parts of this many queries, so that a large one does not block the others for seconds."""
 
 
-class Refused(Exception):
-    """A request that cannot be answered, with the status to say so."""
+class _RequestError(Exception):
+    """A request that is refused with a status and one line."""
 
-    def __init__(self, status: HTTPStatus, error: str) -> None:
+    def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
         self.status = status
 
 
-class RetrieverServer(ThreadingHTTPServer):
-    """Serves ``retriever`` at (host, port). Searches run one at a time, each with all the cores it takes.
+def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str]) -> Starlette:
+    """Return the application that serves ``retriever``. Searches run one at a time, each on all the cores it uses."""
+    searching = asyncio.Lock()
 
-    Raises InvalidInput where the address cannot be used.
+    async def search(queries: tuple[str, ...], k: int) -> tuple[tuple[PassageText, ...], ...]:
+        found: Found = []
+        for start in range(0, len(queries), QUERIES_PER_SEARCH):
+            async with searching:
+                found += await asyncio.to_thread(retriever.search, queries[start : start + QUERIES_PER_SEARCH], k)
+        return tuple(tuple(map(_passage_text, passages)) for passages in found)
+
+    async def get_health(request: Request) -> BaseModel:
+        return health
+
+    async def post_search(request: Request) -> BaseModel:
+        query = await _read(SearchRequest, request)
+        (passages,) = await search((query.query,), query.k)
+        return SearchResponse(passages=passages)
+
+    async def post_batch(request: Request) -> BaseModel:
+        batch = await _read(BatchRequest, request)
+        return BatchResponse(results=await search(batch.queries, batch.k))
+
+    routes = [
+        Route("/health", _answering(get_health), methods=["GET"]),
+        Route("/search", _answering(post_search), methods=["POST"]),
+        Route("/search/batch", _answering(post_batch), methods=["POST"]),
+    ]
+    app = Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts))])
+    app.add_exception_handler(404, lambda request, error: _error(404, f"no such path; use {_paths(routes)}"))
+    app.add_exception_handler(405, lambda request, error: _error(405, f"no such method; use {_paths(routes)}"))
+    return app
+
+
+def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of a handler: its result as JSON, and errors as one line with a status."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return JSONResponse((await handler(request)).model_dump(mode="python"))
+        except _RequestError as error:
+            return _error(error.status, str(error))
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except Exception as error:  # any error of a search: the server goes on
+            _log.exception("a search failed")
+            return _error(500, f"{type(error).__name__}: {error}")
+
+    return endpoint
+
+
+def _error(status: int, line: str) -> Response:
+    # An unread body would be taken for the next request, so the connection ends with a refusal.
+    headers = {"Connection": "close"} if status < 500 else None
+    return JSONResponse(ErrorResponse(error=line).model_dump(), status, headers)
+
+
+def _paths(routes: Sequence[Route]) -> str:
+    return ", ".join(f"{' '.join(sorted((route.methods or set()) - {'HEAD'}))} {route.path}" for route in routes)
+
+
+async def _read(kind: type[Message], request: Request) -> Message:
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return kind.model_validate(json.loads(await _body(request)))
+    except TimeoutError as error:
+        raise _RequestError(408, f"the body did not arrive within {REQUEST_SECONDS:g} s") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _RequestError(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise _RequestError(400, "the body is not JSON") from error
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise _RequestError(413, f"send at most {MAX_BODY} bytes")
+    return bytes(body)
+
+
+def _passage_text(passage: Passage) -> PassageText:
+    return PassageText(title=passage.title, text=passage.text)
+
+
+class _DeadlineProtocol(H11Protocol):
+    """HTTP/1.1 whose connections close if no first request has arrived in time (slow clients hold no place)."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self._close_without_request)
+
+    def _close_without_request(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without signal handlers of its own: :mod:`agent_r1.retrieval.serve` installs them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class RetrievalServer:
+    """Serves a retriever at (host, port); port 0 takes a free one.
+
+    ``run`` blocks until ``stop`` is called, also from another thread or a signal handler, and requests in progress are
+    answered. As a context manager it runs in a thread. Raises InvalidInput if the address cannot be used.
+
+    Args:
+        allowed_hosts: host names that a request may name; empty: loopback names for a loopback address, else any.
     """
 
-    daemon_threads = True
-    request_queue_size = MAX_CONNECTIONS
-
-    def __init__(self, address: tuple[str, int], retriever: Retriever, health: Health) -> None:
-        self.retriever, self.health = retriever, health
-        self._searching = threading.Lock()
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._idle = threading.Condition()
-        self._requests = 0
-        try:
-            super().__init__(address, Handler)
-        except OSError as error:
-            got = f"{address[0]}:{address[1]}"
-            raise InvalidInput("address", got=got, do=f"choose another --host or --port ({error.strerror})") from error
+    def __init__(
+        self,
+        retriever: Retriever,
+        health: Health,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allowed_hosts: Sequence[str] = (),
+    ) -> None:
+        self._socket = _listen(host, port)
+        self.host, self.port = self._socket.getsockname()[:2]
+        app = create_app(retriever, health, allowed_hosts or _default_hosts(host))
+        config = uvicorn.Config(
+            app,
+            http=_DeadlineProtocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=MAX_CONNECTIONS + 1,  # uvicorn refuses from this number on
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+        self._server = _Uvicorn(config)
+        self._thread = threading.Thread(target=self.run, name="retrieval server", daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
-    def search(self, queries: tuple[str, ...], k: int) -> tuple[tuple[Shown, ...], ...]:
-        with self._searching:
-            found = self.retriever.search(queries, k)
-        return tuple(tuple(map(_shown, passages)) for passages in found)
+    def run(self) -> None:
+        with self._socket:
+            self._server.run(sockets=[self._socket])
 
-    @contextmanager
-    def request_under_way(self) -> Iterator[None]:
-        with self._idle:
-            self._requests += 1
-        try:
-            yield
-        finally:
-            with self._idle:
-                self._requests -= 1
-                self._idle.notify_all()
+    def stop(self) -> None:
+        self._server.should_exit = True
 
-    def drain(self) -> bool:
-        """Wait until no request is under way, for a while; whether that is so."""
-        with self._idle:
-            return self._idle.wait_for(lambda: self._requests == 0, DRAIN_SECONDS)
+    def __enter__(self) -> RetrievalServer:
+        self._thread.start()
+        return self
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Each connection takes a place; where none is left it is closed at once, and its client tries again."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
-        _log.debug("connection from %s broke", client_address, exc_info=True)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._thread.join()
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
-    server: RetrieverServer
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE_SECONDS
-    wbufsize = -1  # headers and body leave together: apart, each answer would wait for the client's delayed ACK
-    disable_nagle_algorithm = True
-
-    def do_GET(self) -> None:
-        self._answer({"/health": lambda: self.server.health})
-
-    def do_POST(self) -> None:
-        self._answer({"/search": self._search, "/search/batch": self._batch})
-
-    def log_message(self, format: str, *args: Any) -> None:
-        _log.debug(format, *args)
-
-    def _answer(self, routes: dict[str, Callable[[], BaseModel]]) -> None:
-        with self.server.request_under_way():
-            status = HTTPStatus.OK
-            try:
-                reply = self._route(routes)()
-            except Refused as refused:
-                status, reply = refused.status, Refusal(error=str(refused))
-            except Exception as error:  # whatever a search raises: the server lives on
-                _log.exception("a search failed")
-                status, reply = HTTPStatus.INTERNAL_SERVER_ERROR, Refusal(error=f"{type(error).__name__}: {error}")
-            self._send(status, json.dumps(reply.model_dump(mode="python")).encode())
-
-    def _route(self, routes: dict[str, Callable[[], BaseModel]]) -> Callable[[], BaseModel]:
-        if self.path not in routes:
-            self.close_connection = True  # a body that is not read would be taken for the next request
-            raise Refused(HTTPStatus.NOT_FOUND, f"{self.command} {self.path[:100]}: there is {', '.join(routes)}")
-        return routes[self.path]
-
-    def _send(self, status: HTTPStatus, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    def _search(self) -> Reply:
-        asked = _read(Query, self._body())
-        (passages,) = self.server.search((asked.query,), asked.k)
-        return Reply(passages=passages)
-
-    def _batch(self) -> BatchReply:
-        asked = _read(Batch, self._body())
-        return BatchReply(results=self.server.search(asked.queries, asked.k))
-
-    def _body(self) -> bytes:
-        text = self.headers.get("Content-Length", "")
-        self.close_connection = True  # unless the body is read to its end
-        if not text.isascii() or not text.isdigit():
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "give a Content-Length")
-        if int(text) > MAX_BODY:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"give at most {MAX_BODY} bytes")
-        body = self.rfile.read(int(text))
-        self.close_connection = self.headers.get("Connection", "").lower() == "close"
-        return body
-
-
-def _read(kind: type[Message], body: bytes) -> Message:
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        return kind.model_validate(json.loads(body))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except (ValueError, RecursionError) as error:
-        raise Refused(HTTPStatus.BAD_REQUEST, "the body is not JSON") from error
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(MAX_CONNECTIONS)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        do = f"choose another --host or --port ({error.strerror})"
+        raise InvalidInput("address", got=f"{host}:{port}", do=do) from error
+    return listening
 
 
-def _shown(passage: Passage) -> Shown:
-    return Shown(title=passage.title, text=passage.text)
+def _default_hosts(host: str) -> tuple[str, ...]:
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    return ("localhost", "127.0.0.1", "[::1]", host) if loopback else ("*",)

@@ -8,7 +8,7 @@ from typing import Any
 from agent_r1.core.messages import Text
 from agent_r1.core.tool import ToolResult
 from agent_r1.retrieval.passages import Passage
-from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrieverFailed
+from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrievalError
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.tool_errors import Fault, failed
 
@@ -25,7 +25,7 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
         try:
             found = retriever.search([call["query"] for call in calls], k)
-        except RetrieverFailed as error:
+        except RetrievalError as error:
             return [failed(Fault.RAISED, f"search failed: {error}")] * len(calls)
         return [_result(passages) for passages in found]
 

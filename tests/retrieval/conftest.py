@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import Health
-from agent_r1.retrieval.server import RetrieverServer
+from agent_r1.retrieval.server import RetrievalServer
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "retrieval.py"
 
@@ -67,10 +66,6 @@ def counting() -> Counting:
 
 
 @pytest.fixture
-def server(counting: Counting) -> Iterator[RetrieverServer]:
-    with RetrieverServer(("127.0.0.1", 0), counting, Health(status="ok", passages=5, search="bm25")) as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
+def server(counting: Counting) -> Iterator[RetrievalServer]:
+    with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as running:
         yield running
-        running.shutdown()
-        thread.join()

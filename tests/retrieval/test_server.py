@@ -28,15 +28,15 @@ from agent_r1.retrieval.client import RemoteRetriever, open_remote
 from agent_r1.retrieval.opening import open_retriever
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health
-from agent_r1.retrieval.retriever import RetrieverFailed
-from agent_r1.retrieval.server import RetrieverServer
+from agent_r1.retrieval.retriever import RetrievalError
+from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.retrieval.tool import search_tool
 from agent_r1.tools import Fault
 
 QUERIES = ["Who rules Alba?", "lake", "quantum", "", "Zoë", 'a "quoted" \n line']
 
 
-def remote(server: RetrieverServer, **changes: float) -> RemoteRetriever:
+def remote(server: RetrievalServer, **changes: float) -> RemoteRetriever:
     return RemoteRetriever(server.url, **{"seconds": 5, "tries": 2, "backoff": 0.01, **changes})  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def test_text_that_no_encoding_takes_is_searched_as_well_as_it_can_be(server) ->
 
 def test_more_queries_than_a_request_takes_are_several(server, counting) -> None:
     assert len(remote(server).search(["lake"] * (MAX_QUERIES + 1))) == MAX_QUERIES + 1
-    assert counting.sizes == [MAX_QUERIES, 1]
+    assert counting.sizes == [16] * 16 + [1]
 
 
 def test_many_clients_at_once_get_their_own_answers(server, passages) -> None:
@@ -116,23 +116,55 @@ def test_a_bad_request_is_told_why_and_the_server_goes_on(path, body, status, to
     assert remote(server).search(["lake"])[0]
 
 
-def test_a_request_of_unknown_length_is_refused(server) -> None:
-    response = httpx.post(f"{server.url}/search", content=iter([b'{"query": "x"}']))
-    assert (response.status_code, response.json()) == (411, {"error": "give a Content-Length"})
+def test_a_request_of_unknown_length_is_answered_and_bounded(server) -> None:
+    answered = httpx.post(f"{server.url}/search", content=iter([b'{"query": "lake"}']))
+    assert answered.status_code == 200 and answered.json()["passages"]
+    refused = httpx.post(f"{server.url}/search", content=iter([b" " * 2**20] * 5))
+    assert refused.status_code == 413
+
+
+def test_a_content_length_of_5000_digits_is_refused(server) -> None:
+    head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}"
+    assert answer_to(server, head).startswith(b"HTTP/1.1 400")
+    assert remote(server).search(["lake"])[0]
+
+
+def test_a_foreign_host_name_is_refused(server) -> None:
+    assert httpx.get(f"{server.url}/health", headers={"Host": "evil.example"}).status_code == 400
+    assert httpx.get(f"{server.url}/health", headers={"Host": "localhost"}).status_code == 200
+
+
+def test_a_connection_that_sends_no_whole_request_is_closed(counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.retrieval.server.REQUEST_SECONDS", 0.2)
+    with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small:
+        assert answer_to(small, b"POST /search HTTP/1.1\r\nHost: localhost\r\n") == b""
+        head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n{"
+        assert answer_to(small, head).startswith(b"HTTP/1.1 408")
+
+
+def test_a_large_batch_lets_others_search_between_its_parts(server, counting) -> None:
+    remote(server).search(["lake"] * 40)
+    assert counting.sizes == [16, 16, 8]
+
+
+def answer_to(server: RetrievalServer, request: bytes) -> bytes:
+    """Send bytes; return everything until the server closes the connection."""
+    with socket.create_connection((server.host, server.port), timeout=30) as raw:
+        raw.sendall(request)
+        return b"".join(iter(lambda: raw.recv(4096), b""))
 
 
 def test_a_body_that_was_refused_is_not_taken_for_the_next_request(server) -> None:
-    head = f"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n"
-    with socket.create_connection(server.server_address[:2], timeout=5) as raw:
-        raw.sendall(head.encode() + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+    head = f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode()
+    body = b" " * MAX_BODY + b"  GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = answer_to(server, head + body)
     assert answer.startswith(b"HTTP/1.1 413") and b'"ok"' not in answer
 
 
 def test_a_refused_request_is_not_tried_again(server, counting) -> None:
     with pytest.raises(AgentR1Error, match=r"refused the request \(status 400: .*k: ") as caught:
         remote(server).search(["x"], k=1000)
-    assert not isinstance(caught.value, RetrieverFailed)
+    assert not isinstance(caught.value, RetrievalError)
     assert counting.sizes == []
 
 
@@ -147,7 +179,7 @@ def test_an_error_of_the_server_is_tried_again(server, counting) -> None:
 
 def test_a_server_that_keeps_failing_is_given_up(server, counting) -> None:
     counting.failures = 99
-    with pytest.raises(RetrieverFailed, match=r"status 500: .*RuntimeError: the disk is gone"):
+    with pytest.raises(RetrievalError, match=r"status 500: .*RuntimeError: the disk is gone"):
         remote(server, tries=3).search(["lake"])
     assert len(counting.sizes) == 3
 
@@ -155,27 +187,25 @@ def test_a_server_that_keeps_failing_is_given_up(server, counting) -> None:
 def test_a_server_that_hangs_is_given_up_in_time(server, counting) -> None:
     counting.search = lambda queries, k=5: time.sleep(0.5) or []
     began = time.monotonic()
-    with pytest.raises(RetrieverFailed, match="ReadTimeout"):
+    with pytest.raises(RetrievalError, match="ReadTimeout"):
         remote(server, seconds=0.1).search(["lake"])
     assert time.monotonic() - began < 0.5
 
 
 def test_a_server_of_another_kind_is_seen(server, counting) -> None:
     counting.search = lambda queries, k=5: []
-    with pytest.raises(RetrieverFailed, match="answered 0 of 1"):
+    with pytest.raises(RetrievalError, match="answered 0 of 1"):
         remote(server).search(["lake"])
 
 
 def test_more_connections_than_there_is_room_for_wait_outside(counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.retrieval.server.MAX_CONNECTIONS", 1)
-    with RetrieverServer(("127.0.0.1", 0), counting, Health(status="ok", passages=5, search="bm25")) as small:
-        threading.Thread(target=small.serve_forever, args=(0.01,)).start()
+    with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small:
         first = remote(small)
         assert first.search(["lake"])  # and keeps its connection
-        with pytest.raises(RetrieverFailed):
+        with pytest.raises(RetrievalError):
             remote(small).search(["lake"])
         assert first.search(["lake"])
-        small.shutdown()
 
 
 def test_a_request_under_way_is_answered_before_the_server_ends(server, counting) -> None:
@@ -184,8 +214,8 @@ def test_a_request_under_way_is_answered_before_the_server_ends(server, counting
     client = threading.Thread(target=lambda: answers.append(remote(server, tries=1).search(["x"])))
     client.start()
     time.sleep(0.1)
-    server.shutdown()
-    assert answers == [] and server.drain()
+    server.stop()
+    assert answers == []
     client.join()
     assert answers == [[(Passage("late", "but whole"),)]]
 
@@ -199,7 +229,7 @@ def test_an_address_without_a_server_is_one_line(server) -> None:
 
 def test_an_address_in_use_is_one_line(server, counting) -> None:
     with pytest.raises(InvalidInput, match="choose another --host or --port"):
-        RetrieverServer(server.server_address, counting, server.health)
+        RetrievalServer(counting, Health(status="ok", passages=5, search="bm25"), server.host, server.port)
 
 
 # ---- the tool over it
@@ -223,7 +253,7 @@ def ask(env: ToolEnv, queries: list[str]) -> list[str]:
 
 def test_calls_of_many_episodes_are_one_request(server, counting) -> None:
     told = ask(ToolEnv([search_tool(remote(server))]), ["lake"] * 30 + ["Bruno"] * 10)
-    assert counting.sizes == [40]
+    assert counting.sizes == [16, 16, 8]  # the parts of one batch
     assert all("Lake district" in text for text in told[:30]) and all("a king" in text for text in told[30:])
 
 
