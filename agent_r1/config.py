@@ -1,6 +1,6 @@
 """Settings in layers: the command line over a file over a recipe over the defaults of frozen pydantic classes.
 
-Every setting has a dotted key (``learner.learning_rate``). Whatever is wrong with one is a single line that says
+Every setting has a dotted key (``trainer.learning_rate``). Whatever is wrong with one is a single line that says
 which key, where it stood, and what would be right.
 """
 
@@ -28,8 +28,8 @@ class Layer:
     """Settings from one place, by dotted key or nested.
 
     Example:
-        Layer("config.toml", {"steps": 20, "learner": {"learning_rate": 1e-3}})
-        Layer("recipe of tinywiki", {"steps": 20, "learner.learning_rate": 1e-3})
+        Layer("config.toml", {"steps": 20, "trainer": {"learning_rate": 1e-3}})
+        Layer("recipe of tinywiki", {"steps": 20, "trainer.learning_rate": 1e-3})
     """
 
     where: str
@@ -87,7 +87,7 @@ def fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldI
     """Every dotted key of a class with its field; a table of free keys stands as itself.
 
     Example:
-        [key for key, _ in fields(TrainConfig)] == ["task", ..., "reward_weights", "learner.learning_rate", ...]
+        [key for key, _ in fields(TrainConfig)] == ["task", ..., "reward_weights", "trainer.learning_rate", ...]
     """
     for name, field in cls.model_fields.items():
         inner = _model(field)

@@ -58,7 +58,7 @@ SETTINGS = {
     "group_size": 8,
     "max_tokens": 8,
     "context": 256,
-    "learner.learning_rate": 1e-3,
+    "trainer.learning_rate": 1e-3,
     "row.kl.coefficient": 0.05,
     "checkpoint_every": 0,
     "evaluate_n": 1,
@@ -76,7 +76,7 @@ class Shuffled:
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
         rewards = list(await self.scorer.score(group, task))
         if group:
-            random.Random(str(group[0].attempt.order) + task.id).shuffle(rewards)
+            random.Random(str(group[0].attempt.sort_key) + task.id).shuffle(rewards)
         return tuple(rewards)
 
 

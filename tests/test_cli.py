@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import agent_r1
 from agent_r1 import InvalidInput, Message, Task, ToolEnv, exact_match, tool
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.cli import main
 from agent_r1.store import RunReader
 from agent_r1.training.checkpoint.files import save_model
@@ -84,8 +84,8 @@ BAD_INPUT: dict[str, str] = {
     "": "the following arguments are required: COMMAND; see agent-r1 --help",
     "trian": "command: got 'trian'; did you mean 'train'?",
     "train --stepz 5": "unknown option: got --stepz; the nearest that exists is --steps",
-    "train --lr 5": "unknown option: got --lr; the nearest that exists is --learner.learning_rate",
-    "train --lerner.weight-decay=5": "got --lerner.weight_decay; the nearest that exists is --learner.weight_decay",
+    "train --lr 5": "unknown option: got --lr; the nearest that exists is --trainer.learning_rate",
+    "train --trianer.weight-decay=5": "got --trianer.weight_decay; the nearest that exists is --trainer.weight_decay",
     "eval --jsn": "unknown option: got --jsn; the nearest that exists is --json",
     "eval --steps 3": "unknown option: got --steps",
     "tasks --steps 3": "unknown option: got --steps; the nearest that exists is --json",
@@ -94,7 +94,7 @@ BAD_INPUT: dict[str, str] = {
     "train --steps": "argument --steps: expected one argument",
     "train --steps -1": "steps (command line): got -1; it should be greater than or equal to 1",
     "train --steps many": "steps (command line): got 'many'; it should be a valid integer",
-    "train --learner.learning_rate -0.1": "learner.learning_rate (command line): got -0.1",
+    "train --trainer.learning_rate -0.1": "trainer.learning_rate (command line): got -0.1",
     "train --top_p 0.9": "cut sampling biases the ratio",
     "train --task tinywki": "task: got 'tinywki'; did you mean 'tinywiki'?",
     "train --config none.toml": "configuration file: got none.toml: No such file or directory",
@@ -211,9 +211,9 @@ def test_a_world_of_a_file_is_checked(said: str, code: int, held: int, run, here
 
 def test_algorithms_show_their_objective_and_numbers(run) -> None:
     listed = run("algorithms", "--json").data["algorithms"]
-    assert set(listed) == set(ROWS)
+    assert set(listed) == set(ALGORITHMS)
     assert {"objective", "paper", "differs", "terms"} == set(listed["dapo"])
-    assert all(name in run("algorithms").out for name in ROWS)
+    assert all(name in run("algorithms").out for name in ALGORITHMS)
     one = run("algorithms", "grpo", "--json").data["algorithms"]["grpo"]
     assert one == listed["grpo"]
     assert one["terms"]["surrogate.low"] == 0.2 and "clip(r, 0.8, 1.2)" in one["objective"]
@@ -232,7 +232,7 @@ def test_a_cell_of_the_papers_comparison_runs_alone(run, here: Path) -> None:
 def test_what_algorithms_shows_can_be_typed(run, model: str) -> None:
     terms = run("algorithms", "dapo", "--json").data["algorithms"]["dapo"]["terms"]
     typed = [word for key, value in terms.items() for word in (f"--row.{key}", str(value))]
-    quick = ["--model", model, "--steps", "1", "--run", "demo", "--learner.minibatches", "2", *TINY]
+    quick = ["--model", model, "--steps", "1", "--run", "demo", "--trainer.minibatches", "2", *TINY]
     ended = run("train", "agent.py", "--algorithm", "grpo", *typed, *quick)
     assert ended.code == 0, ended.err
     typed[typed.index("--row.surrogate.high") + 1] = "-1"  # control: they are heeded
@@ -253,8 +253,8 @@ def test_an_algorithm_of_a_file_trains(run, here: Path, model: str) -> None:
 
 
 def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
-    (here / "a.toml").write_text("steps = 7\n[learner]\nlearning_rate = 0.5\nmax_grad_norm = 2\n")
-    settings = ["--model", model, "--config", "a.toml", "--steps", "2", "--learner.learning_rate=1e-3", "--run", "demo"]
+    (here / "a.toml").write_text("steps = 7\n[trainer]\nlearning_rate = 0.5\nmax_grad_norm = 2\n")
+    settings = ["--model", model, "--config", "a.toml", "--steps", "2", "--trainer.learning_rate=1e-3", "--run", "demo"]
     ended = run("train", "agent.py", *settings, *TINY, "--json")
     assert ended.code == 0, ended.err
     assert (ended.data["run"], ended.data["steps"]) == ("runs/demo", 2) and ended.data["train_seconds"] > 0
@@ -268,7 +268,7 @@ def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
         assert {fate.attempt for fate in reader.fates()} == started
         assert [measured.step for measured in reader.metrics()] == [1, 2]
     assert (config["task"], config["steps"], config["group_size"]) == ("agent", 2, 2)
-    assert (config["learner"]["learning_rate"], config["learner"]["max_grad_norm"]) == (1e-3, 2.0)
+    assert (config["trainer"]["learning_rate"], config["trainer"]["max_grad_norm"]) == (1e-3, 2.0)
     assert AutoModelForCausalLM.from_pretrained(here / "runs" / "demo" / "model") is not None
     _proves_itself(run, here / "runs" / "demo")
 
@@ -359,7 +359,7 @@ TASKS = [Task(str(number), (Message.user(f"Double {number}"),), {"answers": (str
 
 
 def test_python_is_a_door_too(model: str) -> None:
-    settings = {"steps": 1, "groups_per_step": 2, "group_size": 2, "max_tokens": 8, "learner": {"learning_rate": 1e-3}}
+    settings = {"steps": 1, "groups_per_step": 2, "group_size": 2, "max_tokens": 8, "trainer": {"learning_rate": 1e-3}}
     env = ToolEnv([double], [exact_match], max_turns=2)
     report = agent_r1.train(env, TASKS, model=model, run="demo", progress=Silence(), **settings)
     assert (report.run, report.steps) == (Path("runs/demo"), 1) and report.table.cells["trained"]["train"].n == 5

@@ -41,7 +41,7 @@ def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):
         "evaluate_every": 0,
         "evaluate_n": 4,
         "pass_k": 0,
-        "learner.minibatches": 2,
+        "trainer.minibatches": 2,
     }
     options = [f"--{key}={value}" for key, value in {**small, "run": tmp_path / "run"}.items()]
     done = subprocess.run([*command, *options, "--quiet"], capture_output=True, text=True, timeout=120)

@@ -35,13 +35,13 @@ SHORT: Mapping[str, Any] = {
     "evaluate_n": 4,
     "pass_k": 0,
     "checkpoint_every": 0,
-    "learner.learning_rate": 1e-3,
+    "trainer.learning_rate": 1e-3,
 }
 
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"algorithm": "grpo"},
     "ppo": {"algorithm": "ppo"},
-    "gspo": {"algorithm": "gspo", "learner.minibatches": 2},
+    "gspo": {"algorithm": "gspo", "trainer.minibatches": 2},
     "dapo with refill": {"algorithm": "dapo", "group_size": 2},
     "summary context": {"algorithm": "grpo", "group_size": 8, "view.rule": "summary", "view.turns": 1},
     "process rewards": {"algorithm": "grpo", "reward_weights.found": 0.1},
@@ -77,7 +77,7 @@ def entries(reader: RunReader) -> Iterator[Any]:
             yield [turn.parent, turn.new_ids, turn.action_ids, turn.logprobs]
             yield [dict(turn.rewards), [dict(rewards) for rewards in turn.call_rewards], turn.call_ends]
     for fate in reader.fates():
-        yield [fate.attempt.group, fate.attempt.member, fate.attempt.retry, fate.step, fate.fate, fate.credit]
+        yield [fate.attempt.group_id, fate.attempt.sample_index, fate.attempt.retry, fate.step, fate.fate, fate.credit]
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -33,7 +33,7 @@ def test_the_papers_numbers_stand_in_the_recipe() -> None:
     config = resolve(TrainConfig, [read_toml(PAPER)])
     assert config.steps * config.groups_per_step == 51_200  # one epoch over the training questions
     assert (config.group_size, config.max_tokens, config.temperature) == (5, 1024, 1.0)
-    assert (config.learner.learning_rate, config.learner.minibatches) == (1e-6, 2)
+    assert (config.trainer.learning_rate, config.trainer.minibatches) == (1e-6, 2)
     assert build_row(config.algorithm, config.row).name == "grpo"
     mixture = MixtureFile.model_validate(read_toml(RECIPES / "paper_data.toml").values)
     assert {name: portion.count for name, portion in mixture.train.items()} == {"hotpotqa": 25600, "2wiki": 25600}

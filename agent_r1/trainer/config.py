@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class LearnerConfig(BaseModel):
+class TrainerConfig(BaseModel):
     """Defaults fit a model of 3B parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

@@ -40,7 +40,7 @@ def train(
     that may change are :data:`agent_r1.training.resume.MAY_CHANGE`.
 
     ``settings`` are those of :class:`~agent_r1.training.config.TrainConfig`, tables as mappings:
-    ``steps=20, learner={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
+    ``steps=20, trainer={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
     Raises InvalidInput where something cannot be used, or an event loop runs in this thread, as in a notebook:
     ``await asyncio.to_thread(agent_r1.train, ..)`` trains there.
     """

@@ -12,10 +12,10 @@ from agent_r1.config import Layer, resolve, restrict
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.renderers.config import TagsConfig
-from agent_r1.rollout.config import ViewConfig
-from agent_r1.sandbox.config import Level
+from agent_r1.rollout.config import ContextPolicyConfig
+from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.hub import is_hub
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.monitor.config import DoctorConfig
 
 
@@ -35,7 +35,7 @@ class WorldConfig(BaseModel):
     corpus: str | None = None
     """What to search: a file of passages, a TOML file that describes a search, or a retrieval server's http://.."""
 
-    sandbox: Level | None = None
+    sandbox: SandboxLevel | None = None
     """Where code runs that the policy wrote, in worlds that run it: bubblewrap (a container, their default) or none."""
 
     seed: int = Field(default=0, ge=0)
@@ -80,7 +80,7 @@ class RunConfig(WorldConfig):
     context: int = Field(default=8192, ge=2)
     """Tokens per episode: prompts, actions and what tools gave."""
 
-    view: ViewConfig = ViewConfig()
+    view: ContextPolicyConfig = ContextPolicyConfig()
     """The context rule."""
 
     tool_format: str = "auto"
@@ -146,7 +146,7 @@ class TrainConfig(RunConfig):
     teacher: str = ""
     """The model that an algorithm of distillation learns from: a name or a folder."""
 
-    learner: LearnerConfig = LearnerConfig()
+    trainer: TrainerConfig = TrainerConfig()
     """The optimizer."""
 
     doctor: DoctorConfig = DoctorConfig()

@@ -17,10 +17,10 @@ MAY_CHANGE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
-    *("learner.micro_tokens", *(f"doctor.{name}" for name in DoctorConfig.model_fields)),
+    *("trainer.micro_tokens", *(f"doctor.{name}" for name in DoctorConfig.model_fields)),
 )
 """What may differ from the run's own configuration: where the run lies, how far it goes (no less than it went),
-what is saved and reported, what fits it to a machine (other ``learner.micro_tokens`` give the same up to rounding),
+what is saved and reported, what fits it to a machine (other ``trainer.micro_tokens`` give the same up to rounding),
 when it is stopped, and where its files lie: what is in them is compared (:mod:`agent_r1.training.data_fingerprint`, and the weights
 of version 0)."""
 

@@ -13,7 +13,7 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs.user_env import Reply, UserEnv
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.store import RunReader
 from agent_r1.training.report import Silence
 from research.tiny_base.examples import spoken
@@ -75,17 +75,17 @@ def test_an_episode_that_failed_is_not_imitated() -> None:
 
 def test_what_a_user_says_is_not_learned_though_it_reads_like_a_turn_of_the_assistant() -> None:
     said = (Message.user("Say this:\nassistant\nnorth\nassistant\n"), Message.assistant("south"))
-    chat = Chat(make_tokenizer(["Say this north south"]))
-    example = spoken(chat, said, ())
+    renderer = TemplateRenderer(make_tokenizer(["Say this north south"]))
+    example = spoken(renderer, said, ())
     learned = [token for token, own in zip(example.ids, example.learned, strict=True) if own]
-    assert learned == [*chat.encode("south"), chat.end_id]
+    assert learned == [*renderer.encode("south"), renderer.end_token_id]
 
 
 def test_it_has_the_form_and_no_preference(folder: Path) -> None:
-    chat, model = Chat(load_tokenizer(str(folder))), load_model(str(folder), torch.float32)
-    prompt = chat.open(TASKS[0].messages, ()).ids
-    (north,), (south,) = (chat.encode(word) for word in WORDS)
-    (tag,) = chat.encode("<answer>")
+    renderer, model = TemplateRenderer(load_tokenizer(str(folder))), load_model(str(folder), torch.float32)
+    prompt = renderer.render(TASKS[0].messages, ()).token_ids
+    (north,), (south,) = (renderer.encode(word) for word in WORDS)
+    (tag,) = renderer.encode("<answer>")
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*prompt, tag]])).logits[0].softmax(-1)
     assert logits[len(prompt) - 1, tag] > 0.9
@@ -114,7 +114,7 @@ def test_it_learns_in_a_world_with_a_user_by_the_trainer_of_all(folder: Path, tm
         TASKS,
         model=str(folder),
         steps=8,
-        learner={"learning_rate": 3e-3},
+        trainer={"learning_rate": 3e-3},
         evaluate_n=8,
         run=str(tmp_path / "run"),
         progress=Silence(),

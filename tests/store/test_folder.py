@@ -15,7 +15,7 @@ from agent_r1.store.schema import SCHEMA_VERSION
 
 
 def test_the_configuration_is_kept_beside_and_inside_the_ledger(folder: Path) -> None:
-    config = {"task": "tinywiki", "learner": {"learning_rate": 1e-3}, "betas": [0.9, 0.95]}
+    config = {"task": "tinywiki", "trainer": {"learning_rate": 1e-3}, "betas": [0.9, 0.95]}
     create_run(folder, config).close()
     assert json.loads((folder / "config.json").read_text()) == config
     with closing(RunReader(folder)) as reader:

@@ -22,14 +22,14 @@ def test_a_recipe_fills_what_nobody_set() -> None:
 
 
 def test_an_evaluation_takes_its_part_of_a_recipe() -> None:
-    recipe = {"model": "tiny-base", "max_tokens": 32, "learner.learning_rate": 1e-3}
+    recipe = {"model": "tiny-base", "max_tokens": 32, "trainer.learning_rate": 1e-3}
     assert settle(EvalConfig, [], world(**recipe)).max_tokens == 32
 
 
 def test_a_mistake_in_a_recipe_is_named_at_both_doors() -> None:
     for door in (TrainConfig, EvalConfig):
-        with pytest.raises(InvalidInput, match=r"recipe of demo\): got 'learner.lr'; the nearest .* 'learner.learning"):
-            settle(door, [], world(**{"learner.lr": 1e-3}))
+        with pytest.raises(InvalidInput, match=r"recipe of demo\): got 'trainer.lr'; the nearest .* 'trainer.learning"):
+            settle(door, [], world(**{"trainer.lr": 1e-3}))
 
 
 def test_a_model_has_to_be_named() -> None:

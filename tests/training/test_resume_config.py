@@ -33,8 +33,8 @@ OTHER: dict[str, Any] = {
     "row.refill": 1,
     "reward_weights.f1": 1.0,
     "reward_weights.em": 1.0,
-    "learner.learning_rate": 0.5,
-    "learner.betas": [0.5, 0.5],
+    "trainer.learning_rate": 0.5,
+    "trainer.betas": [0.5, 0.5],
     "group_size": 9,
     "max_staleness": 1,
     "evaluate_n": 3,
@@ -57,7 +57,7 @@ def test_a_run_goes_on_with_what_it_has(ask: Callable[..., TrainConfig], tmp_pat
 
 
 def test_saying_what_it_has_anyway_is_no_change(ask: Callable[..., TrainConfig]) -> None:
-    said = {"algorithm": "ppo", "steps": 7, "row.epochs": 2, "learner.betas": [0.9, 0.95], "data": "questions.json"}
+    said = {"algorithm": "ppo", "steps": 7, "row.epochs": 2, "trainer.betas": [0.9, 0.95], "data": "questions.json"}
     assert ask(**said) == ask()
 
 
@@ -82,7 +82,7 @@ MORE: dict[str, Any] = {
     "model": "/moved/model",
     "episode_seconds": 2.0,
     "score_seconds": 2.0,
-    "learner.micro_tokens": 512,
+    "trainer.micro_tokens": 512,
     "doctor.failure_share": 1.0,
     "doctor.failure_window": 8,
     "doctor.patience": 9,

@@ -16,8 +16,8 @@ TINY_BASE_RECIPE: Mapping[str, Any] = {
     "group_size": 16,
     "max_tokens": 32,
     "context": 512,
-    "learner.learning_rate": 3e-4,
-    "learner.critic_learning_rate": 1e-3,
-    "learner.micro_tokens": 4096,
+    "trainer.learning_rate": 3e-4,
+    "trainer.critic_learning_rate": 1e-3,
+    "trainer.micro_tokens": 4096,
 }
 """Settings by dotted key for any task that tiny-base is trained on."""

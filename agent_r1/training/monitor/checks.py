@@ -68,7 +68,7 @@ def bounds(config: DoctorConfig, max_staleness: int) -> tuple[Bound, ...]:
             metric="skipped_steps",
             most=0,
             what="a loss or gradient was not finite, so optimizer steps were left out and their attempts dropped",
-            do="lower learner.learning_rate, and look for the numbers in the rewards of the attempts dropped there",
+            do="lower trainer.learning_rate, and look for the numbers in the rewards of the attempts dropped there",
             patience=config.patience,
         ),
         Bound(
@@ -163,7 +163,7 @@ def shrunk(before: int, now: int) -> Finding | None:
         what="memory ran out in an update, which was begun again in smaller passes",
         value=f"{now} tokens",
         bound=f"before it were {before}",
-        do=f"set learner.micro_tokens to {now}, so that the next run need not find out",
+        do=f"set trainer.micro_tokens to {now}, so that the next run need not find out",
         patience=None,
     )
 
@@ -186,16 +186,16 @@ def torn(group: Group, serial: int, size: int, greedy: bool) -> Finding | None:
     As numbers only ever go up, and a place holds one attempt, no attempt can come twice.
     """
     lived = [*group.trajectories, *([group.greedy] if group.greedy is not None else [])]
-    places = [(t.attempt.group, t.attempt.member, t.attempt.task) for t in lived]
+    places = [(t.attempt.group_id, t.attempt.sample_index, t.attempt.task) for t in lived]
     wanted = [(serial, member, group.task.id) for member in range(size + greedy)]
-    origins = {(t.attempt.run, t.attempt.group, t.attempt.task) for t in (*lived, *group.retried)}
+    origins = {(t.attempt.run, t.attempt.group_id, t.attempt.task) for t in (*lived, *group.retried)}
     finding = "a group is not what was asked for: comparing its attempts would be wrong"
     do = "report it: attempts were lost, doubled or mixed up"
-    if group.serial != serial or places != wanted or len(origins) != 1:
-        got = f"group {group.serial} of {group.task.id} with (group, member, task) {places}"
+    if group.group_id != serial or places != wanted or len(origins) != 1:
+        got = f"group {group.group_id} of {group.task.id} with (group, member, task) {places}"
         got += f" of {len(origins)} different (run, group, task)"
         return Finding("group", finding, got, f"group {serial} with members 0 to {len(wanted) - 1}", do, AT_ONCE)
-    tries = {trajectory.attempt.member: trajectory.attempt.retry for trajectory in lived}
+    tries = {trajectory.attempt.sample_index: trajectory.attempt.retry for trajectory in lived}
     if wrong := _wrong_tries(group.retried, tries):
         return Finding("group", finding, f"tries {wrong}", "each place's tries counted from 0", do, AT_ONCE)
     return None
@@ -203,6 +203,6 @@ def torn(group: Group, serial: int, size: int, greedy: bool) -> Finding | None:
 
 def _wrong_tries(retried: tuple[Trajectory, ...], tries: Mapping[int, int]) -> list[tuple[int, int]]:
     """(member, retry) of attempts that are missing, or too many, before the last ones."""
-    found = sorted((trajectory.attempt.member, trajectory.attempt.retry) for trajectory in retried)
+    found = sorted((trajectory.attempt.sample_index, trajectory.attempt.retry) for trajectory in retried)
     wanted = sorted((member, retry) for member, last in tries.items() for retry in range(last))
     return [] if found == wanted else sorted({*found} ^ {*wanted}) or found
