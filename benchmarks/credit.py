@@ -26,18 +26,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 
 ATTEMPTS = 4
 """Of a group."""
@@ -67,7 +67,7 @@ class Noise:
         return float(self.variance.sum() / self.mean.square().sum())
 
 
-def noise(row: Row, first: float, last: float, *, late: bool = False) -> Noise:
+def noise(row: Algorithm, first: float, last: float, *, late: bool = False) -> Noise:
     """Under a policy that chooses arm 1 with these probabilities. ``late``: what the first turn earned is paid at the
     end, as an outcome of the whole."""
     chances = torch.tensor([first, last], dtype=torch.float64)
@@ -86,18 +86,18 @@ def _orders(arms: Sequence[Arms]) -> int:
     return factorial(len(arms)) // prod(factorial(count) for count in Counter(arms).values())
 
 
-def _gradient(row: Row, batch: Batch, chosen: Tensor, chances: Tensor) -> Tensor:
+def _gradient(row: Algorithm, batch: TrainingBatch, chosen: Tensor, chances: Tensor) -> Tensor:
     """(2,) of what a row maximises, by the logits: that of log pi(arm) is arm - pi(1). A critic would know all."""
     worth = torch.tensor([chances[0], 0.0], dtype=torch.float64).repeat(ATTEMPTS)
-    signals = Signals(values=worth, ends=torch.zeros_like(worth), reference=batch.sampler_logprobs)
+    signals = ModelOutputs(values=worth, ends=torch.zeros_like(worth), reference=batch.sampler_logprobs)
     credit = row.credit(batch, signals)
     return ((credit.share * credit.advantage).view(-1, 2) * (chosen - chances)).sum(0)
 
 
 @cache
-def _batch(arms: Sequence[Arms], late: bool) -> Batch:
+def _batch(arms: Sequence[Arms], late: bool) -> TrainingBatch:
     attempts = tuple(_attempt(chosen, member, late) for member, chosen in enumerate(arms))
-    return assemble(admit([Group(0, Task("bandit", ()), attempts)], {}).samples, tree_sequences)
+    return assemble(select_trainable([Group(0, Task("bandit", ()), attempts)], {}).samples, pack_prefix_tree)
 
 
 def _attempt(arms: Arms, member: int, late: bool) -> Trajectory:
@@ -124,10 +124,10 @@ def _attempt(arms: Arms, member: int, late: bool) -> Trajectory:
 
 def lines(first: float, last: float) -> Iterator[tuple[str, ...]]:
     """A row of the table for each algorithm; ratios are to GRPO."""
-    grpo = noise(ROWS["grpo"], first, last).over_signal
+    grpo = noise(ALGORITHMS["grpo"], first, last).over_signal
     for name in (*OF_TRAJECTORIES, *OF_TURNS):
-        found = noise(ROWS[name], first, last)
-        late = noise(ROWS[name], first, last, late=True).over_signal
+        found = noise(ALGORITHMS[name], first, last)
+        late = noise(ALGORITHMS[name], first, last, late=True).over_signal
         by_turn = (found.variance / found.mean.square().sum()).tolist()
         credit = "turns" if name in OF_TURNS else "trajectories"
         yield (name, credit, *(f"{x:.3f}" for x in (*by_turn, found.over_signal, found.over_signal / grpo, late)))

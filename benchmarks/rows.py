@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.config import Layer, resolve
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
@@ -90,7 +90,7 @@ def run(name: str, folder: Path, teacher: str) -> Result:
     world = build("tinywiki", None, None, 0)
     settings = {key: teacher if value == "TEACHER" else value for key, value in SETTINGS.get(name, {}).items()}
     # used twice, so that ratios leave 1 and the bounds on them act; a plain policy gradient is right for once only
-    reuse = {"learner.minibatches": 2 if ROWS[name].surrogate.uses_ratio else 1}
+    reuse = {"trainer.minibatches": 2 if ALGORITHMS[name].surrogate.uses_ratio else 1}
     wanted = {**MICRO, **reuse, **settings, "algorithm": name, "run": str(folder)}
     config = resolve(TrainConfig, [Layer("rows", wanted), Layer("recipe of tinywiki", world.recipe)])
     began = time.perf_counter()
@@ -121,7 +121,7 @@ def results(names: list[str]) -> Iterator[tuple[str, Result]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=list(ROWS), nargs="+", default=list(ROWS))
+    parser.add_argument("--only", choices=list(ALGORITHMS), nargs="+", default=list(ALGORITHMS))
     console = Console(width=110)
     table = Table("row", "seconds", f"reward, first {FIRST} steps", f"last {LAST}", "rises", "not finite")
     failed = False

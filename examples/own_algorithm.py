@@ -6,7 +6,7 @@ agent-r1 train --algorithm examples/own_algorithm.py:MEDIAN
 import torch
 
 from agent_r1.algorithms.advantages.advantage import Advantage, on_tokens
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.policy_losses import Clip
 
 
@@ -22,4 +22,4 @@ class MedianRelative(Advantage):
         return on_tokens(returns - medians[group], batch)
 
 
-MEDIAN = Row(name="median", advantage=MedianRelative(), surrogate=Clip(high=0.28))
+MEDIAN = Algorithm(name="median", advantage=MedianRelative(), surrogate=Clip(high=0.28))

@@ -11,8 +11,8 @@ from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.data.training_sample import LeftOut
-from agent_r1.tools.tool_errors import Fault
+from agent_r1.data.training_sample import Excluded
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 
 def lived(member: int, serial: int = 3, retry: int = 0, status: Status = Status.COMPLETED, **more: Any) -> Trajectory:
@@ -32,15 +32,15 @@ def failing(count: int, of: int, serial: int = 0, status: Status = Status.ENGINE
     return group_of(*members, serial=serial)
 
 
-def left_out(group: Group) -> list[LeftOut]:
-    return [LeftOut(t.attempt, f"{t.status}: {t.reason}") for t in group.trajectories if t.reason]
+def left_out(group: Group) -> list[Excluded]:
+    return [Excluded(t.attempt, f"{t.status}: {t.reason}") for t in group.trajectories if t.reason]
 
 
 def calling(*errors: str | None, serial: int = 0) -> Group:
     """A group of one attempt, which searched once for each error that the search met; None: it met none."""
     calls = tuple(ToolCall(f"c{n}", "search", {}, "") for n in range(len(errors)))
     results = tuple(
-        ToolResult((Text(f"search failed: port {n} is {error}"),), ok=error is None, error=error and Fault.RAISED)
+        ToolResult((Text(f"search failed: port {n} is {error}"),), ok=error is None, error=error and ToolErrorKind.RAISED)
         for n, error in enumerate(errors)
     )
     action = Action(Message.assistant("", calls), "")

@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.loss_terms import Correction, Kl, Rejection, Shaping
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.loss_terms import Correction, Kl, Rejection, RewardShaping
 from agent_r1.algorithms.policy_losses import Clip
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.core.trajectory import Group
 from agent_r1.data.assemble import Scope, assemble
-from agent_r1.data.sequences import Layout, tree_sequences
-from agent_r1.data.training_sample import Sample
+from agent_r1.data.sequences import Packing, pack_prefix_tree
+from agent_r1.data.training_sample import TrainingSample
 from agent_r1.model.value_head import value_model
 from agent_r1.trainer.forward_backward import Models, Prepared, learn
 
@@ -38,40 +38,40 @@ class Learned:
     gradient: Tensor
 
 
-def discounted(row: Row) -> Row:
+def discounted(row: Algorithm) -> Algorithm:
     """The row, with gamma 0.9 and lambda 0.8 where it has these: at 1 too many mistakes cancel."""
     numbers = {"gamma": 0.9, "lam": 0.8} if isinstance(row.advantage, WithCritic) else {"gamma": 0.9}
     known = {name: number for name, number in numbers.items() if name in type(row.advantage).model_fields}
     return row.model_copy(update={"advantage": row.advantage.model_copy(update=known)})
 
 
-def bootstrapped(row: Row) -> Row:
+def bootstrapped(row: Algorithm) -> Algorithm:
     """The row, whose credit goes on with the critic's value where an episode was cut."""
     return row.model_copy(update={"advantage": row.advantage.model_copy(update={"bootstrap": True})})
 
 
-CORRECTED = Row(
+CORRECTED = Algorithm(
     name="corrected",
-    advantage=ROWS["grpo"].advantage,
+    advantage=ALGORITHMS["grpo"].advantage,
     kl=Kl(coefficient=0.1, estimator="k3_unbiased"),
     correction=Correction(level="token", high=1.5),
     rejection=Rejection(level="trajectory", low=0.5, high=2.0),
-    shaping=Shaping(length=0.3, turns=0.2, process_scale="largest"),
+    shaping=RewardShaping(length=0.3, turns=0.2, process_scale="largest"),
     aggregation="group_mean",
     entropy=0.01,
 )
-BY_TURN = Row(
+BY_TURN = Algorithm(
     name="by-turn",
-    advantage=ROWS["gtpo"].advantage,
+    advantage=ALGORITHMS["gtpo"].advantage,
     surrogate=Clip(dual=None),
     ratio="turn",
     aggregation="turn_mean",
     correction=Correction(level="turn", rule="window"),
     rejection=Rejection(level="turn", statistic="product", low=0.1, high=10.0),
 )
-ALL: tuple[Row, ...] = (
-    *map(discounted, ROWS.values()),
-    *(bootstrapped(discounted(row)) for row in ROWS.values() if "critic" in row.needs),
+ALL: tuple[Algorithm, ...] = (
+    *map(discounted, ALGORITHMS.values()),
+    *(bootstrapped(discounted(row)) for row in ALGORITHMS.values() if "critic" in row.needs),
     CORRECTED,
     BY_TURN,
 )
@@ -121,13 +121,13 @@ def _moved(policy: PreTrainedModel) -> PreTrainedModel:
 class Learning:
     """How samples are learned from: by which row and models, laid out how, in micro-batches of how many tokens."""
 
-    row: Row
+    row: Algorithm
     layers: int = 0
     scope: Scope | None = None
-    layout: Layout = tree_sequences
+    layout: Packing = pack_prefix_tree
     budget: int = ENOUGH
 
-    def __call__(self, given: Sequence[Sample]) -> Learned:
+    def __call__(self, given: Sequence[TrainingSample]) -> Learned:
         prepared = self.prepared(given)
         return self.whole(prepared, lambda: learn(self.models, self.row, prepared, prepared.batch.sequences, 1.0).loss)
 
@@ -136,7 +136,7 @@ class Learning:
         models = replace(tiny_models(self.layers)[0], micro_tokens=self.budget)
         return models if "critic" in self.row.needs else replace(models, critic=None)
 
-    def prepared(self, given: Sequence[Sample]) -> Prepared:
+    def prepared(self, given: Sequence[TrainingSample]) -> Prepared:
         """The batch with its credit; the policy has moved since it was sampled, and since the update began."""
         batch = assemble(given, self.layout, self.scope or self.row.scope)
         before = Models(tiny_models(self.layers)[1], 0.7, self.budget).logprobs(batch)

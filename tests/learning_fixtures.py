@@ -67,12 +67,12 @@ class Make:
 
     def groups(self, *trajectories: Trajectory, greedy: Mapping[int, Trajectory] | None = None) -> list[Group]:
         """The trajectories, grouped as their attempts say, with the greedy attempts of some groups."""
-        serials = sorted({trajectory.attempt.group for trajectory in trajectories})
+        serials = sorted({trajectory.attempt.group_id for trajectory in trajectories})
         return [
             Group(
                 serial,
                 Task(f"task-{serial}", ()),
-                tuple(one for one in trajectories if one.attempt.group == serial),
+                tuple(one for one in trajectories if one.attempt.group_id == serial),
                 (greedy or {}).get(serial),
             )
             for serial in serials

@@ -14,7 +14,7 @@ from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.data.training_sample import Sample, admit
+from agent_r1.data.training_sample import TrainingSample, select_trainable
 
 VOCABULARY = 16
 OPENING = (Message.user("begin"),)
@@ -92,9 +92,9 @@ SEVERAL: SearchStrategy[Episodes] = st.lists(_compared(2), min_size=2, max_size=
 """Where each example is dear: at least two groups of at least two."""
 
 
-def samples(episodes: Episodes, *, talkative: bool = False) -> tuple[Sample, ...]:
+def samples(episodes: Episodes, *, talkative: bool = False) -> tuple[TrainingSample, ...]:
     """What a learner is given of these episodes."""
-    return admit([_group(compared, serial, talkative) for serial, compared in enumerate(episodes)], {}).samples
+    return select_trainable([_group(compared, serial, talkative) for serial, compared in enumerate(episodes)], {}).samples
 
 
 def _group(compared: Compared, serial: int, talkative: bool) -> Group:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.cli import parse
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
@@ -86,7 +86,7 @@ def test_the_process_reward_that_readme_shows_rewards_a_search_in_three_lines():
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 
 
-@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ALGORITHMS.values(), ids=lambda row: row.name)
 def test_every_algorithm_stands_in_the_documents_as_it_is(row):
     level = "" if row.ratio == "token" else f", ratio of the {row.ratio}"
     cells = (f"`{row.name}`", row.paper or "-", row.advantage.formula, row.surrogate.kind + level, row.differs or "-")
@@ -94,7 +94,7 @@ def test_every_algorithm_stands_in_the_documents_as_it_is(row):
 
 
 def test_the_documents_name_no_algorithm_that_is_not_there():
-    assert set(re.findall(r"^\| `(\S+)` \| [\d-]", ALGORITHMS, re.MULTILINE)) == set(ROWS)
+    assert set(re.findall(r"^\| `(\S+)` \| [\d-]", ALGORITHMS, re.MULTILINE)) == set(ALGORITHMS)
 
 
 def test_adding_an_algorithm_takes_one_file_of_forty_lines_which_the_documents_show():

@@ -13,28 +13,28 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.component import Level, Need, Part
+from agent_r1.algorithms.component import Level, Need, Component
 from agent_r1.algorithms.filters import Filters
-from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, Shaping, penalised
+from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, RewardShaping, with_kl_penalty
 from agent_r1.algorithms.ops.divergence import kl_k3
 from agent_r1.algorithms.ops.loss_weights import token_mean, unit_mean, unit_sum
 from agent_r1.algorithms.ops.ratio import clipped_value_loss, log_ratio, unit_log_ratio
-from agent_r1.algorithms.policy_losses import Clip, Moved, Surrogate
-from agent_r1.algorithms.signals import Credit, CriticView, Estimate, Metrics, Signals, TokenView, ValueTargets
+from agent_r1.algorithms.policy_losses import Clip, Moved, PolicyLoss
+from agent_r1.algorithms.signals import TokenWeights, CriticView, Estimate, Metrics, ModelOutputs, TokenOutputs, ValueTargets
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import Scope
-from agent_r1.data.batch import Batch
+from agent_r1.data.batch import TrainingBatch
 
 Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean", "constant"]
 
 
-class Row(Part):
+class Algorithm(Component):
     """An algorithm as data: what credit is, how a token pulls, what is held close, what is left out.
 
     Parts that do not fit together are refused by :func:`agent_r1.algorithms.validation.check`.
 
     Example:
-        Row(name="dapo", paper="2503.14476", advantage=GroupRelative(scale="deviation"), surrogate=Clip(high=0.28))
+        Algorithm(name="dapo", paper="2503.14476", advantage=GroupRelative(scale="deviation"), surrogate=Clip(high=0.28))
     """
 
     name: str
@@ -47,7 +47,7 @@ class Row(Part):
     advantage: SerializeAsAny[Advantage]
     """How credit is assigned."""
 
-    surrogate: SerializeAsAny[Surrogate] = Clip()
+    surrogate: SerializeAsAny[PolicyLoss] = Clip()
     """How a token pulls."""
 
     ratio: Level = "token"
@@ -77,7 +77,7 @@ class Row(Part):
     kl: Kl | None = None
     correction: Correction | None = None
     rejection: Rejection | None = None
-    shaping: Shaping = Shaping()
+    shaping: RewardShaping = RewardShaping()
     filters: Filters = Filters()
     masks: Masks = Masks()
 
@@ -107,15 +107,15 @@ class Row(Part):
         """First updates in which the critic learns alone."""
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
-    def credit(self, batch: Batch, signals: Signals) -> Credit:
+    def credit(self, batch: TrainingBatch, signals: ModelOutputs) -> TokenWeights:
         """What each token of a batch is due."""
         rewarded = self.shaping.shaped(batch)
         if self.kl is not None and self.kl.where == "reward":
-            rewarded = penalised(rewarded, signals)
+            rewarded = with_kl_penalty(rewarded, signals)
         estimate = self._checked(self._estimate(rewarded, signals), batch)
         learned = ~batch.token_muted & (batch.chosen if self.masks.loss else True)
         share = _scattered(self._share(batch, learned), learned)
-        return Credit(
+        return TokenWeights(
             advantage=estimate.advantage,
             share=share,
             trust=self._trust(batch, signals),
@@ -124,7 +124,7 @@ class Row(Part):
             kl_coefficient=0.0 if self.kl is None or self.kl.where == "reward" else signals.kl_coefficient,
         )
 
-    def loss(self, view: TokenView, credit: Credit) -> tuple[Tensor, Metrics]:
+    def loss(self, view: TokenOutputs, credit: TokenWeights) -> tuple[Tensor, Metrics]:
         """The loss of some tokens, given their credit; those of all micro-batches are summed."""
         moved = self._moved(view)
         weight = credit.share * credit.trust
@@ -146,7 +146,7 @@ class Row(Part):
             total, metrics["value_loss"] = total + value_loss, value_loss.detach()
         return total, metrics
 
-    def _moved(self, view: TokenView) -> Moved:
+    def _moved(self, view: TokenOutputs) -> Moved:
         if self.ratio == "token":
             unit = torch.arange(len(view.old), device=view.old.device)
             return Moved(view.logprobs, view.old, log_ratio(view.logprobs, view.old), unit)
@@ -160,7 +160,7 @@ class Row(Part):
         ends = targets.end_shares * loss(critic.ends, critic.old_ends, targets.ends)
         return tokens.sum() + ends.sum()
 
-    def _checked(self, estimate: Estimate, batch: Batch) -> Estimate:
+    def _checked(self, estimate: Estimate, batch: TrainingBatch) -> Estimate:
         """The estimate, muted trajectories taken out of the critic's targets. InvalidInput where it is none: a part may
         be a user's."""
         name = f"advantage {self.advantage.kind or type(self.advantage).__name__}"
@@ -177,7 +177,7 @@ class Row(Part):
         learned = ~batch.token_muted
         return replace(estimate, targets=replace(targets, token_shares=targets.token_shares * learned))
 
-    def _estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def _estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         """The estimator's word on all tokens; it sees actions only, unless a mask is off."""
         if not self.masks.loss:
             return self.advantage.estimate(replace(batch, chosen=torch.ones_like(batch.chosen)), signals)
@@ -190,7 +190,7 @@ class Row(Part):
         )
         return Estimate(spread(seen.advantage), targets)
 
-    def _share(self, batch: Batch, learned: Tensor) -> Tensor:
+    def _share(self, batch: TrainingBatch, learned: Tensor) -> Tensor:
         """The share of each token that is learned from."""
         if not bool(learned.any()):
             return torch.zeros(0, dtype=torch.float64)
@@ -203,7 +203,7 @@ class Row(Part):
         }
         return ways[self.aggregation]()
 
-    def _trust(self, batch: Batch, signals: Signals) -> Tensor:
+    def _trust(self, batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
         trust = torch.ones(len(batch.ids), dtype=torch.float64)
         if signals.old is None or not self.compares:
             return trust
@@ -221,7 +221,7 @@ class Row(Part):
             factor = factor * self.rejection.kept(disagreement, units[self.rejection.level])
         return trust.masked_scatter(batch.chosen, factor)
 
-    def _imitation(self, batch: Batch) -> Tensor | None:
+    def _imitation(self, batch: TrainingBatch) -> Tensor | None:
         if not self.imitation and not self.observation:
             return None
         succeeded = (batch.returns > 0)[batch.token_trajectory] & batch.chosen & ~batch.token_muted

@@ -13,7 +13,7 @@ Level = Literal["token", "turn", "trajectory"]
 """What is taken together as one."""
 
 
-class Part(BaseModel):
+class Component(BaseModel):
     """A part of an algorithm, with its numbers. ``kind`` names it among those that could stand in its place."""
 
     model_config = ConfigDict(

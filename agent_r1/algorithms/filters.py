@@ -9,17 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Part
+from agent_r1.algorithms.component import Component
 from agent_r1.algorithms.ops.group_stats import deviation, varies
 from agent_r1.core.trajectory import Turn
 from agent_r1.data.segments import segment_first
-from agent_r1.data.training_sample import Admission, LeftOut, Sample
+from agent_r1.data.training_sample import Selection, Excluded, TrainingSample
 
-Filter = Callable[[Sequence[Sample]], Sequence[str | None]]
+Filter = Callable[[Sequence[TrainingSample]], Sequence[str | None]]
 """For each sample None, or the reason why an algorithm does not learn from it."""
 
 
-class Filters(Part):
+class Filters(Component):
     """What is not learned from. None or false: not looked at. They are asked in this order.
 
     ``overlong`` and ``void_turn`` mute an attempt: the others are compared with it still, only its own tokens do not
@@ -60,7 +60,7 @@ class Filters(Part):
         if self.top_variance is not None:
             yield partial(top_variance, share=self.top_variance)
 
-    def muted(self, samples: Sequence[Sample]) -> list[str | None]:
+    def muted(self, samples: Sequence[TrainingSample]) -> list[str | None]:
         """For each sample why it is compared with and not learned from; None: it is learned from."""
         asked = [judge for judge, wanted in ((overlong, self.overlong), (void_turn, self.void_turn)) if wanted]
         verdicts = [judge(samples) for judge in asked]
@@ -81,35 +81,35 @@ class Filters(Part):
         return "; ".join(said[name] for name, value in self if value is not None and value is not False)
 
 
-def sift(admission: Admission, filters: Filters, version: int) -> Admission:
+def apply_filters(admission: Selection, filters: Filters, version: int) -> Selection:
     """What remains after each filter has seen what the one before it left."""
     for judge in filters.chosen(version):
         reasons = judge(admission.samples)
         judged = list(zip(admission.samples, reasons, strict=True))
-        dropped = [LeftOut(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
+        dropped = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
         kept = tuple(sample for sample, reason in judged if reason is None)
-        admission = Admission(kept, (*admission.left_out, *dropped))
+        admission = Selection(kept, (*admission.left_out, *dropped))
     return admission
 
 
-def stale(samples: Sequence[Sample], version: int, bound: int) -> list[str | None]:
+def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
     """Drop what holds a token sampled more than ``bound`` updates ago."""
     ages = [version - sample.version for sample in samples]
     return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
 
 
-def without_greedy(samples: Sequence[Sample]) -> list[str | None]:
+def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
     """Drop what has no greedy attempt to be compared with."""
     said = (f"the greedy attempt could not be scored: {sample.no_greedy or 'there is none'}" for sample in samples)
     return [None if sample.greedy is not None else why for sample, why in zip(samples, said, strict=True)]
 
 
-def overlong(samples: Sequence[Sample]) -> list[str | None]:
+def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
     """Mute what did not end by itself."""
     return ["overlong" if sample.trajectory.truncated else None for sample in samples]
 
 
-def void_turn(samples: Sequence[Sample]) -> list[str | None]:
+def void_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
     """Mute what holds a turn that neither calls a tool nor says anything: cut, empty, or calls nobody can read."""
     return ["void turn" if any(map(_is_void, sample.trajectory.turns)) else None for sample in samples]
 
@@ -121,18 +121,18 @@ def _is_void(turn: Turn) -> bool:
     return turn.finish_reason == "length" or not message.text.strip()
 
 
-def unsuccessful(samples: Sequence[Sample], threshold: float) -> list[str | None]:
+def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
     """Drop what earned less than ``threshold``."""
     return [None if sample.total >= threshold else "unsuccessful" for sample in samples]
 
 
-def zero_variance(samples: Sequence[Sample], tolerance: float) -> list[str | None]:
+def zero_variance(samples: Sequence[TrainingSample], tolerance: float) -> list[str | None]:
     """Drop the groups whose attempts all earned the same (a group of one included): their advantages are 0."""
     totals, groups = _totals(samples)
     return [None if useful else "zero variance" for useful in varies(totals, groups, tolerance).tolist()]
 
 
-def top_variance(samples: Sequence[Sample], share: float) -> list[str | None]:
+def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
     """Keep the ``share`` of groups (at least one) whose rewards vary most; of equals the earlier ones."""
     if not samples:
         return []
@@ -144,6 +144,6 @@ def top_variance(samples: Sequence[Sample], share: float) -> list[str | None]:
     return [None if sample.group in kept else "little variance" for sample in samples]
 
 
-def _totals(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+def _totals(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
     totals = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return totals, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

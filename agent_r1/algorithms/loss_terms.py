@@ -10,16 +10,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Level, Part
+from agent_r1.algorithms.component import Level, Component
 from agent_r1.algorithms.ops.divergence import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
 from agent_r1.algorithms.ops.importance_sampling import mean_log_ratio, product_log_ratio, truncated, windowed, within
 from agent_r1.algorithms.ops.returns import discounted_sums
-from agent_r1.algorithms.signals import Signals
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.signals import ModelOutputs
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_count, segment_mean
 
 
-class Masks(Part):
+class Masks(Component):
     """The two masks of paper 2511.14460, to be switched off for its ablation only."""
 
     advantage: bool = True
@@ -29,7 +29,7 @@ class Masks(Part):
     """Action tokens only are learned from. Off: the policy is pushed to say what the world said."""
 
 
-class Shaping(Part):
+class RewardShaping(Component):
     """What is done to rewards before credit is assigned."""
 
     length: float = Field(default=0.0, ge=0)
@@ -48,7 +48,7 @@ class Shaping(Part):
         scaled = "process rewards over their largest sum from a turn on"
         return "; ".join([*([scaled] if self.process_scale == "largest" else []), *([fined] if fines else [])])
 
-    def shaped(self, batch: Batch) -> Batch:
+    def shaped(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch with rewards shaped."""
         if self.process_scale == "largest":
             batch = _process_scaled(batch)
@@ -68,7 +68,7 @@ def _largest(x: Tensor, key: Tensor) -> Tensor:
     return x.new_zeros(int(key.max()) + 1).scatter_reduce(0, key, x, "amax")[key]
 
 
-def _process_scaled(batch: Batch) -> Batch:
+def _process_scaled(batch: TrainingBatch) -> TrainingBatch:
     outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcomes)
     process = batch.token_rewards - outcome
     largest = discounted_sums(process, batch.token_before, 1.0).abs().max()
@@ -86,7 +86,7 @@ KL_FORMULAS = {
 }
 
 
-class Kl(Part):
+class Kl(Component):
     """What holds the policy close to the one it began as."""
 
     coefficient: float = Field(default=0.001, gt=0)
@@ -124,7 +124,7 @@ class Kl(Part):
         return coefficient * math.exp(error * trajectories / self.horizon)  # stays positive, whatever the batch
 
 
-class Correction(Part):
+class Correction(Component):
     """Weighs the policy loss where the trainer finds a token as likely as pi_old, and the sampler as mu."""
 
     rule: Literal["truncate", "window"] = "truncate"
@@ -152,7 +152,7 @@ class Correction(Part):
         return truncated(ratios, self.high) if self.rule == "truncate" else windowed(ratios, self.low, self.high)
 
 
-class Rejection(Part):
+class Rejection(Component):
     """Leaves out whole turns or trajectories at which sampler and trainer disagree."""
 
     level: Level = "trajectory"
@@ -179,7 +179,7 @@ class Rejection(Part):
         return within(reduce(log_ratios, unit), self.low, self.high)
 
 
-def penalised(batch: Batch, signals: Signals) -> Batch:
+def with_kl_penalty(batch: TrainingBatch, signals: ModelOutputs) -> TrainingBatch:
     """The batch with the divergence of its tokens' sampler from the reference taken off each action token's reward."""
     if signals.reference is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")

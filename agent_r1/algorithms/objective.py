@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
 
 LEVELS: Mapping[Level, str] = {
@@ -15,12 +15,12 @@ LEVELS: Mapping[Level, str] = {
 }
 
 
-def objective(row: Row) -> str:
+def objective(row: Algorithm) -> str:
     """The effective objective in one line."""
     return "; ".join(clauses(row))
 
 
-def clauses(row: Row) -> Iterator[str]:
+def clauses(row: Algorithm) -> Iterator[str]:
     """Its parts: what is maximised, what its letters mean, what is added and what is left out."""
     yield f"maximise the {_aggregated(row)} of {row.surrogate.formula}"
     if row.surrogate.uses_ratio:
@@ -38,13 +38,13 @@ def clauses(row: Row) -> Iterator[str]:
         yield f"{row.epochs} epochs"
 
 
-def _aggregated(row: Row) -> str:
+def _aggregated(row: Algorithm) -> str:
     if row.length is not None:
         return f"sum over tokens / ({row.length:g} * trajectories)"
     return row.aggregation.replace("_", " ")
 
 
-def _added(row: Row) -> Iterator[str]:
+def _added(row: Algorithm) -> Iterator[str]:
     if row.shaping.formula:
         yield row.shaping.formula
     yield from (part.formula for part in (row.kl, row.correction, row.rejection) if part is not None)

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Level, Part
+from agent_r1.algorithms.component import Level, Component
 from agent_r1.algorithms.ops.ratio import (
     clipped_surrogate,
     dual_clip,
@@ -43,7 +43,7 @@ class Moved:
         return self.log_ratios.exp()
 
 
-class Surrogate(Part, ABC):
+class PolicyLoss(Component, ABC):
     """A policy loss per token, to be minimised. ``levels``: of what its ratio can be."""
 
     levels: ClassVar[Set[Level]] = EVERY_LEVEL
@@ -63,7 +63,7 @@ class Surrogate(Part, ABC):
         return torch.zeros_like(advantage, dtype=torch.bool)
 
 
-class Clip(Surrogate):
+class Clip(PolicyLoss):
     """PPO's clipped surrogate (1707.06347, equation 7), its upper bound free (DAPO, 2503.14476), with dual clip."""
 
     kind = "clip"
@@ -90,7 +90,7 @@ class Clip(Surrogate):
         return self.loss(moved, advantage) != -advantage * moved.ratios
 
 
-class PolicyGradient(Surrogate):
+class PolicyGradient(PolicyLoss):
     """-A log pi: REINFORCE (Williams 1992). Right only for samples of the present policy."""
 
     kind = "policy_gradient"
@@ -105,7 +105,7 @@ class PolicyGradient(Surrogate):
         return weighted_logprob(torch.ones_like(advantage), advantage, moved.logprobs)
 
 
-class ImportanceSampling(Surrogate):
+class ImportanceSampling(PolicyLoss):
     """-sg(min(r, bound)) A log pi: AIPO (LlamaRL, 2505.24034); plain importance sampling where there is no bound."""
 
     kind = "importance_sampling"
@@ -122,7 +122,7 @@ class ImportanceSampling(Surrogate):
         return weighted_logprob(ratios, advantage, moved.logprobs)
 
 
-class Cispo(Surrogate):
+class Cispo(PolicyLoss):
     """-sg(clip(r)) A log pi: CISPO (2506.13585). Clipped tokens go on pulling."""
 
     kind = "cispo"
@@ -144,7 +144,7 @@ class Cispo(Surrogate):
         return (moved.ratios < 1 - self.low) | (moved.ratios > 1 + self.high)
 
 
-class Topr(Surrogate):
+class Topr(PolicyLoss):
     """-A log pi where A > 0, else -sg(min(r, 1)) A log pi: tapered off-policy REINFORCE (2503.14286)."""
 
     kind = "topr"
@@ -158,7 +158,7 @@ class Topr(Surrogate):
         return weighted_logprob(weight, advantage, moved.logprobs)
 
 
-class Sapo(Surrogate):
+class Sapo(PolicyLoss):
     """-(4 / tau) sigmoid(tau (r - 1)) A: SAPO (2511.20347), a soft gate in place of a clip."""
 
     kind = "sapo"
@@ -178,7 +178,7 @@ class Sapo(Surrogate):
         return soft_gate(moved.ratios, advantage, temperature)
 
 
-class Dppo(Surrogate):
+class Dppo(PolicyLoss):
     """-sg(min(r, bound)) A log pi where the probability has not moved too far outward: DPPO, Binary-TV (2602.04879)."""
 
     kind = "dppo"
@@ -209,7 +209,7 @@ class Dppo(Surrogate):
         return torch.where(advantage > 0, risen > self.high, risen < -self.low)
 
 
-class Gmpo(Surrogate):
+class Gmpo(PolicyLoss):
     """-A times the geometric mean of a unit's clipped ratios: GMPO (2507.20673)."""
 
     kind = "gmpo"

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.component import Part
-from agent_r1.algorithms.policy_losses import Surrogate
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.component import Component
+from agent_r1.algorithms.policy_losses import PolicyLoss
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.validation import check
 from agent_r1.core.errors import InvalidInput
 
@@ -28,7 +28,7 @@ TOLD = ("name", "paper", "differs")
 """What a row tells of itself; it is not set."""
 
 
-def build_row(name: str, settings: Mapping[str, object]) -> Row:
+def build_row(name: str, settings: Mapping[str, object]) -> Algorithm:
     """The algorithm ``name`` (or ``my_file.py:ROW``) with ``settings`` over it; InvalidInput where one is not known.
 
     A part that has kinds is exchanged by naming one; its numbers are set below it.
@@ -38,19 +38,19 @@ def build_row(name: str, settings: Mapping[str, object]) -> Row:
     """
     row = _from_file(name) if ".py:" in name or name.endswith(".py") else _named(name)
     changed = _changed(row, settings, "")
-    assert isinstance(changed, Row)
+    assert isinstance(changed, Algorithm)
     check(changed)
     return changed
 
 
-def terms(row: Row) -> Iterator[tuple[str, object]]:
+def terms(row: Algorithm) -> Iterator[tuple[str, object]]:
     """Everything about a row that can be set, by dotted key; a part that has kinds by the name of its kind."""
     return ((key, value) for key, value in _terms(row, "") if key not in TOLD)
 
 
-def _terms(part: Part, prefix: str) -> Iterator[tuple[str, object]]:
+def _terms(part: Component, prefix: str) -> Iterator[tuple[str, object]]:
     for name, value in part:
-        if not isinstance(value, Part):
+        if not isinstance(value, Component):
             yield prefix + name, NONE if value is None else value
             continue
         if len(_kinds(part, name)) > 1 and value.kind:
@@ -58,16 +58,16 @@ def _terms(part: Part, prefix: str) -> Iterator[tuple[str, object]]:
         yield from _terms(value, f"{prefix}{name}.")
 
 
-def _named(name: str) -> Row:
-    if name not in ROWS:
-        raise InvalidInput("algorithm", got=name, do=_choose(name, [*ROWS, "a row of yours as FILE.py:NAME"]))
-    return ROWS[name]
+def _named(name: str) -> Algorithm:
+    if name not in ALGORITHMS:
+        raise InvalidInput("algorithm", got=name, do=_choose(name, [*ALGORITHMS, "a row of yours as FILE.py:NAME"]))
+    return ALGORITHMS[name]
 
 
-def _from_file(name: str) -> Row:
+def _from_file(name: str) -> Algorithm:
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not Path(path).is_file():
-        raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of a Row")
+        raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of a Algorithm")
     sys.path.insert(0, str(Path(path).parent.absolute()))  # like a script's, so that it may import what lies beside it
     try:
         names = runpy.run_path(path)
@@ -76,14 +76,14 @@ def _from_file(name: str) -> Row:
             "algorithm", got=f"{path}, which raised {type(error).__name__}: {error}", do="mend it"
         ) from error
     row = names.get(variable)
-    if not isinstance(row, Row):
-        rows = [known for known, value in names.items() if isinstance(value, Row)]
-        do = f"name one of its rows: {', '.join(rows)}" if rows else f"define {variable} = Row(..) in it"
-        raise InvalidInput("algorithm", got=f"{variable}, which is no Row of {path}", do=do)
+    if not isinstance(row, Algorithm):
+        rows = [known for known, value in names.items() if isinstance(value, Algorithm)]
+        do = f"name one of its rows: {', '.join(rows)}" if rows else f"define {variable} = Algorithm(..) in it"
+        raise InvalidInput("algorithm", got=f"{variable}, which is no Algorithm of {path}", do=do)
     return row
 
 
-def _changed(part: Part, settings: Mapping[str, object], prefix: str) -> Part:
+def _changed(part: Component, settings: Mapping[str, object], prefix: str) -> Component:
     """The part with settings by dotted key laid over it; ``prefix`` names it to a reader."""
     below: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
@@ -100,7 +100,7 @@ def _changed(part: Part, settings: Mapping[str, object], prefix: str) -> Part:
         raise InvalidInput(f"row.{key}", got=first["input"], do=f"give another: {first['msg']}") from error
 
 
-def _value(part: Part, name: str, given: Mapping[str, object], prefix: str) -> object:
+def _value(part: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """The new value of a field: what is given for it as a whole, with what is given below it laid over that."""
     present: Any = dict(part)[name]
     kinds = _kinds(part, name)
@@ -116,7 +116,7 @@ def _value(part: Part, name: str, given: Mapping[str, object], prefix: str) -> o
     return _changed(present, below, f"{prefix}{name}.")
 
 
-def _whole(value: object, kinds: Mapping[str, type[Part]], optional: bool, key: str) -> object:
+def _whole(value: object, kinds: Mapping[str, type[Component]], optional: bool, key: str) -> object:
     if optional and value in (None, NONE):
         return None
     if not kinds:
@@ -130,38 +130,38 @@ def _whole(value: object, kinds: Mapping[str, type[Part]], optional: bool, key: 
     raise InvalidInput(f"row.{key}", got=value, do=f"set what is below it: {below}" + (", or none" if optional else ""))
 
 
-def _optional(part: Part, name: str) -> bool:
+def _optional(part: Component, name: str) -> bool:
     return type(None) in get_args(type(part).model_fields[name].annotation)
 
 
-def _kinds(part: Part, name: str) -> Mapping[str, type[Part]]:
+def _kinds(part: Component, name: str) -> Mapping[str, type[Component]]:
     """The parts that can stand in a field, by kind; empty for a plain number."""
     found = next(_parts(type(part).model_fields[name].annotation), None)
     if found is None:
         return {}
-    if found in (Advantage, Surrogate):
+    if found in (Advantage, PolicyLoss):
         return {kind.kind: kind for kind in _below(found) if kind.kind}
     return {found.kind: found}
 
 
-def _parts(annotation: Any) -> Iterator[type[Part]]:
+def _parts(annotation: Any) -> Iterator[type[Component]]:
     if get_origin(annotation) in (Union, types.UnionType):
         for option in get_args(annotation):
             yield from _parts(option)
-    elif isinstance(annotation, type) and issubclass(annotation, Part):
+    elif isinstance(annotation, type) and issubclass(annotation, Component):
         yield annotation
 
 
-def _below(base: type[Part]) -> Iterable[type[Part]]:
+def _below(base: type[Component]) -> Iterable[type[Component]]:
     for kind in base.__subclasses__():
         yield kind
         yield from _below(kind)
 
 
-def _unknown(part: Part, name: str, prefix: str) -> InvalidInput:
+def _unknown(part: Component, name: str, prefix: str) -> InvalidInput:
     """The error for a key that a part does not have; says where else it exists."""
     owners = [
-        kind for base in (Advantage, Surrogate) for kind in _below(base) if kind.kind and name in kind.model_fields
+        kind for base in (Advantage, PolicyLoss) for kind in _below(base) if kind.kind and name in kind.model_fields
     ]
     if prefix and owners:
         said = f"leave it out: {part.kind} has no {name}; there is one in {', '.join(kind.kind for kind in owners)}"
@@ -169,7 +169,7 @@ def _unknown(part: Part, name: str, prefix: str) -> InvalidInput:
             said += f", which have a critic; {part.kind} has none"
         return InvalidInput(f"row.{prefix}{name}", got="a number for it", do=said)
     known = [key for key in type(part).model_fields if key not in TOLD]
-    below = [f"{key}.{one}" for key, value in part if isinstance(value, Part) for one in type(value).model_fields]
+    below = [f"{key}.{one}" for key, value in part if isinstance(value, Component) for one in type(value).model_fields]
     nearest = max([*known, *below], key=lambda key: _likeness(name, key.rpartition(".")[2]))
     return InvalidInput(
         f"row.{prefix}{name}", got="no such term", do=f"did you mean {nearest}? there are: {', '.join(known)}"

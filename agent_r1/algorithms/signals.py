@@ -12,7 +12,7 @@ Metrics = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Signals:
+class ModelOutputs:
     """What models say of a batch's N tokens and S turns before it is learned from; None where nobody was asked.
 
     ``old`` (N,): log-probabilities under the weights the update begins with. ``values`` (N,): the critic's value of
@@ -27,7 +27,7 @@ class Signals:
     teacher: Tensor | None = None
     kl_coefficient: float = 0.0
 
-    def at(self, chosen: Tensor) -> Signals:
+    def at(self, chosen: Tensor) -> ModelOutputs:
         """The same for the chosen (N,) tokens only; turns stay."""
         old, values, reference, teacher = (
             None if column is None else column[chosen]
@@ -56,7 +56,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Credit:
+class TokenWeights:
     """What each token is due. float64 on the CPU.
 
     ``advantage`` (N,). ``share`` (N,): each token's share of the loss; the denominators are those of the whole
@@ -85,7 +85,7 @@ class CriticView:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenView:
+class TokenOutputs:
     """n tokens of a micro-batch, as the models see them now.
 
     ``logprobs`` and ``entropy`` (n,) carry gradient; ``old`` (n,) is what a ratio compares with, ``reference`` (n,)

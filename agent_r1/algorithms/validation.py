@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.returns import Success
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
-from agent_r1.algorithms.loss_terms import Correction, Kl, Shaping
+from agent_r1.algorithms.loss_terms import Correction, Kl, RewardShaping
 from agent_r1.core.errors import InvalidInput
 
 
-def check_rewriting(row: Row) -> None:
+def check_rewriting(row: Algorithm) -> None:
     """Raise InvalidInput where ``row`` cannot learn from episodes whose context is rewritten: what was observed at
     such a place is not a continuation of anything, and what is repeated there would be learned again and again."""
     if row.scope == "episodes":
@@ -25,13 +25,13 @@ def check_rewriting(row: Row) -> None:
 COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 
-def check(row: Row) -> None:
+def check(row: Algorithm) -> None:
     """Raise InvalidInput, with the first reason, where parts of ``row`` do not fit together."""
-    if reason := next(objections(row), None):
+    if reason := next(incompatibilities(row), None):
         raise InvalidInput(f"algorithm {row.name}", got="parts that do not fit", do=reason)
 
 
-def objections(row: Row) -> Iterator[str]:
+def incompatibilities(row: Algorithm) -> Iterator[str]:
     """Every reason why the parts of a row do not make an algorithm, or one of them would do nothing."""
     yield from _ratio(row)
     yield from _masks(row)
@@ -45,7 +45,7 @@ def objections(row: Row) -> Iterator[str]:
         yield "length is given with aggregation 'constant', and only with it"
 
 
-def _ratio(row: Row) -> Iterator[str]:
+def _ratio(row: Algorithm) -> Iterator[str]:
     kind = row.surrogate.kind or type(row.surrogate).__name__
     if row.ratio not in row.surrogate.levels:
         levels = " or ".join(level for level in COARSENESS if level in row.surrogate.levels)
@@ -59,7 +59,7 @@ def _ratio(row: Row) -> Iterator[str]:
         yield "with anchor sampler the ratio holds the disagreement of sampler and trainer already: drop the correction"
 
 
-def _masks(row: Row) -> Iterator[str]:
+def _masks(row: Algorithm) -> Iterator[str]:
     if not row.masks.advantage and not row.advantage.over_time:
         yield "masks.advantage does nothing here: this advantage is the same on all tokens of a turn"
     if not row.masks.loss and row.masks.advantage and row.advantage.over_time:
@@ -70,7 +70,7 @@ def _masks(row: Row) -> Iterator[str]:
         yield "observation and masks.loss off are two ways of learning observations: choose one"
 
 
-def _kl(row: Row) -> Iterator[str]:
+def _kl(row: Algorithm) -> Iterator[str]:
     if row.kl is None:
         return
     if row.kl.where == "reward" and row.kl.estimator != "k1":
@@ -79,7 +79,7 @@ def _kl(row: Row) -> Iterator[str]:
         yield "k1 has no gradient in expectation: give another kl.estimator, or kl.where reward"
 
 
-def _groups(row: Row) -> Iterator[str]:
+def _groups(row: Algorithm) -> Iterator[str]:
     if "group" not in row.needs:
         if row.filters.zero_variance is not None or row.filters.top_variance is not None:
             yield "this advantage compares no groups: set filters.zero_variance and filters.top_variance to none"
@@ -95,20 +95,20 @@ def _groups(row: Row) -> Iterator[str]:
     reshaped = row.shaping.length or row.shaping.turns or (row.kl is not None and row.kl.where == "reward")
     if reshaped and row.filters.zero_variance is not None:
         yield "zero_variance looks at rewards as they came, which shaping and a KL in them change: set it to none"
-    if (row.shaping != Shaping() or (row.kl is not None and row.kl.where == "reward")) and "greedy" in row.needs:
+    if (row.shaping != RewardShaping() or (row.kl is not None and row.kl.where == "reward")) and "greedy" in row.needs:
         yield "the greedy attempt's reward is as it came: leave out shaping and a KL in the reward"
 
 
-def _rewards(row: Row) -> Iterator[str]:
+def _rewards(row: Algorithm) -> Iterator[str]:
     if row.advantage.of_sums:
         return
-    if row.shaping != Shaping():
+    if row.shaping != RewardShaping():
         yield f"shaping does nothing here: advantage {row.advantage.kind} does not see the sum of rewards"
     if row.kl is not None and row.kl.where == "reward":
         yield f"a KL in the reward does nothing here: advantage {row.advantage.kind} does not see the sum of rewards"
 
 
-def _idle(row: Row) -> Iterator[str]:
+def _idle(row: Algorithm) -> Iterator[str]:
     """Numbers that nothing looks at, windows that nothing is in."""
     correction, rejection = row.correction, row.rejection
     if correction is not None and correction.rule == "truncate" and correction.low != Correction().low:

@@ -17,11 +17,11 @@ def _declare_algorithms(parser: argparse.ArgumentParser) -> None:
 
 def _algorithms(invocation: Invocation) -> None:
     from agent_r1.algorithms.objective import clauses, objective
-    from agent_r1.algorithms.presets import ROWS
+    from agent_r1.algorithms.presets import ALGORITHMS
     from agent_r1.algorithms.registry import build_row, terms
 
     name = invocation.options["name"]
-    rows = [build_row(known, {}) for known in (ROWS if name is None else (name,))]
+    rows = [build_row(known, {}) for known in (ALGORITHMS if name is None else (name,))]
     data = {
         row.name: {"objective": objective(row), "paper": row.paper, "differs": row.differs, "terms": dict(terms(row))}
         for row in rows

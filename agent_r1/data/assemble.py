@@ -11,10 +11,10 @@ import torch
 
 from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.data.batch import Batch, NamedReturns, RewardWeights
+from agent_r1.data.batch import TrainingBatch, NamedReturns, RewardWeights
 from agent_r1.data.segments import numbered
-from agent_r1.data.sequences import Layout, Place
-from agent_r1.data.training_sample import Sample
+from agent_r1.data.sequences import Packing, TurnPlace
+from agent_r1.data.training_sample import TrainingSample
 
 Scope = Literal["actions", "episodes"]
 """Which tokens are in a batch: the actions, or also what was observed between them."""
@@ -46,25 +46,25 @@ class _Tokens:
 
 
 def assemble(
-    samples: Sequence[Sample],
-    layout: Layout,
+    samples: Sequence[TrainingSample],
+    layout: Packing,
     scope: Scope = "actions",
     reward_weights: RewardWeights | None = None,
     muted: Sequence[str | None] | None = None,
-) -> Batch:
+) -> TrainingBatch:
     """The batch of these samples (at least one), with their sequences laid out by ``layout``.
 
     ``muted`` says for each sample why it is compared with and not learned from, None where it is.
     """
     tokens = _Tokens()
-    places: list[list[Place]] = []
+    places: list[list[TurnPlace]] = []
     turns = 0
     for sample in samples:
         laid = _lay_out(sample, tokens, turns, scope)
         turns += sum(bool(turn.action_ids) for turn in sample.trajectory.turns)
         places.append(laid)
     acting = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
-    return Batch(
+    return TrainingBatch(
         ids=torch.tensor(tokens.ids),
         sampler_logprobs=torch.tensor(tokens.logprobs, dtype=torch.float64),
         versions=torch.tensor(tokens.versions),
@@ -89,18 +89,18 @@ def assemble(
     )
 
 
-def _lay_out(sample: Sample, tokens: _Tokens, first: int, scope: Scope) -> list[Place]:
+def _lay_out(sample: TrainingSample, tokens: _Tokens, first: int, scope: Scope) -> list[TurnPlace]:
     """Add the tokens of a sample, whose first acting turn has number ``first``; where each of its turns stands."""
-    places: list[Place] = []
+    places: list[TurnPlace] = []
     earned = _acting_rewards(sample)
     number, observation = first - 1, None
     for turn in sample.trajectory.turns:
         if not turn.action_ids:
-            places.append(Place(number, len(tokens.ids)))
+            places.append(TurnPlace(number, len(tokens.ids)))
             continue
         number += 1
         place = tokens.add(number, turn.action_ids, turn.logprobs, _versions(turn), chosen=True)
-        places.append(Place(number, place, observation))
+        places.append(TurnPlace(number, place, observation))
         for end, reward in zip(turn.call_ends, sample.call_rewards[turn.index], strict=False):
             tokens.rewards[place + end] += reward
         tokens.rewards[place + len(turn.action_ids) - 1] += earned[turn.index]
@@ -108,7 +108,7 @@ def _lay_out(sample: Sample, tokens: _Tokens, first: int, scope: Scope) -> list[
     return places
 
 
-def _acting_rewards(sample: Sample) -> dict[int, float]:
+def _acting_rewards(sample: TrainingSample) -> dict[int, float]:
     """What each acting turn earned, by its index: what a turn without tokens earned goes to the last before it that has
     some (or the first after it), the outcome to the last of all."""
     earned: dict[int, float] = {}
@@ -156,7 +156,7 @@ def _states(trajectory: Trajectory) -> list[State]:
     return states
 
 
-def _named(samples: Sequence[Sample], weights: Mapping[str, float]) -> tuple[NamedReturns, ...]:
+def _named(samples: Sequence[TrainingSample], weights: Mapping[str, float]) -> tuple[NamedReturns, ...]:
     names = sorted({name for sample in samples for name in sample.named})
     return tuple(
         NamedReturns(

@@ -23,7 +23,7 @@ class NamedReturns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class TrainingBatch:
     """N tokens of S turns of M trajectories, ordered by trajectory, turn index, position. On the CPU.
 
     They are the action tokens: there are no others, so credit and loss cannot touch any, and the advantage mask and
@@ -135,7 +135,7 @@ class Batch:
         """(N,) bool: nothing is learned from the token's trajectory."""
         return torch.tensor([reason is not None for reason in self.muted])[self.token_trajectory]
 
-    def actions(self) -> Batch:
+    def actions(self) -> TrainingBatch:
         """The same, with action tokens only."""
         if bool(self.chosen.all()):
             return self

@@ -44,7 +44,7 @@ class TokenSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TurnPlace:
     """Where a turn stands in the batch: its number there, and the places of its first action token and, where what
     it observed is in the batch too, of the first token of its ``new_ids``."""
 
@@ -53,11 +53,11 @@ class Place:
     observation: int | None = None
 
 
-Layout = Callable[[Trajectory, int, Sequence[Place]], list[TokenSequence]]
+Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """(trajectory, its number in the batch, the place of each of its turns) -> its sequences."""
 
 
-def tree_sequences(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
+def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """One sequence per root of the turn tree that leads to an action: every shared prefix is computed once."""
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -67,7 +67,7 @@ def tree_sequences(trajectory: Trajectory, number: int, places: Sequence[Place])
     return [sequence for sequence in laid if len(sequence.tokens)]
 
 
-def path_sequences(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
+def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """One causal sequence per turn that acts: all it saw, and its action. Prefixes are computed again and again."""
     return [
         _path(trajectory, turn, number, place)
@@ -76,23 +76,23 @@ def path_sequences(trajectory: Trajectory, number: int, places: Sequence[Place])
     ]
 
 
-def causal_sequences(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
-    """:func:`tree_sequences` where no turns branch, else :func:`path_sequences`: for models that obey no mask."""
-    merged = tree_sequences(trajectory, number, places)
+def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
+    """:func:`pack_prefix_tree` where no turns branch, else :func:`pack_per_turn`: for models that obey no mask."""
+    merged = pack_prefix_tree(trajectory, number, places)
     branched = any(sequence.branched for sequence in merged)
-    return path_sequences(trajectory, number, places) if branched else merged
+    return pack_per_turn(trajectory, number, places) if branched else merged
 
 
-def within(layout: Layout, tokens: Callable[[], int]) -> Layout:
+def within(layout: Packing, tokens: Callable[[], int]) -> Packing:
     """``layout``, but a trajectory of which a tree would be longer than ``tokens()`` is laid out path by path.
 
     Loss and gradient are the same; no sequence is then longer than what the policy saw and said at one time.
     """
 
-    def split(trajectory: Trajectory, number: int, places: Sequence[Place]) -> list[TokenSequence]:
+    def split(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
         merged = layout(trajectory, number, places)
         too_long = any(sequence.branched and len(sequence) > tokens() for sequence in merged)
-        return path_sequences(trajectory, number, places) if too_long else merged
+        return pack_per_turn(trajectory, number, places) if too_long else merged
 
     return split
 
@@ -107,7 +107,7 @@ def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
     return order
 
 
-def _lay_out(turns: Sequence[Turn], order: Sequence[int], number: int, places: Sequence[Place]) -> TokenSequence:
+def _lay_out(turns: Sequence[Turn], order: Sequence[int], number: int, places: Sequence[TurnPlace]) -> TokenSequence:
     ids: list[int] = []
     depths: list[int] = []
     wanted: list[tuple[int, int]] = []  # (predictor, batch place of the token it predicts)
@@ -165,7 +165,7 @@ def _exits(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
     return [ends[index] for index, length in zip(order, lengths, strict=True) for _ in range(length)]
 
 
-def _path(trajectory: Trajectory, turn: Turn, number: int, place: Place) -> TokenSequence:
+def _path(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace) -> TokenSequence:
     prompt, action = trajectory.prompt_ids(turn), turn.action_ids
     length = len(prompt) + len(action)
     wanted = _predicted(len(prompt) - 1, len(prompt), len(action), place.action)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """A trajectory to learn from, with its weighted rewards.
 
     ``group`` numbers the groups of one update from 0, in the order they were dispatched.
@@ -23,7 +23,7 @@ class Sample:
     group's greedy attempt earned, None where there was none that could be scored; then ``no_greedy`` says why.
 
     Example:
-        Sample(trajectory, group=0, turn_rewards=(0.0, 0.1), outcome=1.0, call_rewards=((), ())).total == 1.1
+        TrainingSample(trajectory, group=0, turn_rewards=(0.0, 0.1), outcome=1.0, call_rewards=((), ())).total == 1.1
     """
 
     trajectory: Trajectory
@@ -48,7 +48,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Excluded:
     """An attempt that is not learned from, and why."""
 
     attempt: AttemptId
@@ -56,35 +56,35 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Selection:
     """What was handed in, divided: each attempt is in exactly one of the two."""
 
-    samples: tuple[Sample, ...]
-    left_out: tuple[LeftOut, ...]
+    samples: tuple[TrainingSample, ...]
+    left_out: tuple[Excluded, ...]
 
 
-def admit(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Admission:
+def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
     """Divide the attempts of ``groups`` into those to learn from and those not; greedy attempts are in neither.
 
     A reward whose name is not in ``reward_weights`` weighs 1, one of weight 0 is ignored. The
     result does not depend on the order of the groups or of the trajectories within one.
     """
-    samples: list[Sample] = []
-    left_out: list[LeftOut] = []
-    for number, group in enumerate(sorted(groups, key=lambda group: group.serial)):
+    samples: list[TrainingSample] = []
+    left_out: list[Excluded] = []
+    for number, group in enumerate(sorted(groups, key=lambda group: group.group_id)):
         missing = None if group.greedy is None else next(_objections(group.greedy, reward_weights), None)
         greedy = None if group.greedy is None or missing else _sample(group.greedy, 0, reward_weights).total
-        for trajectory in sorted(group.trajectories, key=lambda trajectory: trajectory.attempt.order):
+        for trajectory in sorted(group.trajectories, key=lambda trajectory: trajectory.attempt.sort_key):
             reason = next(_objections(trajectory, reward_weights), None)
             if reason is None:
                 sample = _sample(trajectory, number, reward_weights)
                 samples.append(replace(sample, greedy=greedy, no_greedy=missing))
             else:
-                left_out.append(LeftOut(trajectory.attempt, reason))
-    return Admission(tuple(samples), tuple(left_out))
+                left_out.append(Excluded(trajectory.attempt, reason))
+    return Selection(tuple(samples), tuple(left_out))
 
 
-def ending(trajectory: Trajectory) -> str:
+def describe_status(trajectory: Trajectory) -> str:
     """How it ended, with the reason where there is one: ``engine_failed: the engine was closed``."""
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
 
@@ -99,7 +99,7 @@ def _counted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator
 def _objections(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
     """Every reason why the trajectory cannot be learned from."""
     if STATUS_POLICY[trajectory.status] != "train":
-        yield ending(trajectory)
+        yield describe_status(trajectory)
     if not any(turn.action_ids for turn in trajectory.turns):
         yield "no action tokens"
     for turn in trajectory.turns:
@@ -167,14 +167,14 @@ def _earnings(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[
             yield _Earning(name, weight * reward)
 
 
-def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> Sample:
+def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
     places: dict[tuple[int | None, int | None], list[float]] = {}
     named: dict[str, list[float]] = {}
     for earning in _earnings(trajectory, weights):
         places.setdefault((earning.turn, earning.call), []).append(earning.value)
         named.setdefault(earning.name, []).append(earning.value)
     earned = {place: math.fsum(values) for place, values in places.items()}
-    return Sample(
+    return TrainingSample(
         trajectory=trajectory,
         group=group,
         turn_rewards=tuple(earned.get((number, None), 0.0) for number in range(len(trajectory.turns))),

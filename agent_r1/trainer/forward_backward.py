@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.signals import Credit, CriticView, Metrics, Signals, TokenView
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.signals import TokenWeights, CriticView, Metrics, ModelOutputs, TokenOutputs
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, micro_batches
 from agent_r1.data.segments import renumbered
 from agent_r1.data.sequences import TokenSequence
@@ -35,18 +35,18 @@ class Models:
     reference: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
 
-    def cut(self, sequences: Sequence[TokenSequence], row: Row) -> Iterator[MicroBatch]:
+    def cut(self, sequences: Sequence[TokenSequence], row: Algorithm) -> Iterator[MicroBatch]:
         """The sequences in micro-batches, where the models are; trajectories stay whole where the ratio is theirs."""
         return self._placed(micro_batches(blocks_of(sequences, row), self.micro_tokens))
 
-    def logprobs(self, batch: Batch) -> Tensor:
+    def logprobs(self, batch: TrainingBatch) -> Tensor:
         """(N,) float64 on the CPU: the policy's log-probability of each token."""
         return self._logprobs(self.policy, batch)
 
-    def signals(self, batch: Batch) -> Signals:
+    def signals(self, batch: TrainingBatch) -> ModelOutputs:
         """What all but the policy say of a batch."""
         values, ends = self._values(batch)
-        return Signals(
+        return ModelOutputs(
             values=values,
             ends=ends,
             reference=None if self.reference is None else self._logprobs(self.reference, batch),
@@ -54,14 +54,14 @@ class Models:
         )
 
     @torch.no_grad()
-    def _logprobs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+    def _logprobs(self, model: PreTrainedModel, batch: TrainingBatch) -> Tensor:
         found = torch.empty(len(batch.ids), dtype=torch.float64)
         for micro in self._placed(micro_batches(by_sequence(batch.sequences), self.micro_tokens)):
             found[micro.tokens] = scores(model, batch, micro, self.temperature)[0].double().cpu()
         return found
 
     @torch.no_grad()
-    def _values(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    def _values(self, batch: TrainingBatch) -> tuple[Tensor | None, Tensor | None]:
         """(N,) before each token and (S,) after each turn's action, float64 on the CPU; None without a critic."""
         if self.critic is None:
             return None, None
@@ -77,13 +77,13 @@ class Models:
         return (micro.to(self.policy.device) for micro in micros)
 
 
-def blocks_of(sequences: Sequence[TokenSequence], row: Row) -> list[tuple[TokenSequence, ...]]:
+def blocks_of(sequences: Sequence[TokenSequence], row: Algorithm) -> list[tuple[TokenSequence, ...]]:
     """What must be learned from in one pass."""
     return by_trajectory(sequences) if row.ratio == "trajectory" else by_sequence(sequences)
 
 
 def scores(
-    model: PreTrainedModel, batch: Batch, micro: MicroBatch, temperature: float, entropy_gradient: bool = False
+    model: PreTrainedModel, batch: TrainingBatch, micro: MicroBatch, temperature: float, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy (n,) of the micro-batch's tokens; the head is applied to these only."""
     hidden = hidden_states(model, micro.ids, micro.positions, micro.mask).flatten(0, 1)
@@ -102,9 +102,9 @@ class Prepared:
     ``old`` (N,) is what ratios compare with; None where there will be one pass only: it is then its own old policy.
     """
 
-    batch: Batch
-    credit: Credit
-    signals: Signals
+    batch: TrainingBatch
+    credit: TokenWeights
+    signals: ModelOutputs
     old: Tensor | None
 
 
@@ -128,7 +128,7 @@ class Pass:
 
 def learn(
     models: Models,
-    row: Row,
+    row: Algorithm,
     prepared: Prepared,
     sequences: Sequence[TokenSequence],
     weight: float,
@@ -139,7 +139,7 @@ def learn(
 
 
 def _learn(
-    models: Models, row: Row, prepared: Prepared, micro: MicroBatch, weight: float, moving: Collection[str]
+    models: Models, row: Algorithm, prepared: Prepared, micro: MicroBatch, weight: float, moving: Collection[str]
 ) -> Pass:
     with torch.set_grad_enabled(POLICY in moving):
         logprobs, entropy = scores(models.policy, prepared.batch, micro, models.temperature, row.entropy > 0)
@@ -158,14 +158,14 @@ def _learn(
     )
 
 
-def _view(models: Models, prepared: Prepared, micro: MicroBatch, logprobs: Tensor, entropy: Tensor) -> TokenView:
+def _view(models: Models, prepared: Prepared, micro: MicroBatch, logprobs: Tensor, entropy: Tensor) -> TokenOutputs:
     batch, signals, now = prepared.batch, prepared.signals, logprobs.detach()
     turn, trajectory = batch.token_turn[micro.tokens], batch.token_trajectory[micro.tokens]
     chosen = batch.chosen[micro.tokens]
     old = now
     if prepared.old is not None:  # what nobody chose is its own old policy
         old = torch.where(chosen.to(now.device), _at(prepared.old, micro.tokens, now), now)
-    return TokenView(
+    return TokenOutputs(
         logprobs=logprobs,
         entropy=entropy,
         old=old,
@@ -176,7 +176,7 @@ def _view(models: Models, prepared: Prepared, micro: MicroBatch, logprobs: Tenso
     )
 
 
-def _critic_view(critic: ValueModel | None, signals: Signals, micro: MicroBatch, like: Tensor) -> CriticView | None:
+def _critic_view(critic: ValueModel | None, signals: ModelOutputs, micro: MicroBatch, like: Tensor) -> CriticView | None:
     if critic is None or signals.values is None or signals.ends is None:
         return None
     everywhere = _critic(critic, micro)
@@ -188,9 +188,9 @@ def _critic_view(critic: ValueModel | None, signals: Signals, micro: MicroBatch,
     )
 
 
-def _credit_at(credit: Credit, micro: MicroBatch, weight: float, like: Tensor) -> Credit:
+def _credit_at(credit: TokenWeights, micro: MicroBatch, weight: float, like: Tensor) -> TokenWeights:
     targets = credit.targets
-    return Credit(
+    return TokenWeights(
         advantage=_at(credit.advantage, micro.tokens, like),
         share=weight * _at(credit.share, micro.tokens, like),
         trust=_at(credit.trust, micro.tokens, like),

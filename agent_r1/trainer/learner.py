@@ -11,9 +11,9 @@ from typing import TypeVar
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.filters import sift
-from agent_r1.algorithms.signals import Credit, Signals
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.filters import apply_filters
+from agent_r1.algorithms.signals import TokenWeights, ModelOutputs
 from agent_r1.algorithms.validation import check
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
@@ -21,15 +21,15 @@ from agent_r1.core.events import AttemptFate
 from agent_r1.core.trajectory import STATUS_POLICY, Group
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import by_sequence
 from agent_r1.data.segments import segment_sum
-from agent_r1.data.sequences import Layout, causal_sequences, tree_sequences, within
-from agent_r1.data.training_sample import Admission, admit, ending
+from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, within
+from agent_r1.data.training_sample import Selection, select_trainable, describe_status
 from agent_r1.model.checksum import digest
 from agent_r1.model.forward import obeys_tree_mask
 from agent_r1.model.value_head import value_model
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.forward_backward import CRITIC, POLICY, Models, Prepared, blocks_of, learn
 from agent_r1.trainer.metrics import Step, kl_reference, pass_metrics, reward_metrics
 from agent_r1.trainer.oom_retry import Block, Budget, telling
@@ -78,8 +78,8 @@ class Learner:
     def __init__(
         self,
         model: PreTrainedModel,
-        row: Row,
-        config: LearnerConfig,
+        row: Algorithm,
+        config: TrainerConfig,
         *,
         temperature: float,
         reward_weights: Mapping[str, float],
@@ -105,7 +105,7 @@ class Learner:
             teacher=teacher and teacher.eval().requires_grad_(False),
         )
         self._budget = Budget(config.micro_tokens)
-        layout: Layout = tree_sequences if obeys_tree_mask(model) else causal_sequences
+        layout: Packing = pack_prefix_tree if obeys_tree_mask(model) else pack_causal
         # With a ratio of whole trajectories all sequences of one go together, and paths are longer than trees in all.
         self._layout = layout if row.ratio == "trajectory" else within(layout, lambda: self._budget.tokens)
         trained = _trained(self._models, config)
@@ -122,8 +122,8 @@ class Learner:
 
     def _updated(self, groups: Sequence[Group]) -> Update:
         self._step += 1
-        admission = admit(groups, self._reward_weights)
-        useful = sift(admission, self._row.filters, self._version)
+        admission = select_trainable(groups, self._reward_weights)
+        useful = apply_filters(admission, self._row.filters, self._version)
         metrics = reward_metrics(admission, useful)
         fates = (*(self._dropped(out.attempt, out.reason) for out in useful.left_out), *self._beside(groups))
         if useful.samples:
@@ -140,11 +140,11 @@ class Learner:
 
     def teaches(self, group: Group) -> bool:
         """Whether anything of a group would be learned from."""
-        return bool(sift(self.admission(group), self._row.filters, self._version).samples)
+        return bool(apply_filters(self.admission(group), self._row.filters, self._version).samples)
 
-    def admission(self, group: Group) -> Admission:
+    def admission(self, group: Group) -> Selection:
         """Which attempts of a group could be learned from at all, and why the others could not."""
-        return admit([group], self._reward_weights)
+        return select_trainable([group], self._reward_weights)
 
     def publish(self) -> WeightUpdate:
         """The policy's weights as they are now, by reference."""
@@ -206,7 +206,7 @@ class Learner:
         weights = {} if critic is None else {f"critic.{name}": tensor for name, tensor in critic.named_parameters()}
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
 
-    def _prepare(self, batch: Batch) -> Prepared:
+    def _prepare(self, batch: TrainingBatch) -> Prepared:
         """Ask the models what has to be known beforehand, and assign credit."""
         blocks, asks = by_sequence(batch.sequences), self._asks_old(batch)
         said = self._fitting(blocks, lambda models: models.signals(batch))
@@ -222,10 +222,10 @@ class Learner:
 
         return self._budget.spend(in_passes_of, blocks, self._optimizer.forget)
 
-    def _stale(self, batch: Batch) -> bool:
+    def _stale(self, batch: TrainingBatch) -> bool:
         return int(batch.versions.min()) < self._version
 
-    def _asks_old(self, batch: Batch) -> bool:
+    def _asks_old(self, batch: TrainingBatch) -> bool:
         """Whether a forward pass has to tell what the policy says before the update.
 
         With one pass to come that pass tells it, and none is spent on it.
@@ -235,7 +235,7 @@ class Learner:
         passes = self._row.epochs * min(self._config.minibatches, len(batch.attempts))
         return passes > 1 and self._row.anchor == "policy" and not self._stale(batch)
 
-    def _old(self, batch: Batch, signals: Signals) -> Tensor | None:
+    def _old(self, batch: TrainingBatch, signals: ModelOutputs) -> Tensor | None:
         """What a ratio compares with.
 
         Tokens of older weights bring their own log-probabilities, so that clipping bounds the distance to the policy
@@ -244,7 +244,7 @@ class Learner:
         bypassed = self._row.anchor == "sampler" or (self._stale(batch) and self._row.correction is None)
         return batch.sampler_logprobs if bypassed else signals.old
 
-    def _moving(self, credit: Credit) -> frozenset[str]:
+    def _moving(self, credit: TokenWeights) -> frozenset[str]:
         """The modules that this batch can teach something."""
         weight = credit.advantage * credit.share * credit.trust
         teaches = bool(weight.any()) or (credit.imitation is not None and bool(credit.imitation.any()))
@@ -300,15 +300,15 @@ class Learner:
     def _beside(self, groups: Sequence[Group]) -> list[AttemptFate]:
         """The fates of attempts that are in no group's comparison."""
         best = [group.greedy for group in groups if group.greedy is not None]
-        greedy = [(t.attempt, GREEDY if STATUS_POLICY[t.status] == "train" else f"{GREEDY}; {ending(t)}") for t in best]
-        retried = [(t.attempt, f"tried again after {ending(t)}") for group in groups for t in group.retried]
+        greedy = [(t.attempt, GREEDY if STATUS_POLICY[t.status] == "train" else f"{GREEDY}; {describe_status(t)}") for t in best]
+        retried = [(t.attempt, f"tried again after {describe_status(t)}") for group in groups for t in group.retried]
         return [self._dropped(attempt, reason) for attempt, reason in (*greedy, *retried)]
 
     def _dropped(self, attempt: AttemptId, reason: str) -> AttemptFate:
         return AttemptFate(attempt, "dropped", self._step, reason)
 
 
-def _trained(models: Models, config: LearnerConfig) -> dict[str, Trained]:
+def _trained(models: Models, config: TrainerConfig) -> dict[str, Trained]:
     trained = {POLICY: Trained(models.policy, config.learning_rate)}
     if models.critic is not None:
         trained[CRITIC] = Trained(models.critic, config.critic_learning_rate)

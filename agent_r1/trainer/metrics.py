@@ -10,8 +10,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from agent_r1.data.batch import Batch
-from agent_r1.data.training_sample import Admission
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.training_sample import Selection
 from agent_r1.trainer.forward_backward import Pass, Prepared
 
 
@@ -31,7 +31,7 @@ class Step:
         return self.norms is not None
 
 
-def reward_metrics(admission: Admission, useful: Admission) -> dict[str, float]:
+def reward_metrics(admission: Selection, useful: Selection) -> dict[str, float]:
     """``failed``: attempts that could not be learned from; ``filtered``: those the algorithm sets aside.
 
     ``reward``: mean over all attempts that could be scored, also those that teach nothing; NaN without any."""
@@ -96,7 +96,7 @@ def _signal_metrics(prepared: Prepared) -> dict[str, float]:
     return metrics
 
 
-def kl_reference(batch: Batch, reference: Tensor) -> float:
+def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
     """Mean over action tokens of log(mu / reference): k1."""
     return float((batch.sampler_logprobs - reference)[batch.chosen].mean())
 

@@ -10,7 +10,7 @@ from itertools import count
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_row, terms
 from agent_r1.algorithms.validation import check_rewriting
 from agent_r1.core.attempt_id import AttemptId
@@ -22,11 +22,11 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
 from agent_r1.renderers.formats.detect import open_chat, require_tools
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Limits, Order
-from agent_r1.rollout.context_policy import Append, rule_of
-from agent_r1.rollout.user_code import boundary
+from agent_r1.rollout.collector import RolloutLimits, GroupRequest
+from agent_r1.rollout.context_policy import Append, build_context_policy
+from agent_r1.rollout.user_code import isolate
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.training.config import RunConfig, TrainConfig
 
@@ -45,13 +45,13 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    chat: Chat
+    renderer: TemplateRenderer
     context: int
 
     def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
         """This policy, acting through ``engine``."""
         sampling = SamplingParams(temperature, max_tokens=config.max_tokens)
-        return Agent(engine, self.chat, sampling, self.context, config.seed, rule_of(config.view))
+        return Agent(engine, self.renderer, sampling, self.context, config.seed, build_context_policy(config.view))
 
 
 def open_policy(config: RunConfig, world: TaskSet) -> Policy:
@@ -62,19 +62,19 @@ def open_policy(config: RunConfig, world: TaskSet) -> Policy:
     name = str(TINY_BASE_FOLDER) if config.model == TINY_BASE else config.model
     tokenizer = load_tokenizer(name)
     try:
-        chat = open_chat(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
+        renderer = open_chat(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
         if world.env.tools:
-            require_tools(chat, world.env.tools)
+            require_tools(renderer, world.env.tools)
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
     model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]
     _check_vocabulary(model, tokenizer, config.model)
-    return Policy(model, tokenizer, chat, min(config.context, *_bounds(model)))
+    return Policy(model, tokenizer, renderer, min(config.context, *_bounds(model)))
 
 
-def check_view(config: TrainConfig, row: Row) -> None:
+def check_view(config: TrainConfig, row: Algorithm) -> None:
     """Raise InvalidInput where the algorithm cannot learn from contexts that the rule rewrites."""
-    if not isinstance(rule_of(config.view), Append):
+    if not isinstance(build_context_policy(config.view), Append):
         check_rewriting(row)
 
 
@@ -82,9 +82,9 @@ RATIO_TERMS = ("surrogate", "ratio", "anchor")
 """Terms of a row that act where the policy has moved from what a ratio compares with."""
 
 
-def check_reuse(config: TrainConfig, row: Row) -> None:
+def check_reuse(config: TrainConfig, row: Algorithm) -> None:
     """Raise InvalidInput where samples are used in a way that the algorithm's loss is not right or not made for."""
-    reused = row.epochs * config.learner.minibatches > 1 or config.max_staleness > 0
+    reused = row.epochs * config.trainer.minibatches > 1 or config.max_staleness > 0
     if reused and not row.surrogate.uses_ratio and row.correction is None:
         got = f"{row.surrogate.kind} with samples used more than once, or stale"
         do = "name a surrogate with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
@@ -94,11 +94,11 @@ def check_reuse(config: TrainConfig, row: Row) -> None:
     usual = dict(terms(build_row(config.algorithm, {})))
     for key, value in terms(row):
         if key.partition(".")[0] in RATIO_TERMS and usual.get(key) != value:
-            do = "set learner.minibatches, row.epochs or max_staleness too: in one pass over fresh samples r is 1"
+            do = "set trainer.minibatches, row.epochs or max_staleness too: in one pass over fresh samples r is 1"
             raise InvalidInput(f"row.{key}", got=value, do=do)
 
 
-def open_teacher(config: TrainConfig, row: Row, policy: Policy) -> PreTrainedModel | None:
+def open_teacher(config: TrainConfig, row: Algorithm, policy: Policy) -> PreTrainedModel | None:
     """The model that an algorithm distils from, None where it does not. Raises InvalidInput where it cannot teach."""
     if "teacher" not in row.needs:
         if config.teacher:
@@ -143,7 +143,7 @@ def check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
     """Raise InvalidInput where a task's opening leaves no token to answer with; the longest texts are looked at."""
     longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
     for task in longest:
-        tokens = len(policy.chat.open(asyncio.run(_opening(env, task)), env.tools).ids)
+        tokens = len(policy.renderer.render(asyncio.run(_opening(env, task)), env.tools).token_ids)
         if tokens >= policy.context:
             raise InvalidInput(
                 f"task {task.id}",
@@ -173,18 +173,18 @@ async def _opening(env: Env, task: Task) -> tuple[Message, ...]:
         do = f"mend the environment, or the task: it is opened once before a run begins (in {OPENING_SECONDS:g} s)"
         return InvalidInput(f"task {task.id}", got=reason, do=do)
 
-    with boundary(refused):
+    with isolate(refused):
         async with asyncio.timeout(OPENING_SECONDS):
             episode = await env.open(task, RolloutContext(AttemptId("check", task.id, 0, 0), 0))
             await episode.close()
             return episode.start
 
 
-def limits_of(config: RunConfig) -> Limits:
-    return Limits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
+def limits_of(config: RunConfig) -> RolloutLimits:
+    return RolloutLimits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 
-def orders(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterator[Order]:
+def orders(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterator[GroupRequest]:
     """Groups without end, in order, from the serial number ``first`` on.
 
     Every epoch is a permutation that depends on the seed and the epoch alone.
@@ -194,4 +194,4 @@ def orders(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterat
         permutation = torch.randperm(len(tasks), generator=generator).tolist()
         for serial, place in enumerate(permutation, start=epoch * len(tasks)):
             if serial >= first:
-                yield Order(serial, tasks[place], config.group_size)
+                yield GroupRequest(serial, tasks[place], config.group_size)

@@ -10,14 +10,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.core.events import PendingDropped, PolicyPublished, StepMetrics, StepTimings
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector
-from agent_r1.rollout.staleness import Clock
+from agent_r1.rollout.staleness import StalenessController
 from agent_r1.store.ledger import Ledger
 from agent_r1.trainer.learner import Learner, Update
 from agent_r1.training.build import Policy, orders
@@ -41,7 +41,7 @@ class Parts:
     config: TrainConfig
     world: TaskSet
     policy: Policy
-    row: Row
+    row: Algorithm
     learner: Learner
     engine: TorchEngine
     agent: Agent
@@ -59,7 +59,7 @@ async def loop(parts: Parts, halt: Halt) -> None:
     collector, whose next groups may start once the engine has the new weights.
     """
     config, learner = parts.config, parts.learner
-    clock = _clock(parts)
+    staleness = _clock(parts)
     keeper = _keeper(parts)
     doctor = Doctor(config, learner, parts.ledger, parts.folder)
     doctor.restore(parts.start.doctor)
@@ -67,11 +67,11 @@ async def loop(parts: Parts, halt: Halt) -> None:
     wanted = orders(parts.world.tasks("train"), config, position.groups)
     await parts.ledger.record(*parts.start.events)
     await parts.engine.update_weights(learner.publish())
-    async with aclosing(parts.collector.collect(wanted, clock.permit)) as groups, _settling(keeper):
+    async with aclosing(parts.collector.collect(wanted, staleness.acquire)) as groups, _settling(keeper):
         watch = Stopwatch()
         for _ in range(position.step, config.steps):
             with halt.section():
-                batch = await _gather(groups, clock, learner, doctor)
+                batch = await _gather(groups, staleness, learner, doctor)
             watch.lap("rollout_seconds")
             before = learner.publish().version.number
             update = await in_thread(learner.update, batch)
@@ -87,7 +87,7 @@ async def loop(parts: Parts, halt: Halt) -> None:
             await _tell(parts, batch, update, made, kept, watch.take())
             await doctor.tell(findings)
             keeper.save()
-            await clock.advance(update.version)
+            await staleness.on_step_end(update.version)
     if late := await keeper.validate_last():
         await parts.ledger.record(StepMetrics(config.steps, late))
     await parts.ledger.record(PendingDropped(config.steps, "the run had taken its last step"))
@@ -95,9 +95,9 @@ async def loop(parts: Parts, halt: Halt) -> None:
     await parts.engine.update_weights(learner.publish())
 
 
-def _clock(parts: Parts) -> Clock:
+def _clock(parts: Parts) -> StalenessController:
     config, position = parts.config, parts.start.position
-    return Clock(
+    return StalenessController(
         config.steps - position.step,
         config.groups_per_step,
         max_staleness=config.max_staleness,
@@ -126,14 +126,14 @@ async def _settling(keeper: Keeper) -> AsyncIterator[None]:
         raise
 
 
-async def _gather(groups: AsyncIterator[Group], clock: Clock, learner: Learner, doctor: Doctor) -> list[Group]:
+async def _gather(groups: AsyncIterator[Group], staleness: StalenessController, learner: Learner, doctor: Doctor) -> list[Group]:
     """The groups of one step, also those that teach nothing: the learner says what becomes of each."""
     batch: list[Group] = []
-    while len(batch) < clock.wanted:
+    while len(batch) < staleness.groups_wanted:
         batch.append(await anext(groups))
         doctor.receive(batch[-1])
         if not learner.teaches(batch[-1]):
-            await clock.miss()
+            await staleness.request_refill()
     return batch
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.forward import LOGITS_AT_ONCE, hidden_states
 
@@ -34,7 +34,7 @@ class Need:
     size: int
 
 
-def check_memory(model: PreTrainedModel, row: Row, context: int, room: int) -> None:
+def check_memory(model: PreTrainedModel, row: Algorithm, context: int, room: int) -> None:
     """Raise InvalidInput where training ``model`` on one sequence of ``context`` tokens needs more than ``room`` bytes.
 
     Counted is what is there at one time when such a sequence is learned from, actions throughout. What the engine's
@@ -60,7 +60,7 @@ def check_memory(model: PreTrainedModel, row: Row, context: int, room: int) -> N
     raise InvalidInput("memory", got=f"{_gib(room)}, where at least {_gib(total)} are needed ({parts})", do=do)
 
 
-def fixed_needs(model: PreTrainedModel, row: Row) -> Iterator[Need]:
+def fixed_needs(model: PreTrainedModel, row: Algorithm) -> Iterator[Need]:
     """What lies in memory whatever the sequences: weights, gradients, the optimizer's moments."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     trained = 1 + ("critic" in row.needs)

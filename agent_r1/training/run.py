@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_row, terms
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
@@ -58,7 +58,7 @@ class Ready:
     """What was checked and built before anything of a run is written."""
 
     policy: Policy
-    row: Row
+    row: Algorithm
     learner: Learner
     engine: TorchEngine
 
@@ -122,7 +122,7 @@ def _ready(config: TrainConfig, world: TaskSet) -> Ready:
     learner = Learner(
         policy.model,
         row,
-        config.learner,
+        config.trainer,
         temperature=config.temperature,
         reward_weights=config.reward_weights,
         seed=config.seed,
@@ -131,7 +131,7 @@ def _ready(config: TrainConfig, world: TaskSet) -> Ready:
     return Ready(policy, row, learner, TorchEngine(copy.deepcopy(policy.model), policy.context))
 
 
-def _resolved(config: TrainConfig, row: Row) -> dict[str, Any]:
+def _resolved(config: TrainConfig, row: Algorithm) -> dict[str, Any]:
     """The configuration with every term of the algorithm, as it is stored with the run."""
     return config.model_copy(update={"row": dict(terms(row))}).model_dump(mode="json")
 

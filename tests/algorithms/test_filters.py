@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from agent_r1.algorithms.filters import Filters, sift, stale, top_variance, void_turn, zero_variance
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.filters import Filters, apply_filters, stale, top_variance, void_turn, zero_variance
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.trajectory import Status, Turn
-from agent_r1.data.training_sample import Admission, Sample, admit
+from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
 
 Make = Any
 
 
-def scored(make: Make, *groups: Sequence[float]) -> Admission:
+def scored(make: Make, *groups: Sequence[float]) -> Selection:
     """Attempts of one turn with these scores, by group."""
     turns = make.chain(([1], [2]))
-    return admit(
+    return select_trainable(
         make.groups(
             *(
                 make.trajectory(turns, {"score": score}, group=group, member=member)
@@ -34,17 +34,17 @@ def scored(make: Make, *groups: Sequence[float]) -> Admission:
     )
 
 
-def reasons(admission: Admission, filters: Filters, version: int = 0) -> dict[tuple[int, int], str]:
-    sifted = sift(admission, filters, version)
+def reasons(admission: Selection, filters: Filters, version: int = 0) -> dict[tuple[int, int], str]:
+    sifted = apply_filters(admission, filters, version)
     assert {out.attempt for out in sifted.left_out} | {one.trajectory.attempt for one in sifted.samples} == {
         one.trajectory.attempt for one in admission.samples
     }
-    return {(out.attempt.group, out.attempt.member): out.reason for out in sifted.left_out}
+    return {(out.attempt.group_id, out.attempt.sample_index): out.reason for out in sifted.left_out}
 
 
 def test_without_filters_all_stay(make: Make) -> None:
     admission = scored(make, (1.0, 1.0), (0.0, 5.0))
-    assert sift(admission, Filters(), 9) == admission
+    assert apply_filters(admission, Filters(), 9) == admission
 
 
 def test_groups_without_variance_also_of_float_noise_or_of_one(make: Make) -> None:
@@ -70,7 +70,7 @@ def test_attempts_that_earned_less(make: Make) -> None:
 def test_attempts_out_of_turns_or_tokens(make: Make) -> None:
     turns = make.chain(([1], [2]))
     cut = make.trajectory(turns, member=1, status=Status.OUT_OF_TURNS, truncated=True)
-    admission = admit(make.groups(make.trajectory(turns), cut), {})
+    admission = select_trainable(make.groups(make.trajectory(turns), cut), {})
     filters = Filters(overlong=True)
     assert filters.muted(admission.samples) == [None, "overlong"]
     assert reasons(admission, filters) == {}, "the others are compared with it still"
@@ -81,18 +81,18 @@ def test_attempts_whose_group_has_no_greedy_one(make: Make) -> None:
     turns = make.chain(([1], [2]))
     lived = [make.trajectory(turns, {"score": 1.0}, group=group) for group in range(2)]
     greedy = make.trajectory(turns, {"score": 0.5}, member=1)
-    admission = admit(make.groups(*lived, greedy={0: greedy}), {})
+    admission = select_trainable(make.groups(*lived, greedy={0: greedy}), {})
     assert reasons(admission, Filters(greedy=True)) == {(1, 0): "the greedy attempt could not be scored: there is none"}
 
 
 def test_attempts_with_a_token_of_weights_too_old(make: Make) -> None:
     fresh = make.turn(0, [1], [2, 3], version=5)
     mixed = replace(fresh, version_spans=(PolicyVersionSpan(0, 5), PolicyVersionSpan(1, 3)))
-    samples = admit(make.groups(make.trajectory([fresh]), make.trajectory([mixed], member=1)), {}).samples
+    samples = select_trainable(make.groups(make.trajectory([fresh]), make.trajectory([mixed], member=1)), {}).samples
     assert [sample.version for sample in samples] == [5, 3]
     assert stale(samples, version=5, bound=2) == [None, None]
     assert stale(samples, version=5, bound=1) == [None, "stale: sampled 2 updates ago"]
-    admission = Admission(samples, ())
+    admission = Selection(samples, ())
     assert reasons(admission, Filters(staleness=0), version=5) == {(0, 1): "stale: sampled 2 updates ago"}
     assert reasons(admission, Filters(staleness=0), version=3) == {}
 
@@ -119,7 +119,7 @@ def test_a_void_turn_neither_calls_nor_answers(action: Action, stop: str, void: 
         make.turn(0, [1], [2], action=said),
         make.turn(1, [3], [4], parent=0, action=action, finish_reason=stop),
     ]
-    samples = admit(make.groups(make.trajectory(turns)), {}).samples
+    samples = select_trainable(make.groups(make.trajectory(turns)), {}).samples
     assert void_turn(samples) == ["void turn" if void else None]
     assert Filters(void_turn=True, overlong=True).muted(samples) == ["void turn" if void else None]
 
@@ -148,20 +148,20 @@ def test_they_are_asked_in_the_order_they_are_listed() -> None:
 def test_who_was_left_out_before_stays_so(make: Make) -> None:
     admission = scored(make, (1.0, 1.0))
     (first, second) = admission.samples
-    before = sift(Admission((first,), admission.left_out), Filters(success=2.0), 0).left_out
-    after = sift(Admission((second,), before), Filters(zero_variance=0.0), 0)
+    before = apply_filters(Selection((first,), admission.left_out), Filters(success=2.0), 0).left_out
+    after = apply_filters(Selection((second,), before), Filters(zero_variance=0.0), 0)
     assert [out.reason for out in after.left_out] == ["unsuccessful", "zero variance"]
 
 
-COMPARING = {name for name, row in ROWS.items() if "group" in row.needs} - {"gdpo", "reinforce++-baseline"}
+COMPARING = {name for name, row in ALGORITHMS.items() if "group" in row.needs} - {"gdpo", "reinforce++-baseline"}
 
 
 def test_rows_that_compare_in_a_group_leave_out_those_without_variance(make: Make) -> None:
-    samples: Sequence[Sample] = scored(make, (1.0, 1.0), (1.0, 2.0)).samples
+    samples: Sequence[TrainingSample] = scored(make, (1.0, 1.0), (1.0, 2.0)).samples
     for name in COMPARING - {"gigpo", "hgpo", "process-grpo", "mt-grpo", "gtpo"}:
-        assert reasons(Admission(tuple(samples), ()), ROWS[name].filters) == {
+        assert reasons(Selection(tuple(samples), ()), ALGORITHMS[name].filters) == {
             (0, 0): "zero variance",
             (0, 1): "zero variance",
         }, name
     for name in ("ppo", "reinforce++", "gigpo", "hgpo", "process-grpo", "mt-grpo", "gtpo"):
-        assert ROWS[name].filters == Filters()  # turns may differ where totals do not
+        assert ALGORITHMS[name].filters == Filters()  # turns may differ where totals do not

@@ -11,33 +11,33 @@ import torch
 from tensors import close, numbers
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.loss_terms import Kl, Shaping, penalised
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.loss_terms import Kl, RewardShaping, with_kl_penalty
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Signals, TokenView
+from agent_r1.algorithms.signals import ModelOutputs, TokenOutputs
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 
 
 @pytest.fixture
-def batch(make: Any) -> Batch:
+def batch(make: Any) -> TrainingBatch:
     """One task: 3 tokens in 2 turns (2 and 1) that earned 0.5 in the first turn and 1.5; 1 token that earned 1."""
     first = make.trajectory(make.chain(([1], [2, 3]), ([4], [5])), {"step": (0.5, 0.0), "score": 1.5})
     second = make.trajectory(make.chain(([1], [6])), {"score": 1.0}, member=1)
-    return assemble(admit(make.groups(first, second), {}).samples, tree_sequences)
+    return assemble(select_trainable(make.groups(first, second), {}).samples, pack_prefix_tree)
 
 
-def worth(batch: Batch, *outcomes: float) -> Batch:
+def worth(batch: TrainingBatch, *outcomes: float) -> TrainingBatch:
     """The batch, with other outcomes and nothing else earned."""
     rewards = torch.zeros(len(batch.ids), dtype=torch.float64).index_put((batch.last_tokens,), numbers(*outcomes))
     return replace(batch, outcomes=numbers(*outcomes), token_rewards=rewards)
 
 
-def test_a_trajectory_is_fined_for_its_length_and_its_turns(batch: Batch) -> None:
+def test_a_trajectory_is_fined_for_its_length_and_its_turns(batch: TrainingBatch) -> None:
     # mean R (2 + 1) / 2 = 1.5; lengths 3 and 1 of 3, turns 2 and 1 of 2
-    shaped = Shaping(length=0.2, turns=0.1).shaped(batch)
+    shaped = RewardShaping(length=0.2, turns=0.1).shaped(batch)
     fines = 1.5 * (0.2 + 0.1), 1.5 * (0.2 / 3 + 0.1 / 2)
     assert close(shaped.returns, numbers(2 - fines[0], 1 - fines[1]))
     assert close(shaped.token_rewards, numbers(0, 0.5, 1.5 - fines[0], 1 - fines[1]))
@@ -45,29 +45,29 @@ def test_a_trajectory_is_fined_for_its_length_and_its_turns(batch: Batch) -> Non
     assert close(shaped.process_rewards, batch.process_rewards)
 
 
-def test_nobody_is_fined_where_the_group_never_succeeds(batch: Batch) -> None:
+def test_nobody_is_fined_where_the_group_never_succeeds(batch: TrainingBatch) -> None:
     for outcomes in ((0.0, 0.0), (-1.0, 0.0), (-1.0, 1.0)):
         failed = worth(batch, *outcomes)
-        assert close(Shaping(length=0.2, turns=0.1).shaped(failed).returns, failed.returns)
+        assert close(RewardShaping(length=0.2, turns=0.1).shaped(failed).returns, failed.returns)
     succeeded = worth(batch, -1.0, 2.0)  # control
-    assert not close(Shaping(length=0.2).shaped(succeeded).returns, succeeded.returns)
+    assert not close(RewardShaping(length=0.2).shaped(succeeded).returns, succeeded.returns)
 
 
 def test_process_rewards_are_divided_by_their_largest_sum_from_a_token_on(make: Any) -> None:
     turns = make.chain(([1], [2]), ([3], [4]), ([5], [6]))
     lived = make.trajectory(turns, {"step": (2.0, -1.0, 1.0), "score": 5.0})
-    batch = assemble(admit(make.groups(lived), {}).samples, tree_sequences)
-    shaped = Shaping(process_scale="largest").shaped(batch)  # sums from each on: 2, 0, 1
+    batch = assemble(select_trainable(make.groups(lived), {}).samples, pack_prefix_tree)
+    shaped = RewardShaping(process_scale="largest").shaped(batch)  # sums from each on: 2, 0, 1
     assert close(shaped.token_rewards, numbers(1, -0.5, 5.5), 1e-5)
     assert close(shaped.outcomes, batch.outcomes)
     without = worth(batch, 5.0)
-    assert close(Shaping(process_scale="largest").shaped(without).token_rewards, without.token_rewards)
+    assert close(RewardShaping(process_scale="largest").shaped(without).token_rewards, without.token_rewards)
 
 
-def test_shaping_reaches_the_advantage(batch: Batch) -> None:
+def test_shaping_reaches_the_advantage(batch: TrainingBatch) -> None:
     plain, shaped = (
         build_row("dr-grpo", {"shaping.length": share, "filters.zero_variance": "none"})
-        .credit(batch, Signals())
+        .credit(batch, ModelOutputs())
         .advantage
         for share in (0.0, 0.2)
     )
@@ -76,15 +76,15 @@ def test_shaping_reaches_the_advantage(batch: Batch) -> None:
     assert close(shaped, numbers(half, half, half, -half))
 
 
-def test_a_kl_in_the_reward_is_taken_off_each_action_token(batch: Batch) -> None:
+def test_a_kl_in_the_reward_is_taken_off_each_action_token(batch: TrainingBatch) -> None:
     reference = batch.sampler_logprobs - numbers(1, 0, -2, 0.5)
-    found = penalised(batch, Signals(reference=reference, kl_coefficient=0.1)).token_rewards
+    found = with_kl_penalty(batch, ModelOutputs(reference=reference, kl_coefficient=0.1)).token_rewards
     assert close(found, batch.token_rewards - numbers(0.1, 0, -0.2, 0.05))
     observed = replace(batch, chosen=torch.tensor([True, False, True, True]))
-    found = penalised(observed, Signals(reference=reference + math.nan, kl_coefficient=0.1)).token_rewards
+    found = with_kl_penalty(observed, ModelOutputs(reference=reference + math.nan, kl_coefficient=0.1)).token_rewards
     assert found.isnan().tolist() == [True, False, True, True]  # nothing is asked of what nobody chose
     with pytest.raises(TypeError, match="reference"):
-        penalised(batch, Signals())
+        with_kl_penalty(batch, ModelOutputs())
 
 
 def test_the_coefficient_follows_the_divergence() -> None:
@@ -97,16 +97,16 @@ def test_the_coefficient_follows_the_divergence() -> None:
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_plus", "k3_unbiased"])
-def test_a_kl_in_the_loss_is_weighed_by_shares_and_the_present_coefficient(estimator: str, batch: Batch) -> None:
+def test_a_kl_in_the_loss_is_weighed_by_shares_and_the_present_coefficient(estimator: str, batch: TrainingBatch) -> None:
     apart = numbers(math.log(2), 0, -math.log(2), 0)  # log(pi / reference)
-    view = TokenView(
+    view = TokenOutputs(
         batch.sampler_logprobs, apart, batch.sampler_logprobs, batch.token_turn, batch.token_trajectory,
         batch.sampler_logprobs - apart,
     )  # fmt: skip
     settings = {"kl.estimator": estimator, "kl.coefficient": 9.0}
     row, without = build_row("grpo", settings), build_row("grpo", {})
-    signals = Signals(reference=view.reference, kl_coefficient=0.1)
-    added = row.loss(view, row.credit(batch, signals))[0] - without.loss(view, without.credit(batch, Signals()))[0]
+    signals = ModelOutputs(reference=view.reference, kl_coefficient=0.1)
+    added = row.loss(view, row.credit(batch, signals))[0] - without.loss(view, without.credit(batch, ModelOutputs()))[0]
     k3 = (0.5 - 1 + math.log(2)) + (2 - 1 - math.log(2))
     per_token = {"k2": math.log(2) ** 2} | dict.fromkeys(("k3", "k3_plus", "k3_unbiased"), k3)
     assert added.item() == pytest.approx(0.1 * per_token[estimator] / 4)
@@ -131,25 +131,25 @@ MISMATCH = numbers(0.5, 4.0, 1.0, 1.1).log()  # pi_old / mu; the first turn 2.0,
     ],
 )
 def test_where_sampler_and_trainer_disagree_the_loss_is_weighed(
-    settings: dict[str, object], trust: tuple[float, ...], batch: Batch
+    settings: dict[str, object], trust: tuple[float, ...], batch: TrainingBatch
 ) -> None:
     row = build_row("grpo", settings)
     assert row.compares
-    credit = row.credit(batch, Signals(old=batch.sampler_logprobs + MISMATCH))
+    credit = row.credit(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH))
     assert close(credit.trust, numbers(*trust))
-    assert close(row.credit(batch, Signals(old=batch.sampler_logprobs)).trust, torch.ones(4))  # where they agree
+    assert close(row.credit(batch, ModelOutputs(old=batch.sampler_logprobs)).trust, torch.ones(4))  # where they agree
     plain = build_row("grpo", {})
     assert not plain.compares
-    assert close(plain.credit(batch, Signals(old=batch.sampler_logprobs + MISMATCH)).trust, torch.ones(4))
+    assert close(plain.credit(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH)).trust, torch.ones(4))
 
 
-def test_trust_weighs_the_policy_loss_and_nothing_else(batch: Batch) -> None:
-    def loss(row: Row) -> Tensor:
+def test_trust_weighs_the_policy_loss_and_nothing_else(batch: TrainingBatch) -> None:
+    def loss(row: Algorithm) -> Tensor:
         old = batch.sampler_logprobs + MISMATCH
-        view = TokenView(old, torch.ones(4).double(), old, batch.token_turn, batch.token_trajectory, old - 0.5)
-        return row.loss(view, row.credit(batch, Signals(old=old, reference=old - 0.5, kl_coefficient=0.1)))[0]
+        view = TokenOutputs(old, torch.ones(4).double(), old, batch.token_turn, batch.token_trajectory, old - 0.5)
+        return row.loss(view, row.credit(batch, ModelOutputs(old=old, reference=old - 0.5, kl_coefficient=0.1)))[0]
 
-    advantage = build_row("grpo", {}).credit(batch, Signals()).advantage
+    advantage = build_row("grpo", {}).credit(batch, ModelOutputs()).advantage
     others = {"kl.coefficient": 0.1, "entropy": 0.01}
     lost = (numbers(0.5, 2, 1, 1.1) * -advantage).mean() - -advantage.mean()
     both = loss(build_row("grpo", {**others, "correction.rule": "truncate"})) - loss(build_row("grpo", others))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_r1.algorithms.objective import clauses, objective
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_row, terms
 from agent_r1.core.errors import InvalidInput
 
@@ -28,7 +28,7 @@ def other(value: object) -> object:
 def changed(name: str) -> dict[str, str]:
     """The objective with each of the row's numbers changed, for those that can be."""
     found: dict[str, str] = {}
-    for key, value in terms(ROWS[name]):
+    for key, value in terms(ALGORITHMS[name]):
         if isinstance(value, bool | int | float):
             try:
                 found[key] = objective(build_row(name, {key: other(value)}))
@@ -37,15 +37,15 @@ def changed(name: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_changes_with_every_number_of_the_row(name: str) -> None:
-    same = {key for key, said in changed(name).items() if said == objective(ROWS[name])}
+    same = {key for key, said in changed(name).items() if said == objective(ALGORITHMS[name])}
     assert same <= SILENT.keys()
 
 
 def test_enough_numbers_were_changed() -> None:
     # control of the test above: what cannot be changed alone is little
-    tried = {name: len(changed(name)) for name in ROWS}
+    tried = {name: len(changed(name)) for name in ALGORITHMS}
     assert min(tried.values()) >= 6 and sum(tried.values()) > 400
 
 
@@ -77,10 +77,10 @@ def test_enough_numbers_were_changed() -> None:
 def test_it_says(name: str, settings: dict[str, object], says: str) -> None:
     said = objective(build_row(name, settings))
     assert says in said and "\n" not in said
-    assert says not in objective(ROWS["rft"])  # control
+    assert says not in objective(ALGORITHMS["rft"])  # control
 
 
 def test_no_two_algorithms_say_the_same() -> None:
-    assert len({objective(row) for row in ROWS.values()}) == len(ROWS)
-    for row in ROWS.values():
+    assert len({objective(row) for row in ALGORITHMS.values()}) == len(ALGORITHMS)
+    for row in ALGORITHMS.values():
         assert all(clauses(row)) and row.paper + row.differs

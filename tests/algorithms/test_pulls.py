@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_row
 from agent_r1.core.trajectory import Group
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner
 
 ASKED = torch.arange(4).repeat_interleave(16)[:, None]
@@ -63,7 +63,7 @@ def live(make: Any, model: PreTrainedModel, random: torch.Generator, reward: Rew
 
 def learn(
     make: Any,
-    row: Row,
+    row: Algorithm,
     *,
     start: PreTrainedModel | None = None,
     teacher: PreTrainedModel | None = None,
@@ -72,7 +72,7 @@ def learn(
 ) -> PreTrainedModel:
     """A model after updates on its own attempts; ``start``: whose weights it has once the reference is kept."""
     model, random = make.model(), torch.Generator().manual_seed(0)
-    config = LearnerConfig(learning_rate=3e-3, critic_learning_rate=1e-2)
+    config = TrainerConfig(learning_rate=3e-3, critic_learning_rate=1e-2)
     learner = Learner(model, row, config, temperature=1.0, reward_weights={}, seed=0, teacher=teacher)
     if start is not None:
         learner.adopt(start.state_dict())
@@ -129,7 +129,7 @@ def test_imitation_repeats_what_earned_something(make: Any) -> None:
 def test_the_coefficient_rises_while_the_policy_is_far_and_is_kept_in_the_state(make: Any) -> None:
     row = build_row("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 640})
     model, random = make.model(), torch.Generator().manual_seed(0)
-    learner = Learner(model, row, LearnerConfig(), temperature=1.0, reward_weights={}, seed=0)
+    learner = Learner(model, row, TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
     weights = make.model(seed=1).state_dict()
     learner.adopt(weights)
     coefficients = [
@@ -140,7 +140,7 @@ def test_the_coefficient_rises_while_the_policy_is_far_and_is_kept_in_the_state(
     state = learner.state()
     assert state.scalars["kl_coefficient"] == pytest.approx(0.1 * grown**3)
     fresh = make.model()
-    restored = Learner(fresh, row, LearnerConfig(), temperature=1.0, reward_weights={}, seed=0)
+    restored = Learner(fresh, row, TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
     fresh.load_state_dict(model.state_dict())
     restored.restore(state)
     groups = live(make, fresh, random, lambda token, luck: luck)

@@ -10,7 +10,7 @@ from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.loss_terms import Correction, Kl
 from agent_r1.algorithms.objective import objective
 from agent_r1.algorithms.policy_losses import Cispo, Clip
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_row, terms
 from agent_r1.core.errors import InvalidInput
 
@@ -40,7 +40,7 @@ def refusal(name: str, settings: dict[str, object]) -> str:
 
 
 def test_without_settings_a_row_is_as_it_stands() -> None:
-    for name, row in ROWS.items():
+    for name, row in ALGORITHMS.items():
         assert build_row(name, {}) == row and row.name == name
 
 
@@ -49,7 +49,7 @@ def test_a_number_is_set_in_the_part_it_belongs_to() -> None:
     assert row.surrogate == Clip(high=0.3, dual=None)  # what was not named stays the row's, not the class's
     assert row.advantage == GroupRelative(scale="deviation", epsilon=0.1)
     assert (row.epochs, row.filters.overlong) == (4, False)
-    assert row.filters.zero_variance == ROWS["dapo"].filters.zero_variance
+    assert row.filters.zero_variance == ALGORITHMS["dapo"].filters.zero_variance
 
 
 def test_a_part_is_exchanged_by_naming_its_kind_in_whatever_order() -> None:
@@ -57,14 +57,14 @@ def test_a_part_is_exchanged_by_naming_its_kind_in_whatever_order() -> None:
     for given in (settings, dict(reversed(settings.items()))):
         assert build_row("grpo", given).surrogate == Cispo(high=3.0)
     assert build_row("grpo", {"advantage": "whitened_group"}).advantage.kind == "whitened_group"
-    assert ROWS["grpo"].surrogate == Clip()  # the row itself stays
+    assert ALGORITHMS["grpo"].surrogate == Clip()  # the row itself stays
 
 
 def test_a_number_switches_an_optional_part_on_and_none_takes_it_away() -> None:
     row = build_row("grpo", {"kl.coefficient": 0.01, "correction.high": 3.0})
     assert (row.kl, row.correction) == (Kl(coefficient=0.01), Correction(high=3.0))
-    assert ROWS["grpo"].kl is ROWS["grpo"].correction is None
-    assert "reference" in row.needs and "reference" not in ROWS["grpo"].needs
+    assert ALGORITHMS["grpo"].kl is ALGORITHMS["grpo"].correction is None
+    assert "reference" in row.needs and "reference" not in ALGORITHMS["grpo"].needs
     for nothing in ("none", None):
         assert build_row("reinforce++", {"kl": nothing}).kl is None
 
@@ -76,7 +76,7 @@ def test_none_takes_an_optional_number_away_and_is_left_where_it_is_a_word() -> 
 
 
 def test_what_terms_tell_can_be_set_again_word_for_word() -> None:
-    for name, row in ROWS.items():
+    for name, row in ALGORITHMS.items():
         told = dict(terms(row))
         assert build_row(name, told) == row
         assert not any(key in ("name", "paper", "differs") for key in told)

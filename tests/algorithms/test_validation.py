@@ -11,14 +11,14 @@ import torch
 
 from agent_r1.algorithms import validation as fit
 from agent_r1.algorithms.advantages.advantage import Advantage
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Estimate, Signals
-from agent_r1.algorithms.validation import check, objections
+from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.algorithms.validation import check, incompatibilities
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.batch import Batch
+from agent_r1.data.batch import TrainingBatch
 
 OBJECTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "surrogate gmpo is made for the ratio of a turn or trajectory, not of a token": ("grpo", {"surrogate": "gmpo"}),
@@ -77,13 +77,13 @@ class Priceless(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"critic"})
     formula = "0"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         return Estimate(torch.zeros_like(batch.token_rewards))
 
 
 def test_an_advantage_with_a_critic_has_the_critics_terms() -> None:
     with pytest.raises(InvalidInput, match="an advantage that needs a critic extends WithCritic"):
-        check(Row(name="priceless", advantage=Priceless()))
+        check(Algorithm(name="priceless", advantage=Priceless()))
 
 
 def test_every_objection_has_a_case() -> None:
@@ -91,10 +91,10 @@ def test_every_objection_has_a_case() -> None:
     assert len(re.findall(r"\byield f?\"", inspect.getsource(fit))) == len(OBJECTIONS) + 1
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_row_has_an_objection(name: str) -> None:
-    assert list(objections(ROWS[name])) == []
-    check(ROWS[name])
+    assert list(incompatibilities(ALGORITHMS[name])) == []
+    check(ALGORITHMS[name])
 
 
 def test_parts_that_do_fit_are_taken() -> None:

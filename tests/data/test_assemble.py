@@ -13,13 +13,13 @@ from agent_r1.core.messages import Message, Text
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.data.assemble import Scope, assemble
-from agent_r1.data.batch import Batch
-from agent_r1.data.sequences import path_sequences, tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 
 
-def batch_of(make: Any, *trajectories: Trajectory, scope: Scope = "actions") -> Batch:
-    return assemble(admit(make.groups(*trajectories), {}).samples, tree_sequences, scope)
+def batch_of(make: Any, *trajectories: Trajectory, scope: Scope = "actions") -> TrainingBatch:
+    return assemble(select_trainable(make.groups(*trajectories), {}).samples, pack_prefix_tree, scope)
 
 
 def test_action_tokens_are_ordered_by_trajectory_turn_and_position(make: Any) -> None:
@@ -37,8 +37,8 @@ def test_action_tokens_are_ordered_by_trajectory_turn_and_position(make: Any) ->
 
 def test_time_is_turn_order_also_across_a_rewritten_context_and_branches(make: Any) -> None:
     turns = [make.turn(0, [1], [2]), make.turn(1, [3], [4]), make.turn(2, [5], [6], parent=0)]
-    for layout in (tree_sequences, path_sequences):
-        batch = assemble(admit(make.groups(make.trajectory(turns)), {}).samples, layout)
+    for layout in (pack_prefix_tree, pack_per_turn):
+        batch = assemble(select_trainable(make.groups(make.trajectory(turns)), {}).samples, layout)
         assert batch.ids.tolist() == [2, 4, 6]
         learned = torch.cat([sequence.tokens for sequence in batch.sequences]).tolist()
         assert sorted(learned) == [0, 1, 2]
@@ -81,8 +81,8 @@ def test_a_calls_reward_lands_on_the_token_with_which_the_call_ends(make: Any) -
     batch = batch_of(make, make.trajectory([turn], {"answer": 1000.0}))
     assert batch.token_rewards.tolist() == [0.0, 1.0, 10.0, 1100.0]
     assert batch.process_rewards.tolist() == [111.0] and batch.outcomes.tolist() == [1000.0]
-    (without,) = admit(make.groups(make.trajectory([turn], {"answer": 1000.0})), {"ok": 0.0, "tidy": 0.0}).samples
-    sparse = assemble([without], tree_sequences)  # control: what weighs nothing leaves the sparse rewards
+    (without,) = select_trainable(make.groups(make.trajectory([turn], {"answer": 1000.0})), {"ok": 0.0, "tidy": 0.0}).samples
+    sparse = assemble([without], pack_prefix_tree)  # control: what weighs nothing leaves the sparse rewards
     assert sparse.token_rewards.tolist() == [0.0, 0.0, 0.0, 1000.0]
 
 
@@ -133,7 +133,7 @@ def test_rewards_by_name_and_the_greedy_attempt_are_columns(make: Any) -> None:
     other = make.trajectory(turns, {"em": 0.0}, group=1)
     groups = make.groups(one, other, greedy={1: make.trajectory(turns, {"em": 1.0, "f1": 1.0}, group=1, member=1)})
     weights = {"f1": 3.0}
-    batch = assemble(admit(groups, weights).samples, tree_sequences, "actions", weights)
+    batch = assemble(select_trainable(groups, weights).samples, pack_prefix_tree, "actions", weights)
     assert [(named.name, named.weight, named.returns.tolist()) for named in batch.named] == [
         ("em", 1.0, [1.0, 0.0]),
         ("f1", 3.0, [1.5, 0.0]),

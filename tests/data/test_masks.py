@@ -12,32 +12,32 @@ from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.ops.returns import generalised_advantages
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.ops.returns import generalized_advantages
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Credit, CriticView, Signals, TokenView
+from agent_r1.algorithms.signals import TokenWeights, CriticView, ModelOutputs, TokenOutputs
 from agent_r1.data.assemble import Scope, assemble
-from agent_r1.data.batch import Batch
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import previous_within
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.value_head import value_model
 from agent_r1.trainer.forward_backward import Models, Prepared, learn
 
-ACTIONS_ONLY = [name for name, row in ROWS.items() if row.scope == "actions"]
+ACTIONS_ONLY = [name for name, row in ALGORITHMS.items() if row.scope == "actions"]
 
 
-def said_of(batch: Batch) -> Signals:
+def said_of(batch: TrainingBatch) -> ModelOutputs:
     """What models might have said of the batch's action tokens and turns; nothing is known of other tokens."""
     random = torch.Generator().manual_seed(0)
     columns = torch.full((3, len(batch.ids)), torch.nan, dtype=torch.float64)
     columns[:, batch.chosen] = torch.randn(3, int(batch.chosen.sum()), generator=random, dtype=torch.float64)
     ends = torch.randn(len(batch.turn_trajectory), generator=random, dtype=torch.float64)
-    return Signals(values=columns[0], ends=ends, reference=columns[1], teacher=columns[2], kl_coefficient=0.1)
+    return ModelOutputs(values=columns[0], ends=ends, reference=columns[1], teacher=columns[2], kl_coefficient=0.1)
 
 
-def gradient_by_position(make: Any, batch: Batch, row: Row) -> tuple[Tensor, Tensor]:
+def gradient_by_position(make: Any, batch: TrainingBatch, row: Algorithm) -> tuple[Tensor, Tensor]:
     """The size of the loss' derivative by the logits at each position of the one sequence; which positions predict."""
     policy = make.model()
     models = Models(policy, 1.0, 10_000, value_model(policy) if "critic" in row.needs else None)
@@ -51,22 +51,22 @@ def gradient_by_position(make: Any, batch: Batch, row: Row) -> tuple[Tensor, Ten
     return found[0][0].abs().sum(-1), acts
 
 
-def two_attempts(make: Any, scope: Scope) -> Batch:
+def two_attempts(make: Any, scope: Scope) -> TrainingBatch:
     turns = make.chain(([1, 2, 3], [4, 5]), ([6, 7, 8], [9]), ([10, 11], [12, 13]))
     longest, other = make.trajectory(turns, {"score": 1.0}), make.trajectory(turns, {"score": 0.0}, member=1)
     groups = make.groups(longest, other, greedy={0: make.trajectory(turns, {"score": 0.4}, member=2)})
-    return assemble(admit(groups, {}).samples, tree_sequences, scope)
+    return assemble(select_trainable(groups, {}).samples, pack_prefix_tree, scope)
 
 
 @pytest.mark.parametrize("name", ACTIONS_ONLY)
 def test_positions_that_predict_no_action_token_get_exactly_no_gradient(name: str, make: Any) -> None:
-    size, acts = gradient_by_position(make, two_attempts(make, "actions"), ROWS[name])
+    size, acts = gradient_by_position(make, two_attempts(make, "actions"), ALGORITHMS[name])
     assert size[~acts].count_nonzero() == 0
     assert (size[acts] > 0).all()  # control: the others do get some
 
 
-@pytest.mark.parametrize("row", [ROWS["echo"], build_row("grpo", {"masks.loss": False, "masks.advantage": True})])
-def test_a_loss_over_observations_too_is_seen(row: Row, make: Any) -> None:
+@pytest.mark.parametrize("row", [ALGORITHMS["echo"], build_row("grpo", {"masks.loss": False, "masks.advantage": True})])
+def test_a_loss_over_observations_too_is_seen(row: Algorithm, make: Any) -> None:
     # control of the control: these learn what the world said
     size, acts = gradient_by_position(make, two_attempts(make, "episodes"), row)
     assert size[~acts][2:7].count_nonzero() == 5 and size[~acts][:2].count_nonzero() == 0
@@ -77,25 +77,25 @@ QUIET = ([1], [2], [3])
 TALKATIVE = ([1, 7, 7, 7], [2] * 9, [])
 
 
-def batch_with(make: Any, observations: Sequence[Sequence[int]], scope: Scope) -> Batch:
+def batch_with(make: Any, observations: Sequence[Sequence[int]], scope: Scope) -> TrainingBatch:
     """One attempt with these observations between the same actions, one other."""
     acting = make.trajectory(
         make.chain(*zip(observations, ACTIONS, strict=True)), {"score": 1.0, "steps": (0.1, 0.2, 0.3)}
     )
     other = make.trajectory(make.chain(([1], [2, 3])), {"score": 0.0}, member=1)
     groups = make.groups(acting, other, greedy={0: make.trajectory(other.turns, {"score": 0.4}, member=2)})
-    return assemble(admit(groups, {}).samples, tree_sequences, scope)
+    return assemble(select_trainable(groups, {}).samples, pack_prefix_tree, scope)
 
 
-def discounting(row: Row) -> Row:
+def discounting(row: Algorithm) -> Algorithm:
     """The row, with time counting wherever it can."""
     keys = {"gamma": 0.9, **({"lam": 0.8} if isinstance(row.advantage, WithCritic) else {})}
     return build_row(row.name, {f"advantage.{key}": value for key, value in keys.items() if key in dict(row.advantage)})
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_inserting_or_deleting_tool_tokens_changes_no_credit_and_no_loss(name: str, make: Any) -> None:
-    row = discounting(ROWS[name])
+    row = discounting(ALGORITHMS[name])
     logprobs, old, values, reference = torch.randn(
         4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
@@ -107,7 +107,7 @@ def test_inserting_or_deleting_tool_tokens_changes_no_credit_and_no_loss(name: s
         if row.scope == "actions":
             critic = CriticView(values, values[:4], values + 0.3, values[:4])
             turn, trajectory = batch.token_turn, batch.token_trajectory
-            view = TokenView(logprobs, -logprobs, old, turn, trajectory, reference, critic)
+            view = TokenOutputs(logprobs, -logprobs, old, turn, trajectory, reference, critic)
             found.append(row.loss(view, credit)[0])
         results.append(found)
     for quiet, talkative in zip(*results, strict=True):
@@ -128,12 +128,12 @@ def test_credit_over_all_tokens_would_have_changed(make: Any) -> None:
         rewards[-1] = 1.0
         unit = torch.zeros(len(mask), dtype=torch.int64)
         nothing = torch.zeros_like(rewards)
-        return generalised_advantages(rewards, nothing, nothing, previous_within(unit), 0.9, 0.8)[mask == 1]
+        return generalized_advantages(rewards, nothing, nothing, previous_within(unit), 0.9, 0.8)[mask == 1]
 
     assert not torch.allclose(dense(QUIET), dense(TALKATIVE))
 
 
-def credit_without(make: Any, name: str, masks: dict[str, bool], observations: Sequence[Sequence[int]]) -> Credit:
+def credit_without(make: Any, name: str, masks: dict[str, bool], observations: Sequence[Sequence[int]]) -> TokenWeights:
     row = build_row(name, {"advantage.gamma": 0.9, **{f"masks.{mask}": on for mask, on in masks.items()}})
     batch = batch_with(make, observations, row.scope)
     return row.credit(batch, replace(said_of(batch), values=torch.zeros(len(batch.ids), dtype=torch.float64)))
@@ -166,11 +166,11 @@ def test_without_it_what_tools_said_changes_credit_and_with_it_does_not(name: st
 def test_without_the_loss_mask_observations_share_in_the_loss(make: Any) -> None:
     row = build_row("grpo", {"masks.loss": False})
     batch = batch_with(make, QUIET, row.scope)
-    credit = row.credit(batch, Signals())
+    credit = row.credit(batch, ModelOutputs())
     assert batch.chosen.sum() == 8 and len(batch.ids) == 10
     assert credit.share.tolist() == pytest.approx([0.1] * 10)
     high = 1.6 / 2 / (1.6 / 2**0.5)
     assert credit.advantage.tolist() == pytest.approx([high] * 8 + [-high] * 2, rel=1e-5)
-    assert build_row("grpo", {}).credit(batch, Signals()).share.tolist() == pytest.approx(
+    assert build_row("grpo", {}).credit(batch, ModelOutputs()).share.tolist() == pytest.approx(
         (batch.chosen / 8).tolist()
     )  # control: with the mask they have none

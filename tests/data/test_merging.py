@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.core.trajectory import Group
 from agent_r1.data import micro_batches as microbatches
 from agent_r1.data.assemble import assemble
-from agent_r1.data.sequences import Layout, path_sequences, tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.sequences import Packing, pack_per_turn, pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.value_head import value_model
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.forward_backward import Models, Prepared, learn
@@ -27,20 +27,20 @@ Result = tuple[Tensor, Mapping[str, Tensor]]
 def loss_and_gradient(
     make: Any,
     groups: Sequence[Group],
-    layout: Layout,
+    layout: Packing,
     *,
     name: str = "ppo",
     budget: int = 10_000,
     exact: bool = True,
 ) -> Result:
     """The loss of the whole batch and the gradient by every parameter of the policy and the critic."""
-    row = ROWS[name]
+    row = ALGORITHMS[name]
     policy, reference, teacher = (make.exact_model(seed) if exact else make.model(seed) for seed in range(3))
     critic = value_model(policy) if "critic" in row.needs else None
     if critic is not None:
         torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
     models = Models(policy, 0.7, budget, critic, reference, teacher)
-    batch = assemble(admit(groups, {}).samples, layout, row.scope)
+    batch = assemble(select_trainable(groups, {}).samples, layout, row.scope)
     signals = replace(models.signals(batch), kl_coefficient=0.5)
     # old log-probabilities that are not the policy's own, so that clipping has something to do
     old = models.logprobs(batch) + 0.3 * torch.randn(
@@ -84,12 +84,12 @@ def trees(make: Any) -> list[Group]:
 
 
 @pytest.mark.parametrize(("exact", "tolerance"), [(True, 1e-9), (False, 1e-5)])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_merged_and_unmerged_batches_give_equal_loss_and_gradient(
     name: str, exact: bool, tolerance: float, trees: list[Group], make: Any
 ) -> None:
-    merged = loss_and_gradient(make, trees, tree_sequences, name=name, exact=exact)
-    unmerged = loss_and_gradient(make, trees, path_sequences, name=name, exact=exact, budget=20)
+    merged = loss_and_gradient(make, trees, pack_prefix_tree, name=name, exact=exact)
+    unmerged = loss_and_gradient(make, trees, pack_per_turn, name=name, exact=exact, budget=20)
     assert same(merged, unmerged, tolerance)
 
 
@@ -102,10 +102,10 @@ def test_merging_with_a_wrong_mask_or_wrong_positions_would_have_been_seen(
             replace(one, exits=torch.full_like(one.exits, len(one)))
             if broken == "exits"
             else replace(one, depths=torch.arange(len(one)))
-            for one in tree_sequences(*arguments)
+            for one in pack_prefix_tree(*arguments)
         ]
 
-    merged = loss_and_gradient(make, trees, tree_sequences)
+    merged = loss_and_gradient(make, trees, pack_prefix_tree)
     assert not same(merged, loss_and_gradient(make, trees, wrong), 1e-4)
 
 
@@ -113,18 +113,18 @@ def test_an_appending_episode_of_ten_turns_is_read_once(make: Any) -> None:
     episode = make.trajectory(make.chain(*(([1, turn], [2, 3, turn]) for turn in range(10))), {"score": 1.0})
     read: list[int] = []
 
-    def counting(layout: Layout) -> int:
-        batch = assemble(admit(make.groups(episode), {}).samples, layout)
+    def counting(layout: Packing) -> int:
+        batch = assemble(select_trainable(make.groups(episode), {}).samples, layout)
         model = make.model()
         model.base_model.embed_tokens.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
-        row = ROWS["reinforce"]
-        prepared = Prepared(batch, row.credit(batch, Signals()), Signals(), None)
+        row = ALGORITHMS["reinforce"]
+        prepared = Prepared(batch, row.credit(batch, ModelOutputs()), ModelOutputs(), None)
         learn(Models(model, 1.0, 10_000), row, prepared, batch.sequences, 1.0)
         total, _ = sum(read), read.clear()
         return total
 
-    assert counting(tree_sequences) == 50
-    assert counting(path_sequences) >= 275  # control: what it costs to read every prefix again
+    assert counting(pack_prefix_tree) == 50
+    assert counting(pack_per_turn) >= 275  # control: what it costs to read every prefix again
 
 
 @pytest.mark.parametrize("budget", [1, 37, 100])
@@ -133,16 +133,16 @@ def test_how_a_batch_is_cut_and_padded_changes_nothing(
     name: str, budget: int, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = make.random_groups(0)
-    whole = loss_and_gradient(make, groups, tree_sequences, name=name)
-    assert same(whole, loss_and_gradient(make, groups, tree_sequences, name=name, budget=budget), 1e-9)
+    whole = loss_and_gradient(make, groups, pack_prefix_tree, name=name)
+    assert same(whole, loss_and_gradient(make, groups, pack_prefix_tree, name=name, budget=budget), 1e-9)
     monkeypatch.setattr(microbatches, "PADDING", 0.9)
-    assert same(whole, loss_and_gradient(make, groups, tree_sequences, name=name, budget=budget), 1e-9)
+    assert same(whole, loss_and_gradient(make, groups, pack_prefix_tree, name=name, budget=budget), 1e-9)
 
 
 def test_minibatches_have_the_batchs_gradient_on_average(make: Any) -> None:
-    model, row = make.exact_model(), ROWS["reinforce"]
-    batch = assemble(admit(make.random_groups(0), {}).samples, tree_sequences)
-    prepared = Prepared(batch, row.credit(batch, Signals()), Signals(), None)
+    model, row = make.exact_model(), ALGORITHMS["reinforce"]
+    batch = assemble(select_trainable(make.random_groups(0), {}).samples, pack_prefix_tree)
+    prepared = Prepared(batch, row.credit(batch, ModelOutputs()), ModelOutputs(), None)
 
     def gradient(chosen: set[int]) -> Tensor:
         model.zero_grad()
@@ -159,7 +159,7 @@ def test_minibatches_have_the_batchs_gradient_on_average(make: Any) -> None:
 def test_the_order_of_groups_and_members_changes_nothing(make: Any) -> None:
     groups = make.random_groups(0)
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
-    one, other = (loss_and_gradient(make, order, tree_sequences) for order in (groups, shuffled))
+    one, other = (loss_and_gradient(make, order, pack_prefix_tree) for order in (groups, shuffled))
     assert torch.equal(one[0], other[0]) and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
 
 
@@ -173,6 +173,6 @@ def test_denominators_of_each_micro_batch_alone_would_have_been_seen(
         return replace(given(credit, micro, weight, like), share=torch.full_like(like, 1 / len(like)))
 
     groups = make.random_groups(0)
-    whole = loss_and_gradient(make, groups, tree_sequences)
+    whole = loss_and_gradient(make, groups, pack_prefix_tree)
     monkeypatch.setattr(passes, "_credit_at", local)
-    assert not same(whole, loss_and_gradient(make, groups, tree_sequences, budget=37), 1e-4)
+    assert not same(whole, loss_and_gradient(make, groups, pack_prefix_tree, budget=37), 1e-4)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data.micro_batches import PADDING, by_sequence, by_trajectory, micro_batches
-from agent_r1.data.sequences import Place, TokenSequence, tree_sequences
+from agent_r1.data.sequences import TurnPlace, TokenSequence, pack_prefix_tree
 
 
 def sequence(number: int, length: int, branched: bool = False) -> TokenSequence:
@@ -61,9 +61,9 @@ def test_the_longest_come_first_and_equal_ones_as_given() -> None:
 def test_a_mask_shows_each_token_its_own_path_and_padding_to_no_one(make: Any) -> None:
     turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
     sequences = [
-        *tree_sequences(make.trajectory(turns), 0, [Place(0, 0), Place(1, 1), Place(2, 2)]),
-        *tree_sequences(
-            make.trajectory([make.turn(0, [5, 6, 6], [7]), *turns[1:]]), 1, [Place(3, 3), Place(4, 4), Place(5, 5)]
+        *pack_prefix_tree(make.trajectory(turns), 0, [TurnPlace(0, 0), TurnPlace(1, 1), TurnPlace(2, 2)]),
+        *pack_prefix_tree(
+            make.trajectory([make.turn(0, [5, 6, 6], [7]), *turns[1:]]), 1, [TurnPlace(3, 3), TurnPlace(4, 4), TurnPlace(5, 5)]
         ),
     ]
     (batch,) = micro_batches(by_sequence(sequences), 100)

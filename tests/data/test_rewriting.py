@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.algorithms.validation import check_rewriting
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.data.assemble import assemble
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 
 
 def rewritten(trajectory):
@@ -22,14 +22,14 @@ def rewritten(trajectory):
 
 
 def credit_of(row, groups):
-    batch = assemble(admit(groups, {}).samples, tree_sequences, row.scope)
+    batch = assemble(select_trainable(groups, {}).samples, pack_prefix_tree, row.scope)
     draws = torch.Generator().manual_seed(0)
     tokens, turns = len(batch.ids), len(batch.turn_trajectory)
     values, ends, reference, teacher = (
         torch.randn(count, dtype=torch.float64, generator=draws) for count in (tokens, turns, tokens, tokens)
     )
     old = batch.sampler_logprobs
-    said = Signals(values=values, ends=ends, reference=reference, teacher=teacher, old=old, kl_coefficient=0.1)
+    said = ModelOutputs(values=values, ends=ends, reference=reference, teacher=teacher, old=old, kl_coefficient=0.1)
     return row.credit(batch, said)
 
 
@@ -41,25 +41,25 @@ def learnable(row):
     return True
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if learnable(row)])
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if learnable(row)])
 def test_credit_does_not_ask_in_which_context_a_token_was_chosen(make, name):
-    row, groups = ROWS[name], make.random_groups(3, greedy=True)
+    row, groups = ALGORITHMS[name], make.random_groups(3, greedy=True)
     branched = [replace(group, trajectories=tuple(map(rewritten, group.trajectories))) for group in groups]
     one, other = credit_of(row, groups), credit_of(row, branched)
     assert torch.equal(one.advantage, other.advantage) and torch.equal(one.share, other.share)
 
 
 def test_the_rows_that_learn_observations_are_refused():
-    assert [name for name, row in ROWS.items() if not learnable(row)] == ["echo"]
+    assert [name for name, row in ALGORITHMS.items() if not learnable(row)] == ["echo"]
     with pytest.raises(InvalidInput, match="take the rule append"):
-        check_rewriting(ROWS["echo"])
+        check_rewriting(ALGORITHMS["echo"])
 
 
 def test_time_that_ends_with_a_context_would_be_seen(make, monkeypatch):
-    from agent_r1.data.batch import Batch
+    from agent_r1.data.batch import TrainingBatch
 
-    monkeypatch.setattr(Batch, "token_before", property(lambda batch: torch.full_like(batch.ids, -1)))
-    row = ROWS["reinforce++"]
+    monkeypatch.setattr(TrainingBatch, "token_before", property(lambda batch: torch.full_like(batch.ids, -1)))
+    row = ALGORITHMS["reinforce++"]
     cut = credit_of(row, make.random_groups(3))
     monkeypatch.undo()
     assert not torch.equal(cut.advantage, credit_of(row, make.random_groups(3)).advantage)
@@ -77,5 +77,5 @@ def test_a_turn_after_a_summary_is_where_the_world_had_left_it(make):
         make.turn(2, [1, 6], [4]),
     ]
     groups = make.groups(make.trajectory(straight, {"r": 1.0}), make.trajectory(summed, {"r": 0.0}, member=1))
-    states = assemble(admit(groups, {}).samples, tree_sequences).turn_states.tolist()
+    states = assemble(select_trainable(groups, {}).samples, pack_prefix_tree).turn_states.tolist()
     assert states[0] == states[2] and states[1] == states[4] and states[3] not in (states[0], states[1])

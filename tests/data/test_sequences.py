@@ -12,14 +12,14 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.data.sequences import Place, TokenSequence, causal_sequences, path_sequences, tree_sequences
+from agent_r1.data.sequences import TurnPlace, TokenSequence, pack_causal, pack_per_turn, pack_prefix_tree
 
 
-def places_of(trajectory: Trajectory) -> list[Place]:
+def places_of(trajectory: Trajectory) -> list[TurnPlace]:
     """The places of the turns in a batch of action tokens only; turns without any share the number of the next."""
     lengths = [len(turn.action_ids) for turn in trajectory.turns]
     acting = [bool(length) for length in lengths]
-    return [Place(sum(acting[:index]), sum(lengths[:index])) for index in range(len(lengths))]
+    return [TurnPlace(sum(acting[:index]), sum(lengths[:index])) for index in range(len(lengths))]
 
 
 def visible(sequence: TokenSequence, place: int) -> list[int]:
@@ -51,7 +51,7 @@ def test_every_action_token_stands_once_behind_exactly_what_the_policy_saw(traje
         for turn, place in zip(trajectory.turns, places, strict=True)
         for j in range(len(turn.action_ids))
     }
-    for layout in (tree_sequences, path_sequences, causal_sequences):
+    for layout in (pack_prefix_tree, pack_per_turn, pack_causal):
         found = [
             (int(token), visible(sequence, int(place)), int(sequence.depths[place]))
             for sequence in layout(trajectory, 0, places)
@@ -64,7 +64,7 @@ def test_every_action_token_stands_once_behind_exactly_what_the_policy_saw(traje
 @given(trees())
 @settings(max_examples=100, deadline=None)
 def test_a_tree_is_as_long_as_its_turns_and_marked_where_it_branches(trajectory: Trajectory) -> None:
-    sequences = tree_sequences(trajectory, 0, places_of(trajectory))
+    sequences = pack_prefix_tree(trajectory, 0, places_of(trajectory))
     everything = sum(len(turn.new_ids) + len(turn.action_ids) for turn in trajectory.turns)
     assert sum(map(len, sequences)) <= everything
     for sequence in sequences:
@@ -74,16 +74,16 @@ def test_a_tree_is_as_long_as_its_turns_and_marked_where_it_branches(trajectory:
 def test_an_episode_that_appends_is_one_causal_sequence_of_its_own_length(make: Any) -> None:
     pieces = [([10 + turn, 11, 12], [20 + turn, 21]) for turn in range(10)]
     trajectory = make.trajectory(make.chain(*pieces))
-    (sequence,) = tree_sequences(trajectory, 0, places_of(trajectory))
+    (sequence,) = pack_prefix_tree(trajectory, 0, places_of(trajectory))
     assert len(sequence) == 50 and not sequence.branched
     assert tuple(sequence.ids.tolist()) == (*trajectory.prompt_ids(trajectory.turns[-1]), 29, 21)
-    unmerged = path_sequences(trajectory, 0, places_of(trajectory))
+    unmerged = pack_per_turn(trajectory, 0, places_of(trajectory))
     assert sum(map(len, unmerged)) == sum(5 * turn for turn in range(1, 11))  # control: what it would cost
 
 
 def test_the_example_of_the_docstring_holds(make: Any) -> None:
     turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
-    (sequence,) = tree_sequences(make.trajectory(turns), 0, places_of(make.trajectory(turns)))
+    (sequence,) = pack_prefix_tree(make.trajectory(turns), 0, places_of(make.trajectory(turns)))
     assert sequence.ids.tolist() == [5, 6, 7, 3, 8, 4, 9]
     assert sequence.depths.tolist() == [0, 1, 2, 3, 4, 3, 4]
     assert sequence.exits.tolist() == [7, 7, 7, 5, 5, 7, 7]
@@ -93,20 +93,20 @@ def test_the_example_of_the_docstring_holds(make: Any) -> None:
 
 def test_a_rewritten_context_starts_a_sequence_of_its_own(make: Any) -> None:
     turns = [make.turn(0, [1, 2], [3]), make.turn(1, [4], [5])]
-    first, second = tree_sequences(make.trajectory(turns), 0, [Place(0, 0), Place(1, 1)])
+    first, second = pack_prefix_tree(make.trajectory(turns), 0, [TurnPlace(0, 0), TurnPlace(1, 1)])
     assert first.ids.tolist() == [1, 2, 3] and second.ids.tolist() == [4, 5]
 
 
 def test_without_masks_branches_are_laid_out_as_paths_and_chains_stay_whole(make: Any) -> None:
     chain = make.trajectory(make.chain(([1], [2]), ([3], [4])))
     tree = make.trajectory([*chain.turns, make.turn(2, [5], [6], parent=0)])
-    assert len(causal_sequences(chain, 0, places_of(chain))) == 1
-    assert [len(sequence) for sequence in causal_sequences(tree, 0, places_of(tree))] == [2, 4, 4]
+    assert len(pack_causal(chain, 0, places_of(chain))) == 1
+    assert [len(sequence) for sequence in pack_causal(tree, 0, places_of(tree))] == [2, 4, 4]
 
 
 def test_a_thousand_turns_are_laid_out(make: Any) -> None:
     trajectory = make.trajectory(make.chain(*(([1], [2]) for _ in range(1000))))
-    (sequence,) = tree_sequences(trajectory, 0, places_of(trajectory))
+    (sequence,) = pack_prefix_tree(trajectory, 0, places_of(trajectory))
     assert len(sequence) == 2000
 
 
@@ -119,7 +119,7 @@ def test_every_action_ends_once_behind_all_it_saw_and_said(trajectory: Trajector
         for turn, place in zip(trajectory.turns, places, strict=True)
         if turn.action_ids
     }
-    for layout in (tree_sequences, path_sequences, causal_sequences):
+    for layout in (pack_prefix_tree, pack_per_turn, pack_causal):
         found = [
             (int(turn), visible(sequence, int(end)))
             for sequence in layout(trajectory, 0, places)
@@ -130,8 +130,8 @@ def test_every_action_ends_once_behind_all_it_saw_and_said(trajectory: Trajector
 
 def test_observed_tokens_that_have_a_place_are_predicted_too(make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1, 2], [3, 4]), ([5, 6, 7], [8])))
-    places = [Place(0, 0), Place(1, 5, observation=2)]  # batch: 3 4 | 5 6 7 | 8
-    for layout in (tree_sequences, path_sequences):
+    places = [TurnPlace(0, 0), TurnPlace(1, 5, observation=2)]  # batch: 3 4 | 5 6 7 | 8
+    for layout in (pack_prefix_tree, pack_per_turn):
         predicted = {
             int(token): int(sequence.ids[predictor])
             for sequence in layout(trajectory, 0, places)

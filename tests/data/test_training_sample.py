@@ -10,13 +10,13 @@ import pytest
 
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.trajectory import STATUS_POLICY, Status
-from agent_r1.data.training_sample import admit
+from agent_r1.data.training_sample import select_trainable
 
 
 @pytest.mark.parametrize("status", Status)
 def test_the_policy_table_decides_by_status(status: Status, make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1], [2])), {"score": 1.0}, status=status, reason="a reason")
-    admission = admit(make.groups(trajectory), {})
+    admission = select_trainable(make.groups(trajectory), {})
     if STATUS_POLICY[status] == "train":
         assert len(admission.samples) == 1 and not admission.left_out
     else:
@@ -27,7 +27,7 @@ def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: A
     turns = (make.turn(0, [1], [2], rewards={"tool": 0.5, "noise": 9.0}), make.turn(1, [3], [4], parent=0))
     rewards = {"answer": 1.0, "format": -1.0, "steps": (0.25, 0.75), "noise": None}
     trajectory = make.trajectory(turns, rewards)
-    (sample,) = admit(make.groups(trajectory), {"format": 0.5, "steps": 2.0, "noise": 0.0}).samples
+    (sample,) = select_trainable(make.groups(trajectory), {"format": 0.5, "steps": 2.0, "noise": 0.0}).samples
     assert (sample.trajectory, sample.group) == (trajectory, 0)
     assert (sample.turn_rewards, sample.outcome, sample.call_rewards) == ((1.0, 1.5), 0.5, ((), ()))
     assert sample.total == 3.0
@@ -37,10 +37,10 @@ def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: A
 def test_call_rewards_are_weighed_by_name_and_summed_per_call(make: Any) -> None:
     calls = ({"ok": 1.0, "fit": 2.0}, {}, {"ok": 4.0})
     turn = make.turn(0, [1], [2, 3, 4, 5], call_rewards=calls, call_ends=(0, 1, 2), rewards={"fit": 1.0})
-    (sample,) = admit(make.groups(make.trajectory([turn])), {"ok": 0.5}).samples
+    (sample,) = select_trainable(make.groups(make.trajectory([turn])), {"ok": 0.5}).samples
     assert (sample.call_rewards, sample.turn_rewards) == (((2.5, 0.0, 2.0),), (1.0,))
     assert sample.named == {"ok": 2.5, "fit": 3.0} and sample.total == 5.5
-    (ignored,) = admit(make.groups(make.trajectory([turn])), {"ok": 0.0, "fit": 0.0}).samples
+    (ignored,) = select_trainable(make.groups(make.trajectory([turn])), {"ok": 0.0, "fit": 0.0}).samples
     assert ignored.total == 0.0
 
 
@@ -49,7 +49,7 @@ def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -
     one, other = make.trajectory(turns, {"score": 1.0}), make.trajectory(turns, {"score": 0.0}, group=1)
     greedy = make.trajectory(turns, {"score": 0.5}, member=7)
     failed = make.trajectory(turns, {"score": None}, group=1, member=7)
-    admission = admit(make.groups(one, other, greedy={0: greedy, 1: failed}), {"score": 3.0})
+    admission = select_trainable(make.groups(one, other, greedy={0: greedy, 1: failed}), {"score": 3.0})
     assert [sample.greedy for sample in admission.samples] == [1.5, None]
     assert [sample.trajectory for sample in admission.samples] == [one, other] and not admission.left_out
 
@@ -65,9 +65,9 @@ def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -
 )
 def test_a_reward_that_is_none_or_not_a_number_leaves_the_attempt_out(rewards: dict, reason: str, make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1], [2]), ([3], [4])), rewards)
-    (out,) = admit(make.groups(trajectory), {}).left_out
+    (out,) = select_trainable(make.groups(trajectory), {}).left_out
     assert (out.attempt, out.reason) == (trajectory.attempt, reason)
-    assert admit(make.groups(trajectory), {"score": 0.0}).samples  # a name that weighs nothing is not asked for
+    assert select_trainable(make.groups(trajectory), {"score": 0.0}).samples  # a name that weighs nothing is not asked for
 
 
 def test_turns_that_cannot_be_learned_from_leave_the_attempt_out(make: Any) -> None:
@@ -86,22 +86,22 @@ def test_turns_that_cannot_be_learned_from_leave_the_attempt_out(make: Any) -> N
         "reward ok of call 0 in turn 0 is nan": replace(turn, call_rewards=({"ok": math.nan},), call_ends=(1,)),
     }
     for reason, bad in broken.items():
-        (out,) = admit(make.groups(make.trajectory([bad])), {}).left_out
+        (out,) = select_trainable(make.groups(make.trajectory([bad])), {}).left_out
         assert out.reason == reason
-    assert admit(make.groups(make.trajectory([turn])), {}).samples
+    assert select_trainable(make.groups(make.trajectory([turn])), {}).samples
 
 
 def test_the_order_in_which_attempts_are_handed_in_does_not_matter(make: Any) -> None:
     groups = make.random_groups(0)
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
     assert shuffled != groups
-    assert admit(shuffled, {}) == admit(groups, {})
+    assert select_trainable(shuffled, {}) == select_trainable(groups, {})
 
 
 def test_a_reward_per_turn_may_leave_out_those_that_the_world_does_not_see(make: Any) -> None:
     summary = replace(make.turn(1, [3], [4], parent=0), kind="summary")
     turns = (make.turn(0, [1], [2]), summary, make.turn(2, [5], [6]))
     given = [(0.25, 0.75), (0.25, 0.5, 0.75), (0.25,)]
-    admissions = [admit(make.groups(make.trajectory(turns, {"steps": one})), {}) for one in given]
+    admissions = [select_trainable(make.groups(make.trajectory(turns, {"steps": one})), {}) for one in given]
     placed = [[sample.turn_rewards for sample in admission.samples] for admission in admissions]
     assert placed == [[(0.25, 0.0, 0.75)], [(0.25, 0.5, 0.75)], []]

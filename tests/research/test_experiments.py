@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.cli import parse
 from agent_r1.config import Layer, from_text
 from agent_r1.core.errors import InvalidInput
@@ -65,7 +65,7 @@ def test_other_settings_are_another_cell_and_so_are_other_defaults(monkeypatch):
     assert plan(grpo, 0, 200, 20).digest == cell.digest, "20 steps are the recipe's"
     others = [plan(grpo, 1, 200, None), plan(grpo, 0, 100, None), plan(grpo, 0, 200, 5)]
 
-    monkeypatch.setitem(ROWS, "grpo", ROWS["grpo"].model_copy(update={"entropy": 0.1}))
+    monkeypatch.setitem(ALGORITHMS, "grpo", ALGORITHMS["grpo"].model_copy(update={"entropy": 0.1}))
     others.append(plan(grpo, 0, 200, None))
     assert len({cell.digest, *(other.digest for other in others)}) == 5
 

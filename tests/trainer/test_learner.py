@@ -14,15 +14,15 @@ from learning import sampled
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.policy_losses import Clip
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Credit, Metrics, TokenView
+from agent_r1.algorithms.signals import TokenWeights, Metrics, TokenOutputs
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.model.checksum import digest
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import GREEDY, NO_ADVANTAGE, Learner, LearnerState
 
 RATE = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2}
@@ -30,7 +30,7 @@ RATE = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2}
 
 def learner_of(
     model: PreTrainedModel,
-    row: Row | str = "grpo",
+    row: Algorithm | str = "grpo",
     *,
     seed: int = 0,
     temperature: float = 0.7,
@@ -39,14 +39,14 @@ def learner_of(
     **config: Any,
 ) -> Learner:
     algorithm = build_row(row, {"epochs": epochs}) if isinstance(row, str) else row
-    settings = LearnerConfig(**{**RATE, **config})
+    settings = TrainerConfig(**{**RATE, **config})
     return Learner(model, algorithm, settings, temperature=temperature, reward_weights={}, seed=seed, teacher=teacher)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_first_ratio_is_one_and_the_samplers_log_probabilities_are_the_learners(name: str, make: Any) -> None:
-    model, teacher = make.model(), make.model(seed=1) if "teacher" in ROWS[name].needs else None
-    row = ROWS[name] if not ROWS[name].warmup else build_row(name, {"advantage.warmup": 0})
+    model, teacher = make.model(), make.model(seed=1) if "teacher" in ALGORITHMS[name].needs else None
+    row = ALGORITHMS[name] if not ALGORITHMS[name].warmup else build_row(name, {"advantage.warmup": 0})
     groups = sampled(model, make.random_groups(0, greedy=True), 0.7)
     metrics = learner_of(model, row, minibatches=3, micro_tokens=40, teacher=teacher).update(groups).metrics
     assert metrics["first_ratio_deviation"] <= 1e-5 and metrics["logprob_gap"] <= 1e-5
@@ -97,7 +97,7 @@ def test_every_attempt_has_exactly_one_fate(make: Any) -> None:
         make.trajectory(turns, {"score": 1.0}, group=1, member=1),
     )
     update = learner_of(make.model()).update(groups)
-    fates = {fate.attempt.order: (fate.fate, fate.reason) for fate in update.fates}
+    fates = {fate.attempt.sort_key: (fate.fate, fate.reason) for fate in update.fates}
     assert len(update.fates) == 6 and {fate.step for fate in update.fates} == {1}
     assert fates == {
         (0, 0, 0): ("trained", None),
@@ -124,24 +124,24 @@ def test_an_update_with_nothing_to_learn_from_moves_nothing(groups_are: str, mak
     assert all(tensor.count_nonzero() == 0 for tensor in learner.state().tensors.values())
 
 
-class Poisoned(Row):
+class Poisoned(Algorithm):
     """A row with a gradient of ``value`` on the tokens whose old log-probability is below -5."""
 
     value: float
 
-    def loss(self, view: TokenView, credit: Credit) -> tuple[Tensor, Metrics]:
+    def loss(self, view: TokenOutputs, credit: TokenWeights) -> tuple[Tensor, Metrics]:
         total, metrics = super().loss(view, credit)
         return total + (self.value * view.logprobs[view.old < -5]).sum(), metrics
 
 
-def poisoned(row: Row, value: float) -> Row:
+def poisoned(row: Algorithm, value: float) -> Algorithm:
     return Poisoned.model_construct(**dict(row), value=value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_skipped_and_its_attempts_are_dropped(value: float, make: Any) -> None:
     groups, model = make.random_groups(0), make.model()
-    learner = learner_of(model, poisoned(ROWS["grpo"], value))
+    learner = learner_of(model, poisoned(ALGORITHMS["grpo"], value))
     before = (digest(model), learner.state())
     update = learner.update(groups)
     after = learner.state()
@@ -156,7 +156,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_attempts_are_dropped(value
 
 def test_of_several_minibatches_only_those_that_are_finite_are_trained(make: Any) -> None:
     groups, model = make.random_groups(0), make.model()
-    update = learner_of(model, poisoned(ROWS["grpo"], math.nan), minibatches=12).update(groups)
+    update = learner_of(model, poisoned(ALGORITHMS["grpo"], math.nan), minibatches=12).update(groups)
     trained = sum(fate.fate == "trained" for fate in update.fates)
     assert 0 < trained < 12 and trained + update.metrics["skipped_steps"] == 12
     assert update.version == 1 and all(map(math.isfinite, update.metrics.values()))
@@ -315,7 +315,7 @@ def test_a_greedy_attempt_is_compared_with_and_not_learned_from(make: Any) -> No
         1: make.trajectory(turns, {}, group=1, member=1, status=Status.ENGINE_FAILED),
     }
     update = learner_of(make.model(), "remax").update(make.groups(*lived, greedy=greedy))
-    assert {fate.attempt.order: (fate.fate, fate.reason) for fate in update.fates} == {
+    assert {fate.attempt.sort_key: (fate.fate, fate.reason) for fate in update.fates} == {
         (0, 0, 0): ("trained", None),
         (0, 1, 0): ("dropped", GREEDY),
         (1, 0, 0): ("dropped", "the greedy attempt could not be scored: engine_failed"),

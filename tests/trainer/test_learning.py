@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.core.trajectory import Group, Trajectory
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner
 
 QUESTIONS = 4
@@ -49,8 +49,8 @@ def live(make: Any, model: PreTrainedModel, random: torch.Generator) -> list[Gro
 def rewards_while_learning(name: str, make: Any, *, honest: bool) -> tuple[float, float]:
     """Mean reward of the first and of the last five updates."""
     model, random = make.model(spread=0.02), torch.Generator().manual_seed(0)
-    config = LearnerConfig(learning_rate=3e-3, critic_learning_rate=1e-2)
-    learner = Learner(model, ROWS[name], config, temperature=1.0, reward_weights={}, seed=0)
+    config = TrainerConfig(learning_rate=3e-3, critic_learning_rate=1e-2)
+    learner = Learner(model, ALGORITHMS[name], config, temperature=1.0, reward_weights={}, seed=0)
     earned: list[float] = []
     for _ in range(UPDATES):
         groups = live(make, model, random)

@@ -9,19 +9,19 @@ import pytest
 from learning import sampled
 
 from agent_r1.algorithms.advantages.advantage import Advantage
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_row
 from agent_r1.algorithms.signals import Estimate
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Status
 from agent_r1.model.checksum import digest
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import NO_ADVANTAGE, REJECTED, Learner, Update
 
 
-def learner_of(model: Any, row: Row | str) -> Learner:
+def learner_of(model: Any, row: Algorithm | str) -> Learner:
     algorithm = build_row(row, {}) if isinstance(row, str) else row
-    config = LearnerConfig(learning_rate=1e-3)
+    config = TrainerConfig(learning_rate=1e-3)
     return Learner(model, algorithm, config, temperature=0.7, reward_weights={}, seed=0)
 
 
@@ -58,7 +58,7 @@ def test_an_attempt_out_of_turns_is_compared_with_and_not_learned_from(make: Any
     model = make.model()
     changed, update = moved(model, lambda: learner_of(model, "dapo").update(group))
     assert changed, "one success and one cut failure teach something"
-    assert {fate.attempt.member: (fate.fate, fate.reason) for fate in update.fates} == {
+    assert {fate.attempt.sample_index: (fate.fate, fate.reason) for fate in update.fates} == {
         0: ("trained", None),
         1: ("dropped", "overlong"),
     }
@@ -78,6 +78,6 @@ def test_an_advantage_of_a_user_that_is_none_is_told_in_a_line(given: Any, said:
         def estimate(self, batch: Any, signals: Any) -> Estimate:
             return Estimate(given(batch))
 
-    learner = learner_of(make.model(), Row(name="mine", advantage=Mine()))
+    learner = learner_of(make.model(), Algorithm(name="mine", advantage=Mine()))
     with pytest.raises(InvalidInput, match=said):
         learner.update(make.random_groups(0))

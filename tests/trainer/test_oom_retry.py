@@ -11,9 +11,9 @@ import torch
 
 from agent_r1.algorithms.registry import build_row
 from agent_r1.core.trajectory import Status
-from agent_r1.data.sequences import Place, TokenSequence, path_sequences, tree_sequences, within
+from agent_r1.data.sequences import TurnPlace, TokenSequence, pack_per_turn, pack_prefix_tree, within
 from agent_r1.trainer import forward_backward as passes
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner, Update
 from agent_r1.trainer.oom_retry import Budget, OutOfMemory
 from agent_r1.trainer.optimizer import Optimizer
@@ -68,7 +68,7 @@ def test_passes_are_halved_until_they_fit_or_hold_one_block() -> None:
 
 
 def test_memory_that_runs_out_beside_the_passes_is_told_with_sizes(make: Any) -> None:
-    learner = Learner(make.model(), build_row("grpo", {}), LearnerConfig(), temperature=1.0, reward_weights={}, seed=0)
+    learner = Learner(make.model(), build_row("grpo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
 
     def step(*_: object) -> None:
         raise RAN_OUT[0]
@@ -102,7 +102,7 @@ def updated(make: Any, scarce: int | None, **config: Any) -> Update:
     learner = Learner(
         model,
         build_row("ppo", {"epochs": 2}),
-        LearnerConfig(learning_rate=1e-2, critic_learning_rate=1e-2, minibatches=2, **config),
+        TrainerConfig(learning_rate=1e-2, critic_learning_rate=1e-2, minibatches=2, **config),
         temperature=0.7,
         reward_weights={},
         seed=0,
@@ -139,11 +139,11 @@ spend = Budget.spend
 
 def test_a_tree_that_is_too_long_is_learned_from_path_by_path(make: Any) -> None:
     turns = [make.turn(0, [1, 2, 3], [4]), make.turn(1, [5], [6, 7], parent=0), make.turn(2, [8], [9], parent=0)]
-    trajectory, places = make.trajectory(turns), [Place(0, 0), Place(1, 1), Place(2, 3)]
-    fits, split = within(tree_sequences, lambda: 9), within(tree_sequences, lambda: 8)
+    trajectory, places = make.trajectory(turns), [TurnPlace(0, 0), TurnPlace(1, 1), TurnPlace(2, 3)]
+    fits, split = within(pack_prefix_tree, lambda: 9), within(pack_prefix_tree, lambda: 8)
     assert [len(sequence) for sequence in fits(trajectory, 0, places)] == [9]
     assert [len(sequence) for sequence in split(trajectory, 0, places)] == [4, 7, 6]
-    wanted = path_sequences(trajectory, 0, places)
+    wanted = pack_per_turn(trajectory, 0, places)
     assert [one.ids.tolist() for one in split(trajectory, 0, places)] == [one.ids.tolist() for one in wanted]
     chain = make.trajectory(turns[:2])  # nothing would be shorter by path
     assert [len(sequence) for sequence in split(chain, 0, places[:2])] == [7]
@@ -156,7 +156,7 @@ def test_attempts_in_whose_place_another_came_are_dropped_with_what_ended_them(m
     again = replace(lost, attempt=replace(lost.attempt, retry=1))
     groups[0] = replace(groups[0], trajectories=(again, *groups[0].trajectories[1:]), retried=(failed,))
     update = Learner(
-        make.model(), build_row("grpo", {}), LearnerConfig(), temperature=1.0, reward_weights={}, seed=0
+        make.model(), build_row("grpo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0
     ).update(groups)
     fates = {fate.attempt: fate for fate in update.fates}
     assert len(fates) == len(update.fates) == sum(len(group.trajectories) for group in groups) + 1

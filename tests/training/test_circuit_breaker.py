@@ -11,8 +11,8 @@ from failing import calling, failing, group_of, left_out, lived
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Text
 from agent_r1.core.trajectory import Status
-from agent_r1.data.training_sample import LeftOut
-from agent_r1.tools.tool_errors import Fault
+from agent_r1.data.training_sample import Excluded
+from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.training.monitor.checks import doubts
 from agent_r1.training.monitor.failures import ADVICE, CALLS, Breaker
 
@@ -30,7 +30,7 @@ def test_the_diagnosis_groups_reasons_names_an_attempt_and_says_what_to_do() -> 
     breaker.saw(failing(3, 3), left_out(failing(3, 3)))
     unscored = group_of(*(lived(member, 1) for member in range(3)), serial=1)
     text = breaker.saw(
-        unscored, [LeftOut(unscored.trajectories[0].attempt, "reward em could not be scored: KeyError: 'gold'")]
+        unscored, [Excluded(unscored.trajectories[0].attempt, "reward em could not be scored: KeyError: 'gold'")]
     )
     assert text is not None and text.splitlines() == [
         "4 of the last 6 attempts failed; a share of 0.5 in 6 is the limit",
@@ -76,7 +76,7 @@ def test_a_breaker_opens_where_all_the_last_calls_of_a_tool_failed_alike(errors:
 def test_calls_that_the_agent_got_wrong_are_not_held_against_the_tool() -> None:
     (trajectory,) = calling("closed", "closed", "closed", "closed").trajectories
     (turn,) = trajectory.turns
-    wrong = tuple(replace(result, error=Fault.INVALID_ARGUMENTS) for result in turn.results)
+    wrong = tuple(replace(result, error=ToolErrorKind.INVALID_ARGUMENTS) for result in turn.results)
     group = group_of(replace(trajectory, turns=(replace(turn, results=wrong),)), serial=0)
     assert Breaker(0.5, window=4, calls=4).saw(group, []) is None
 

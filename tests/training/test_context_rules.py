@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import Transition
 from agent_r1.core.errors import InvalidInput
@@ -19,14 +19,14 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.data.assemble import assemble
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Limits
-from agent_r1.rollout.config import ViewConfig
-from agent_r1.rollout.context_policy import rule_of
+from agent_r1.rollout.collector import RolloutLimits
+from agent_r1.rollout.config import ContextPolicyConfig
+from agent_r1.rollout.context_policy import build_context_policy
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.forward_backward import Models
@@ -123,9 +123,9 @@ def lives(model):
     def of(name):
         if name not in made:
             engine = TorchEngine(copy.deepcopy(model), 1000)
-            rule = rule_of(ViewConfig(**RULES[name]))
-            agent = Agent(engine, Chat(ascii_tokenizer()), SamplingParams(TEMPERATURE, max_tokens=12), 1000, 3, rule)
-            made[name] = asyncio.run(attempts(Method("test", agent, Talking()), (Letters(),), tasks, 3, Limits()))
+            rule = build_context_policy(ContextPolicyConfig(**RULES[name]))
+            agent = Agent(engine, TemplateRenderer(ascii_tokenizer()), SamplingParams(TEMPERATURE, max_tokens=12), 1000, 3, rule)
+            made[name] = asyncio.run(attempts(Method("test", agent, Talking()), (Letters(),), tasks, 3, RolloutLimits()))
         return made[name]
 
     return of
@@ -168,7 +168,7 @@ def as_continuation(turn):
 @pytest.mark.parametrize("name", RULES)
 def test_the_learner_reads_every_action_token_once_in_the_context_it_was_chosen_in(model, lives, name):
     groups = lives(name)
-    batch = assemble(admit(groups, {}).samples, tree_sequences)
+    batch = assemble(select_trainable(groups, {}).samples, pack_prefix_tree)
     actions = sum(len(turn.action_ids) for group in groups for t in group.trajectories for turn in t.turns)
     assert len(batch.ids) == actions and trained_once(batch)
     said = Models(model, TEMPERATURE, 4096).logprobs(batch)
@@ -190,7 +190,7 @@ def test_training_what_a_new_context_repeats_would_be_seen(model, lives, name):
     assert sum(len(turn.action_ids) for t in again for turn in t.turns) > sum(
         len(turn.action_ids) for t in forked(groups) for turn in t.turns
     )
-    batch = assemble(admit([replace(groups[0], trajectories=tuple(again))], {}).samples, tree_sequences)
+    batch = assemble(select_trainable([replace(groups[0], trajectories=tuple(again))], {}).samples, pack_prefix_tree)
     said = Models(model, TEMPERATURE, 4096).logprobs(batch)
     assert float((said - batch.sampler_logprobs).abs().max()) > 1e-3
 
@@ -233,7 +233,7 @@ def test_an_update_takes_forked_trajectories(model, lives, name):
     learner = Learner(
         copy.deepcopy(model),
         build_row(name, {}),
-        TrainConfig().learner,
+        TrainConfig().trainer,
         temperature=TEMPERATURE,
         reward_weights={},
         seed=0,
@@ -244,8 +244,8 @@ def test_an_update_takes_forked_trajectories(model, lives, name):
 
 
 def test_the_outcome_reaches_every_branch_and_every_summary(lives):
-    batch = assemble(admit(lives("summary"), {}).samples, tree_sequences)
-    advantage = build_row("grpo", {}).credit(batch, Signals()).advantage
+    batch = assemble(select_trainable(lives("summary"), {}).samples, pack_prefix_tree)
+    advantage = build_row("grpo", {}).credit(batch, ModelOutputs()).advantage
     turns = [turn for group in lives("summary") for t in group.trajectories for turn in t.turns]
     for number, turn in enumerate(turns):
         last = batch.last_tokens[batch.turn_trajectory[number]]
@@ -259,7 +259,7 @@ def test_no_context_is_longer_than_allowed_however_small_it_is(world, name):
     policy = open_policy(config, world)
     engine = TorchEngine(policy.model, policy.context)
     method = Method("test", policy.agent(engine, config, TEMPERATURE), world.env)
-    groups = asyncio.run(attempts(method, world.scorers, world.tasks("train")[:4], 2, Limits()))
+    groups = asyncio.run(attempts(method, world.scorers, world.tasks("train")[:4], 2, RolloutLimits()))
     for trajectory in (t for group in groups for t in group.trajectories):
         assert trajectory.status in ("completed", "out_of_turns", "out_of_tokens")
         for turn in trajectory.turns:

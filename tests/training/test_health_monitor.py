@@ -19,7 +19,7 @@ from agent_r1.core.events import AttemptFate, Event, LogEvent
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.core.weights import Weights
-from agent_r1.data.training_sample import Admission, admit
+from agent_r1.data.training_sample import Selection, select_trainable
 from agent_r1.trainer.learner import Update
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
@@ -78,7 +78,7 @@ def test_weights_and_memory() -> None:
 
 def taught_nothing(*reasons: str, skipped: float = 0.0) -> Update:
     fates = tuple(AttemptFate(AttemptId("run", "t", 0, n), "dropped", 1, reason) for n, reason in enumerate(reasons))
-    return Update(1, 0, {"reward": 0.25, "skipped_steps": skipped}, fates, TrainConfig().learner.micro_tokens)
+    return Update(1, 0, {"reward": 0.25, "skipped_steps": skipped}, fates, TrainConfig().trainer.micro_tokens)
 
 
 def test_a_step_that_taught_nothing_is_found_with_its_most_common_reasons() -> None:
@@ -147,9 +147,9 @@ def of_another(trajectory: Trajectory, **changes: Any) -> Trajectory:
     [
         WHOLE,
         replace(WHOLE, greedy=lived(3)),
-        replace(WHOLE, greedy=of_another(lived(2), group=9, task="other")),
+        replace(WHOLE, greedy=of_another(lived(2), group_id=9, task="other")),
         replace(WHOLE, greedy=of_another(lived(2), run="other")),
-        replace(WHOLE, greedy=lived(2), retried=tuple(of_another(t, group=77, task="zzz") for t in WHOLE.retried)),
+        replace(WHOLE, greedy=lived(2), retried=tuple(of_another(t, group_id=77, task="zzz") for t in WHOLE.retried)),
         replace(WHOLE, greedy=lived(2), trajectories=(of_another(lived(0), run="other"), WHOLE.trajectories[1])),
     ],
 )
@@ -161,14 +161,14 @@ def test_a_greedy_attempt_is_there_and_all_are_of_one_run_group_and_task(group: 
 @dataclass
 class FakeLearner:
     version: int = 4
-    micro_tokens: int = TrainConfig().learner.micro_tokens
+    micro_tokens: int = TrainConfig().trainer.micro_tokens
     asks_greedy: bool = False
 
     def weights(self) -> Weights:
         return Weights(self.version, "module", None, "ab" * 32)
 
-    def admission(self, group: Group) -> Admission:
-        return admit([group], {})
+    def admission(self, group: Group) -> Selection:
+        return select_trainable([group], {})
 
 
 @dataclass
@@ -197,7 +197,7 @@ def steps(doctor: Doctor, *metrics: Mapping[str, float]) -> None:
     async def take() -> None:
         for step, changed in enumerate(metrics, start=1):
             fates = (AttemptFate(AttemptId("run", "t", step, 0), "trained", step, credit=1.0),)
-            update = Update(step, step, {**HEALTHY, **changed}, fates, TrainConfig().learner.micro_tokens)
+            update = Update(step, step, {**HEALTHY, **changed}, fates, TrainConfig().trainer.micro_tokens)
             await doctor.tell(await doctor.examine(update))
 
     asyncio.run(take())

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
-from agent_r1.data.training_sample import admit
+from agent_r1.data.training_sample import select_trainable
 from agent_r1.envs import ToolEnv
 from agent_r1.store import RunReader
 from agent_r1.store.digest import run_digest
@@ -45,14 +45,14 @@ def lived(folder):
     """What was lived, but for the rewards of calls."""
     reader = RunReader(folder)
     trajectories = {
-        t.attempt.order: (
+        t.attempt.sort_key: (
             t.status,
             t.rewards,
             [(u.new_ids, u.action_ids, u.logprobs, u.rewards, u.call_ends, u.observation) for u in t.turns],
         )
         for t in reader.trajectories()
     }
-    fates = {fate.attempt.order: (fate.fate, fate.step, fate.reason) for fate in reader.fates()}
+    fates = {fate.attempt.sort_key: (fate.fate, fate.step, fate.reason) for fate in reader.fates()}
     metrics = [
         {name: value for name, value in measured.values.items() if "second" not in name}
         for measured in reader.metrics()
@@ -98,10 +98,10 @@ def test_at_another_weight_something_else_is_learned(runs):
 
 def test_the_weight_decides_what_an_attempt_earned(runs):
     reader = RunReader(runs["weight 0"])
-    trajectories = tuple(t for t in reader.trajectories() if t.attempt.group == 0)
+    trajectories = tuple(t for t in reader.trajectories() if t.attempt.group_id == 0)
     reader.close()
     group = Group(0, Task("task", ()), trajectories)
-    sparse, dense = (admit([group], {"f1": 0.0, "found": weight}).samples for weight in (0.0, 0.5))
+    sparse, dense = (select_trainable([group], {"f1": 0.0, "found": weight}).samples for weight in (0.0, 0.5))
     gains = [more.total - less.total for less, more in zip(sparse, dense, strict=True)]
     pages = [sum(given["found"] for u in t.turns for given in u.call_rewards) for t in trajectories]
     assert gains == [0.5 * count for count in pages] and len(set(gains)) > 1

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from agent_r1.algorithms.component import Need, Part
-from agent_r1.algorithms.signals import Estimate, Signals
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.component import Need, Component
+from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.data.batch import TrainingBatch
 
 
-class Advantage(Part, ABC):
+class Advantage(Component, ABC):
     """Assigns credit. It is given action tokens only, unless the advantage mask was switched off.
 
     ``over_time`` says that what stands between two tokens matters to it; ``of_sums`` that it sees the sum of what
@@ -29,11 +29,11 @@ class Advantage(Part, ABC):
         """The advantage in one line, with its numbers."""
 
     @abstractmethod
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         """The advantage of each token of the batch."""
 
 
-def on_tokens(trajectories: Tensor, batch: Batch) -> Estimate:
+def on_tokens(trajectories: Tensor, batch: TrainingBatch) -> Estimate:
     """An advantage per trajectory (M,), on all its tokens."""
     return Estimate(trajectories[batch.token_trajectory])
 

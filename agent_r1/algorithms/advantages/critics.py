@@ -11,9 +11,9 @@ from torch import Tensor
 from agent_r1.algorithms.advantages.advantage import Advantage, asked
 from agent_r1.algorithms.component import Need
 from agent_r1.algorithms.ops.group_stats import whiten
-from agent_r1.algorithms.ops.returns import generalised_advantages
-from agent_r1.algorithms.signals import Estimate, Signals, ValueTargets
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.ops.returns import generalized_advantages
+from agent_r1.algorithms.signals import Estimate, ModelOutputs, ValueTargets
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import previous_within, segment_count, segment_last
 
 
@@ -38,14 +38,14 @@ class WithCritic(Advantage):
     """Where an episode was cut, credit goes on with the critic's value. Else the limit is part of the task, and its
     end an end."""
 
-    def cut_values(self, batch: Batch, signals: Signals) -> Tensor:
+    def cut_values(self, batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
         """(M,) the value of the state each trajectory stops in: 0 where it ended."""
         if not self.bootstrap:
             return torch.zeros_like(batch.outcomes)
         ends = asked(signals.ends, "a critic's values")[batch.last_turns]
         return torch.where(batch.truncated, ends, 0.0)
 
-    def end_targets(self, batch: Batch, following: Tensor) -> tuple[Tensor, Tensor]:
+    def end_targets(self, batch: TrainingBatch, following: Tensor) -> tuple[Tensor, Tensor]:
         """Target and share (S,) of the states that actions lead to, given the return from each turn on (S,).
 
         Such a state is worth what the next turn's is, and nothing where the episode ended; where it was cut nobody
@@ -67,19 +67,19 @@ class TokenGae(WithCritic):
     def formula(self) -> str:
         return f"GAE over tokens (gamma {self.gamma:g}, lambda {self.lam:g}), whitened over the tokens of the batch"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         values = asked(signals.values, "a critic's values")
         advantage = self.over_tokens(batch, signals, self.lam)
         return Estimate(whiten(advantage), self.token_targets(batch, advantage + values))
 
-    def over_tokens(self, batch: Batch, signals: Signals, lam: float | Tensor) -> Tensor:
+    def over_tokens(self, batch: TrainingBatch, signals: ModelOutputs, lam: float | Tensor) -> Tensor:
         """(N,) GAE with each trajectory's tokens as a chain in order of time."""
         values = asked(signals.values, "a critic's values")
         last = segment_last(batch.token_trajectory)
         after = torch.zeros_like(values).index_put((last,), self.cut_values(batch, signals))
-        return generalised_advantages(batch.token_rewards, values, after, batch.token_before, self.gamma, lam)
+        return generalized_advantages(batch.token_rewards, values, after, batch.token_before, self.gamma, lam)
 
-    def token_targets(self, batch: Batch, targets: Tensor) -> ValueTargets:
+    def token_targets(self, batch: TrainingBatch, targets: Tensor) -> ValueTargets:
         """The critic learns at every token that the policy chose."""
         shares = batch.chosen / batch.chosen.sum()
         return ValueTargets(targets, shares.to(targets), *self.end_targets(batch, targets[batch.first_tokens]))
@@ -100,7 +100,7 @@ class LengthAdaptiveGae(TokenGae):
             "the critic), whitened over the tokens of the batch"
         )
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         values = asked(signals.values, "a critic's values")
         lengths = segment_count(batch.token_trajectory)[batch.token_trajectory]
         lam = (1 - 1 / (self.alpha * lengths)).clamp(min=0)
@@ -117,7 +117,7 @@ class TurnGae(WithCritic):
     def formula(self) -> str:
         return f"GAE over turns (gamma {self.gamma:g}, lambda {self.lam:g}), whitened over the turns of the batch"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         advantage, values = turn_advantages(self, batch, signals, self.gamma)
         first = batch.first_tokens
         targets = torch.zeros(len(batch.ids), dtype=values.dtype).index_put((first,), advantage + values)
@@ -144,20 +144,20 @@ class BiLevelGae(TokenGae):
             f"the turn by GAE over turns (gamma {self.turn_gamma:g}, lambda {self.lam:g}), whitened over tokens"
         )
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         values = asked(signals.values, "a critic's values")
         turns, turn_values = turn_advantages(self, batch, signals, self.turn_gamma)
         last = segment_last(batch.token_turn)
         rewards = torch.zeros_like(values).index_put((last,), turns + turn_values)
         nothing = torch.zeros_like(values)
         within = previous_within(batch.token_turn)
-        advantage = generalised_advantages(rewards, values, nothing, within, self.gamma, self.lam)
+        advantage = generalized_advantages(rewards, values, nothing, within, self.gamma, self.lam)
         return Estimate(whiten(advantage), self.token_targets(batch, advantage + values))
 
 
-def turn_advantages(part: WithCritic, batch: Batch, signals: Signals, gamma: float) -> tuple[Tensor, Tensor]:
+def turn_advantages(part: WithCritic, batch: TrainingBatch, signals: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
     """GAE (S,) over each trajectory's turns, and their values (S,)."""
     values = asked(signals.values, "a critic's values")[batch.first_tokens]
     after = torch.zeros_like(values).index_put((batch.last_turns,), part.cut_values(batch, signals))
-    advantage = generalised_advantages(batch.turn_rewards, values, after, batch.turn_before, gamma, part.lam)
+    advantage = generalized_advantages(batch.turn_rewards, values, after, batch.turn_before, gamma, part.lam)
     return advantage, values

@@ -12,16 +12,16 @@ from torch import Tensor
 from agent_r1.algorithms.advantages.advantage import Advantage, on_tokens
 from agent_r1.algorithms.component import Need
 from agent_r1.algorithms.ops.group_stats import (
-    centre,
-    centre_weighted,
+    center,
+    center_weighted,
     leave_one_out,
     over_deviation,
     over_mean,
-    standardise,
+    standardize,
     whiten,
 )
-from agent_r1.algorithms.signals import Estimate, Signals
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_count
 
 Baseline = Literal["mean", "others", "lengths"]
@@ -59,7 +59,7 @@ class GroupRelative(Advantage):
     def formula(self) -> str:
         return f"(R - {BASELINES[self.baseline]}){SCALES[self.scale].format(epsilon=self.epsilon)}"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         returns, group = batch.returns, batch.trajectory_group
         advantage = self._centred(returns, group, batch)
         scales: Mapping[Scale, Callable[[], Tensor]] = {
@@ -70,10 +70,10 @@ class GroupRelative(Advantage):
         }
         return on_tokens(scales[self.scale](), batch)
 
-    def _centred(self, returns: Tensor, group: Tensor, batch: Batch) -> Tensor:
+    def _centred(self, returns: Tensor, group: Tensor, batch: TrainingBatch) -> Tensor:
         if self.baseline == "lengths":
-            return centre_weighted(returns, group, segment_count(batch.token_trajectory).double())
-        return centre(returns, group) if self.baseline == "mean" else leave_one_out(returns, group)
+            return center_weighted(returns, group, segment_count(batch.token_trajectory).double())
+        return center(returns, group) if self.baseline == "mean" else leave_one_out(returns, group)
 
 
 class WhitenedGroup(Advantage):
@@ -86,8 +86,8 @@ class WhitenedGroup(Advantage):
     def formula(self) -> str:
         return "R - mean R of the group, whitened over the tokens of the batch"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
-        return Estimate(whiten(centre(batch.returns, batch.trajectory_group)[batch.token_trajectory]))
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
+        return Estimate(whiten(center(batch.returns, batch.trajectory_group)[batch.token_trajectory]))
 
 
 class SeparateRewards(Advantage):
@@ -110,11 +110,11 @@ class SeparateRewards(Advantage):
             f"(std R_k of the group + {self.epsilon:g}), whitened over the trajectories of the batch"
         )
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         total = torch.zeros_like(batch.outcomes)
         for named in batch.named:
             # the weight's sign is in the returns already
-            total += abs(named.weight) * standardise(named.returns, batch.trajectory_group, self.epsilon)
+            total += abs(named.weight) * standardize(named.returns, batch.trajectory_group, self.epsilon)
         return on_tokens(whiten(total), batch)
 
 
@@ -128,5 +128,5 @@ class AgainstGreedy(Advantage):
     def formula(self) -> str:
         return "R - R of the greedy attempt at the same task"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         return on_tokens(batch.returns - batch.greedy, batch)

@@ -10,8 +10,8 @@ from agent_r1.algorithms.advantages.advantage import Advantage, asked, on_tokens
 from agent_r1.algorithms.component import Need
 from agent_r1.algorithms.ops.group_stats import whiten
 from agent_r1.algorithms.ops.returns import discounted_sums
-from agent_r1.algorithms.signals import Estimate, Signals
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.data.batch import TrainingBatch
 
 
 class TokenReturns(Advantage):
@@ -27,7 +27,7 @@ class TokenReturns(Advantage):
     def formula(self) -> str:
         return f"return to go (gamma {self.gamma:g} per token), whitened over the tokens of the batch"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         return Estimate(whiten(discounted_sums(batch.token_rewards, batch.token_before, self.gamma)))
 
 
@@ -43,7 +43,7 @@ class TurnReturns(Advantage):
     def formula(self) -> str:
         return f"return to go (gamma {self.gamma:g} per turn), whitened over the turns of the batch"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
         return Estimate(whiten(to_go)[batch.token_turn])
 
@@ -60,7 +60,7 @@ class Success(Advantage):
     def formula(self) -> str:
         return f"1 where R >= {self.threshold:g}, else 0"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         return on_tokens((batch.returns >= self.threshold).double(), batch)
 
 
@@ -78,5 +78,5 @@ class Teacher(Advantage):
     def formula(self) -> str:
         return "log pi_teacher - log pi_sampler of the token"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         return Estimate(asked(signals.teacher, "a teacher's log-probabilities") - batch.sampler_logprobs)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.ops.group_stats import centre, over_deviation, standardise
+from agent_r1.algorithms.ops.group_stats import center, over_deviation, standardize
 from agent_r1.algorithms.ops.returns import discounted_sums
-from agent_r1.algorithms.signals import Estimate, Signals
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import places_within, renumbered, segment_count, segment_sum
 
 
@@ -38,8 +38,8 @@ class ProcessRelative(BetweenTurns):
     def formula(self) -> str:
         return f"sum from the turn on of (r - mean r of the group's turns) / (std r + {self.epsilon:g})"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
-        standard = standardise(batch.turn_rewards, batch.turn_group, self.epsilon)
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
+        standard = standardize(batch.turn_rewards, batch.turn_group, self.epsilon)
         return Estimate(discounted_sums(standard, batch.turn_before, 1.0)[batch.token_turn])
 
 
@@ -59,12 +59,12 @@ class TurnAndOutcome(BetweenTurns):
         process = f"{self.coefficient:g} A(process rewards) in turns with results of tools"
         return f"A(outcome) + {process}; A standardised in the group"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         group = batch.trajectory_group
         process = segment_sum(batch.process_rewards, batch.turn_trajectory)
-        outcome = standardise(batch.outcomes, group, self.epsilon)[batch.turn_trajectory]
-        used = self.coefficient * standardise(process, group, self.epsilon)[batch.turn_trajectory]
-        combined = standardise(batch.returns, group, self.epsilon)[batch.turn_trajectory]
+        outcome = standardize(batch.outcomes, group, self.epsilon)[batch.turn_trajectory]
+        used = self.coefficient * standardize(process, group, self.epsilon)[batch.turn_trajectory]
+        combined = standardize(batch.returns, group, self.epsilon)[batch.turn_trajectory]
         any_tool = segment_sum(batch.turn_results.double(), batch.turn_trajectory)[batch.turn_trajectory] > 0
         turns = torch.where(any_tool, outcome + torch.where(batch.turn_results, used, 0.0), combined)
         return Estimate(turns[batch.token_turn])
@@ -82,10 +82,10 @@ class SameTurn(BetweenTurns):
     def formula(self) -> str:
         return f"return to go (gamma {self.gamma:g} per turn), standardised over the group's turns of the same number"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
         same = renumbered(batch.turn_group, places_within(batch.turn_trajectory))
-        return Estimate(standardise(to_go, same, self.epsilon)[batch.token_turn])
+        return Estimate(standardize(to_go, same, self.epsilon)[batch.token_turn])
 
 
 class SameState(BetweenTurns):
@@ -113,14 +113,14 @@ class SameState(BetweenTurns):
             f"state){scale}; G = return to go (gamma {self.gamma:g} per turn)"
         )
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         episode = self.relative(batch.returns, batch.trajectory_group)[batch.turn_trajectory]
         to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
         turns = episode + self.turn_weight * self.relative(to_go, batch.turn_states)
         return Estimate(turns[batch.token_turn])
 
     def relative(self, x: Tensor, key: Tensor) -> Tensor:
-        advantage = centre(x, key)
+        advantage = center(x, key)
         return over_deviation(advantage, x, key, self.epsilon) if self.standard else advantage
 
 
@@ -151,14 +151,14 @@ class SameHistory(BetweenTurns):
             f"G = return to go (gamma {self.gamma:g} per turn)"
         )
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
         to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
         total, weights = torch.zeros_like(to_go), torch.zeros_like(to_go)
         key, earlier = batch.turn_states, batch.turn_states
         before = batch.turn_before
         for k in range(self.history + 1):
             weight = float((k + 1) ** self.alpha) * (segment_count(key)[key] > 1).to(to_go)
-            total += weight * standardise(to_go, key, self.epsilon)
+            total += weight * standardize(to_go, key, self.epsilon)
             weights += weight
             earlier, key = _one_earlier(earlier, key, before)
         return Estimate((total / weights.clamp(min=1))[batch.token_turn])

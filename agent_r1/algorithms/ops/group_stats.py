@@ -25,7 +25,7 @@ def varies(x: Tensor, key: Tensor, tolerance: float = CONSTANT) -> Tensor:
     return deviation(x, key) > tolerance
 
 
-def centre(x: Tensor, key: Tensor) -> Tensor:
+def center(x: Tensor, key: Tensor) -> Tensor:
     """x - mean of its group; exactly 0 in a group without variance. Dr.GRPO's advantage (2503.20783)."""
     return torch.where(varies(x, key), x - segment_mean(x, key)[key], 0.0)
 
@@ -33,10 +33,10 @@ def centre(x: Tensor, key: Tensor) -> Tensor:
 def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
     """x - mean of the others in its group; exactly 0 in a group without variance. RLOO's advantage (2402.14740)."""
     count = segment_count(key)[key]
-    return centre(x, key) * count / (count - 1).clamp(min=1)
+    return center(x, key) * count / (count - 1).clamp(min=1)
 
 
-def centre_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     """x - weighted mean of its group; exactly 0 in a group without variance.
 
     With ``weight`` (N,) the lengths it is OPO's advantage (2505.23585): the baseline of least variance where the
@@ -57,14 +57,14 @@ def over_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
     return torch.where(mean > CONSTANT, advantage / mean.clamp(min=CONSTANT), 0.0)
 
 
-def standardise(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
+def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
     """(x - mean) / (standard deviation + epsilon) of its group; exactly 0 in a group without variance.
 
     GRPO's advantage (2402.03300, section 4.1.2).
     """
-    return over_deviation(centre(x, key), x, key, epsilon)
+    return over_deviation(center(x, key), x, key, epsilon)
 
 
 def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Mean 0 and standard deviation 1 (Bessel) over all elements; 0 where all are equal, also where there is one."""
-    return standardise(x, torch.zeros_like(x, dtype=torch.int64), epsilon)
+    return standardize(x, torch.zeros_like(x, dtype=torch.int64), epsilon)

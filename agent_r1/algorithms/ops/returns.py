@@ -43,7 +43,7 @@ def next_values(values: Tensor, after: Tensor, before: Tensor) -> Tensor:
     return torch.where(is_leaf, after, following / leaves)
 
 
-def generalised_advantages(
+def generalized_advantages(
     rewards: Tensor, values: Tensor, after: Tensor, before: Tensor, gamma: float, lam: float | Tensor
 ) -> Tensor:
     """GAE (1506.02438, equation 16): (N,) each -> (N,). ``after`` is used at leaves, see :func:`next_values`."""

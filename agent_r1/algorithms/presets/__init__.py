@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.presets import critics, groups, returns, turns
 
-ROWS: Mapping[str, Row] = {
+ALGORITHMS: Mapping[str, Algorithm] = {
     row.name: row
     for row in (
         groups.GRPO,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_r1.algorithms.advantages.groups import AgainstGreedy, GroupRelative, SeparateRewards, WhitenedGroup
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.loss_terms import Kl
 from agent_r1.algorithms.ops.group_stats import CONSTANT
@@ -12,14 +12,14 @@ from agent_r1.algorithms.policy_losses import Cispo, Clip, Dppo, Gmpo, Importanc
 STANDARD = GroupRelative(scale="deviation")
 VARIED = Filters(zero_variance=CONSTANT)
 
-GRPO = Row(
+GRPO = Algorithm(
     name="grpo",
     paper="2402.03300",
     differs="token mean (DAPO) where the paper weighs trajectories alike; no KL (--row.kl.coefficient adds it)",
     advantage=STANDARD,
     filters=VARIED,
 )
-DR_GRPO = Row(
+DR_GRPO = Algorithm(
     name="dr-grpo",
     paper="2503.20783",
     advantage=GroupRelative(),
@@ -28,7 +28,7 @@ DR_GRPO = Row(
     length=1024,
     filters=VARIED,
 )
-DAPO = Row(
+DAPO = Algorithm(
     name="dapo",
     paper="2503.14476",
     differs="attempts out of turns or tokens do not count, in place of the soft length penalty",
@@ -37,7 +37,7 @@ DAPO = Row(
     filters=Filters(overlong=True, zero_variance=CONSTANT),
     refill=3,
 )
-GSPO = Row(
+GSPO = Algorithm(
     name="gspo",
     paper="2507.18071",
     advantage=STANDARD,
@@ -46,7 +46,7 @@ GSPO = Row(
     aggregation="trajectory_mean",
     filters=VARIED,
 )
-CISPO = Row(
+CISPO = Algorithm(
     name="cispo",
     paper="2506.13585",
     differs="ratios count up to 5 (ScaleRL, 2510.13786), where the paper names no bound; no length penalty",
@@ -54,7 +54,7 @@ CISPO = Row(
     surrogate=Cispo(),
     filters=VARIED,
 )
-SAPO = Row(
+SAPO = Algorithm(
     name="sapo",
     paper="2511.20347",
     advantage=STANDARD,
@@ -62,7 +62,7 @@ SAPO = Row(
     aggregation="trajectory_mean",
     filters=VARIED,
 )
-TOPR = Row(
+TOPR = Algorithm(
     name="topr",
     paper="2503.14286",
     differs="the advantage's sign, not the reward's, tells good from bad; the geometric mean of a trajectory's ratios, "
@@ -73,7 +73,7 @@ TOPR = Row(
     anchor="sampler",
     filters=VARIED,
 )
-DPPO = Row(
+DPPO = Algorithm(
     name="dppo",
     paper="2602.04879",
     advantage=GroupRelative(),
@@ -81,7 +81,7 @@ DPPO = Row(
     anchor="sampler",
     filters=VARIED,
 )
-AIPO = Row(
+AIPO = Algorithm(
     name="aipo",
     paper="2505.24034",
     advantage=GroupRelative(baseline="others"),
@@ -89,7 +89,7 @@ AIPO = Row(
     anchor="sampler",
     filters=VARIED,
 )
-GMPO = Row(
+GMPO = Algorithm(
     name="gmpo",
     paper="2507.20673",
     advantage=STANDARD,
@@ -98,43 +98,43 @@ GMPO = Row(
     aggregation="trajectory_mean",
     filters=VARIED,
 )
-MAXRL = Row(
+MAXRL = Algorithm(
     name="maxrl",
     paper="2602.02710",
     advantage=GroupRelative(scale="mean"),
     surrogate=PolicyGradient(),
     filters=VARIED,
 )
-OPO = Row(
+OPO = Algorithm(
     name="opo",
     paper="2505.23585",
     advantage=GroupRelative(baseline="lengths"),
     surrogate=PolicyGradient(),
     filters=VARIED,
 )
-LITE_PPO = Row(
+LITE_PPO = Algorithm(
     name="lite-ppo",
     paper="2508.08221",
     advantage=GroupRelative(scale="batch"),
     surrogate=Clip(dual=None),
     filters=VARIED,
 )
-RLOO = Row(
+RLOO = Algorithm(
     name="rloo",
     paper="2402.14740",
     differs="clipped like PPO, so that a batch can be used more than once; no KL in the reward",
     advantage=GroupRelative(baseline="others"),
     filters=VARIED,
 )
-GDPO = Row(name="gdpo", paper="2601.05242", advantage=SeparateRewards(), surrogate=Clip(dual=None))
-REINFORCE_PLUS_PLUS_BASELINE = Row(
+GDPO = Algorithm(name="gdpo", paper="2601.05242", advantage=SeparateRewards(), surrogate=Clip(dual=None))
+REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     name="reinforce++-baseline",
     paper="2501.03262",
     differs="k2 as a loss in the paper; here k3 with the gradient of k2",
     advantage=WhitenedGroup(),
     kl=Kl(coefficient=0.001),
 )
-REMAX = Row(
+REMAX = Algorithm(
     name="remax",
     paper="2310.10505",
     differs="no KL in the reward",

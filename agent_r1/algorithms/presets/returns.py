@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.advantages.returns import Success, Teacher, TokenReturns, TurnReturns
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.loss_terms import Kl
 from agent_r1.algorithms.ops.group_stats import CONSTANT
 from agent_r1.algorithms.policy_losses import ImportanceSampling, PolicyGradient
 
-REINFORCE = Row(
+REINFORCE = Algorithm(
     name="reinforce",
     paper="2511.14460",
     differs="nothing: Williams' estimator (1992) with turns as steps, as Agent-R1 runs it",
     advantage=TurnReturns(),
     surrogate=PolicyGradient(),
 )
-REINFORCE_PLUS_PLUS = Row(
+REINFORCE_PLUS_PLUS = Algorithm(
     name="reinforce++",
     paper="2501.03262",
     advantage=TokenReturns(),
     kl=Kl(coefficient=0.001, estimator="k1", where="reward"),
 )
-REJECTION_FINE_TUNING = Row(
+REJECTION_FINE_TUNING = Algorithm(
     name="rft",
     paper="2308.01825",
     differs="samples of the present policy, once each; no removal of duplicates",
@@ -31,14 +31,14 @@ REJECTION_FINE_TUNING = Row(
     surrogate=PolicyGradient(),
     filters=Filters(success=1.0),
 )
-DISTILLATION = Row(
+DISTILLATION = Algorithm(
     name="distillation",
     paper="2306.13649",
     differs="a policy gradient with the k1 estimate as reward per token, discount 0",
     advantage=Teacher(),
     surrogate=ImportanceSampling(),
 )
-ECHO = Row(
+ECHO = Algorithm(
     name="echo",
     differs="GRPO with a model of the world beside it, as prime-rl has it; no paper of its own",
     advantage=GroupRelative(scale="deviation"),

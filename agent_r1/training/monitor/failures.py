@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Text
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Status, Trajectory
-from agent_r1.data.training_sample import LeftOut, ending
-from agent_r1.tools.tool_errors import INVALID_CALLS, Fault
+from agent_r1.data.training_sample import Excluded, describe_status
+from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 
 TO_GO_ON = "  to go on all the same: --doctor.failure_share 1"
 
@@ -34,7 +34,7 @@ UNSCORED = "unscored"
 ADVICE_UNSCORED = "a reward gave no finite number, or the policy no token: call it on the example's trajectory"
 ADVICE_TOOL = "the tool fails whatever it is asked: call it by hand; for what the agent did wrong it should give text"
 
-TOOL_FAULTS = frozenset({Fault.RAISED, Fault.TIMED_OUT, Fault.BAD_RESULT})
+TOOL_FAULTS = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolErrorKind.BAD_RESULT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class Breaker:
         self._last: deque[Failed | None] = deque(maxlen=window)
         self._calls: dict[str, deque[FailedCall | None]] = {}
 
-    def saw(self, group: Group, left_out: Sequence[LeftOut]) -> str | None:
+    def saw(self, group: Group, left_out: Sequence[Excluded]) -> str | None:
         """Take a group into account, and what of it cannot be learned from; the diagnosis where it is too much."""
         reasons = {out.attempt: out.reason for out in left_out}
         lived = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)
-        reasons |= {t.attempt: ending(t) for t in lived if STATUS_POLICY[t.status] != "train"}
+        reasons |= {t.attempt: describe_status(t) for t in lived if STATUS_POLICY[t.status] != "train"}
         for trajectory in lived:
             attempt, status = trajectory.attempt, trajectory.status
             self._last.append(Failed(attempt, status, reasons[attempt]) if attempt in reasons else None)
@@ -167,7 +167,7 @@ def _calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedCall | None]]:
             if result.error in TOOL_FAULTS:
                 said = next((part.text for part in result.parts if isinstance(part, Text)), "")
                 yield call.name, FailedCall(trajectory.attempt, said)
-            elif result.error not in INVALID_CALLS:
+            elif result.error not in INVALID_CALL_KINDS:
                 yield call.name, None
 
 

@@ -9,17 +9,17 @@ import torch
 from tensors import close, numbers
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Signals, ValueTargets
+from agent_r1.algorithms.signals import ModelOutputs, ValueTargets
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.checksum import digest
 from agent_r1.model.value_head import ValueModel, value_model
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner
 
 VALUES, ENDS = numbers(0.2, 0.4, 0.6, 0.3), numbers(0.5, 0.9, 0.7)
@@ -27,25 +27,25 @@ HALF = {"advantage.gamma": 0.5, "advantage.lam": 0.5}
 
 
 @pytest.fixture
-def batch(make: Any) -> Batch:
+def batch(make: Any) -> TrainingBatch:
     """One attempt of 2 tokens and 1 that earned 0.1 in the end and was cut; one of 1 token that earned 1 and ended."""
     turns = make.chain(([1], [2, 3]), ([4], [5]))
     cut = make.trajectory(turns, {"score": 0.1}, status=Status.OUT_OF_TURNS, truncated=True)
     ended = make.trajectory(make.chain(([1], [6])), {"score": 1.0}, member=1)
-    return assemble(admit(make.groups(cut, ended), {}).samples, tree_sequences)
+    return assemble(select_trainable(make.groups(cut, ended), {}).samples, pack_prefix_tree)
 
 
 def whitened(raw: Tensor, over: Tensor) -> Tensor:
     return (raw - over.mean()) / over.std()
 
 
-def credit(row: Row, batch: Batch) -> tuple[Tensor, ValueTargets]:
-    found = row.credit(batch, Signals(values=VALUES, ends=ENDS))
+def credit(row: Algorithm, batch: TrainingBatch) -> tuple[Tensor, ValueTargets]:
+    found = row.credit(batch, ModelOutputs(values=VALUES, ends=ENDS))
     assert found.targets is not None
     return found.advantage, found.targets
 
 
-def test_a_cut_episode_goes_on_with_the_critics_value_of_where_it_stopped(batch: Batch) -> None:
+def test_a_cut_episode_goes_on_with_the_critics_value_of_where_it_stopped(batch: TrainingBatch) -> None:
     for bootstrap in (False, True):
         row = build_row("ppo", {**HALF, "advantage.bootstrap": bootstrap})
         after = 0.9 if bootstrap else 0.0
@@ -57,7 +57,7 @@ def test_a_cut_episode_goes_on_with_the_critics_value_of_where_it_stopped(batch:
         assert close(targets.tokens, raw + VALUES)
 
 
-def test_over_turns_too(batch: Batch) -> None:
+def test_over_turns_too(batch: TrainingBatch) -> None:
     row = build_row("ppo-turn", {**HALF, "advantage.bootstrap": True})
     second = 0.1 + 0.5 * 0.9 - 0.6
     turns = numbers(0.5 * 0.6 - 0.2 + 0.25 * second, second, 0.7)
@@ -67,7 +67,7 @@ def test_over_turns_too(batch: Batch) -> None:
     assert close(targets.token_shares, numbers(1 / 3, 0, 1 / 3, 1 / 3))  # only states before turns are supervised
 
 
-def test_and_over_turns_of_tokens(batch: Batch) -> None:
+def test_and_over_turns_of_tokens(batch: TrainingBatch) -> None:
     row = build_row("bi-level-gae", {"advantage.turn_gamma": 0.5, "advantage.bootstrap": True})
     second = 0.1 + 0.5 * 0.9 - 0.6
     first = 0.5 * 0.6 - 0.2 + 0.5 * second
@@ -76,7 +76,7 @@ def test_and_over_turns_of_tokens(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo-turn"])
-def test_the_states_that_actions_lead_to_are_supervised_where_it_is_known_what_follows(name: str, batch: Batch) -> None:
+def test_the_states_that_actions_lead_to_are_supervised_where_it_is_known_what_follows(name: str, batch: TrainingBatch) -> None:
     _, targets = credit(build_row(name, {**HALF, "advantage.bootstrap": True}), batch)
     # after the first turn comes what the second was worth; after the cut nobody knows; after the end nothing
     assert close(targets.ends[[0, 2]], numbers(0.1 + 0.5 * 0.9, 0))
@@ -100,10 +100,10 @@ def test_it_learns_that_nothing_follows_an_ending(make: Any) -> None:
     assert supervised[:, 1].abs().max() < 0.1 < left_alone[:, 1].abs().min()
 
 
-def trained(make: Any, row: Row, groups: list[Group], updates: int) -> tuple[ValueModel, list[str], list[int]]:
+def trained(make: Any, row: Algorithm, groups: list[Group], updates: int) -> tuple[ValueModel, list[str], list[int]]:
     """The critic after so many updates; the policy's digest before each and at the end, and its version."""
     model = make.model()
-    config = LearnerConfig(learning_rate=1e-3, critic_learning_rate=1e-2)
+    config = TrainerConfig(learning_rate=1e-3, critic_learning_rate=1e-2)
     learner = Learner(model, row, config, temperature=1.0, reward_weights={}, seed=0)
     digests, versions = [digest(model)], [0]
     for _ in range(updates):
@@ -128,14 +128,14 @@ def test_in_the_warm_up_the_critic_learns_alone(make: Any) -> None:
 
 
 def test_attempts_of_the_warm_up_are_trained_on(make: Any) -> None:
-    learner = Learner(make.model(), build_row("vapo", {}), LearnerConfig(), temperature=1.0, reward_weights={}, seed=0)
+    learner = Learner(make.model(), build_row("vapo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
     update = learner.update(make.random_groups(0))
     assert {fate.fate for fate in update.fates} == {"trained"}
     assert "critic_gradient_norm" in update.metrics and "policy_gradient_norm" not in update.metrics
 
 
 def test_explained_variance_tells_whether_the_critic_knew(make: Any) -> None:
-    config = LearnerConfig(learning_rate=1e-9, critic_learning_rate=1e-2)
+    config = TrainerConfig(learning_rate=1e-9, critic_learning_rate=1e-2)
     learner = Learner(make.model(), build_row("ppo", {}), config, temperature=1.0, reward_weights={}, seed=0)
     groups = make.random_groups(0)
     known = [learner.update(groups).metrics["explained_variance"] for _ in range(60)]

@@ -8,20 +8,20 @@ from typing import Any
 
 from tensors import close, numbers
 
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 
 
-def rewarded(make: Any, weights: Mapping[str, float], *rewards: Mapping[str, float]) -> Batch:
+def rewarded(make: Any, weights: Mapping[str, float], *rewards: Mapping[str, float]) -> TrainingBatch:
     """Attempts of one token at one task."""
     turns = make.chain(([1], [2]))
     lived = [make.trajectory(turns, earned, member=member) for member, earned in enumerate(rewards)]
-    return assemble(admit(make.groups(*lived), weights).samples, tree_sequences, "actions", weights)
+    return assemble(select_trainable(make.groups(*lived), weights).samples, pack_prefix_tree, "actions", weights)
 
 
 REWARDS = ({"em": 1.0, "len": 10.0}, {"em": 0.0, "len": 30.0}, {"em": 0.0, "len": 20.0})
@@ -33,35 +33,35 @@ def test_gdpo_weighs_each_reward_after_it_was_standardised(make: Any) -> None:
         batch = rewarded(make, {"len": weight}, *REWARDS)
         total = numbers(1.154701 - weight, -0.577350 + weight, -0.577350)
         expected = total / math.sqrt(float(total.square().sum()) / 2)
-        assert close(ROWS["gdpo"].credit(batch, Signals()).advantage, expected, 1e-5), weight
+        assert close(ALGORITHMS["gdpo"].credit(batch, ModelOutputs()).advantage, expected, 1e-5), weight
 
 
 def test_a_dominant_reward_hides_another_from_grpo_but_not_from_gdpo(make: Any) -> None:
     # only the first is right; the last is a little longer
     batch = rewarded(make, {}, {"em": 1.0, "len": 10.0}, {"em": 0.0, "len": 30.0}, {"em": 0.0, "len": 12.0})
-    right, _, wrong = ROWS["grpo"].credit(batch, Signals()).advantage
+    right, _, wrong = ALGORITHMS["grpo"].credit(batch, ModelOutputs()).advantage
     assert right < wrong
-    right, _, wrong = ROWS["gdpo"].credit(batch, Signals()).advantage
+    right, _, wrong = ALGORITHMS["gdpo"].credit(batch, ModelOutputs()).advantage
     assert right > wrong
 
 
 def test_a_reward_of_weight_nothing_is_nothing_to_gdpo(make: Any) -> None:
     alone = rewarded(make, {"len": 0.0}, *REWARDS)
     assert [named.name for named in alone.named] == ["em"]
-    advantage = ROWS["gdpo"].credit(alone, Signals()).advantage
+    advantage = ALGORITHMS["gdpo"].credit(alone, ModelOutputs()).advantage
     assert close(advantage, numbers(1.154701, -0.577350, -0.577350), 1e-5)
 
 
 def test_a_group_that_never_succeeds_gives_nothing_to_maxrl(make: Any) -> None:
     failed = rewarded(make, {}, {"em": 0.0}, {"em": -1.0})
-    assert ROWS["maxrl"].credit(failed, Signals()).advantage.tolist() == [0.0, 0.0]
-    assert ROWS["dr-grpo"].credit(failed, Signals()).advantage.tolist() == [0.5, -0.5]  # control
+    assert ALGORITHMS["maxrl"].credit(failed, ModelOutputs()).advantage.tolist() == [0.0, 0.0]
+    assert ALGORITHMS["dr-grpo"].credit(failed, ModelOutputs()).advantage.tolist() == [0.5, -0.5]  # control
 
 
 def test_a_binary_reward_has_the_closed_forms_of_grpo_and_maxrl(make: Any) -> None:
     batch = rewarded(make, {}, *({"em": float(member == 0)} for member in range(5)))
     p = 0.2
-    assert close(ROWS["maxrl"].credit(batch, Signals()).advantage[:2], numbers((1 - p) / p, -1))
+    assert close(ALGORITHMS["maxrl"].credit(batch, ModelOutputs()).advantage[:2], numbers((1 - p) / p, -1))
     bessel = math.sqrt(4 / 5)
     expected = numbers(math.sqrt((1 - p) / p) * bessel, -math.sqrt(p / (1 - p)) * bessel)
-    assert close(build_row("grpo", {}).credit(batch, Signals()).advantage[:2], expected, 1e-5)
+    assert close(build_row("grpo", {}).credit(batch, ModelOutputs()).advantage[:2], expected, 1e-5)

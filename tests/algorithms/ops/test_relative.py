@@ -12,13 +12,13 @@ from tensors import close, numbers, units
 from torch import Tensor
 
 from agent_r1.algorithms.ops.group_stats import (
-    centre,
-    centre_weighted,
+    center,
+    center_weighted,
     deviation,
     leave_one_out,
     over_deviation,
     over_mean,
-    standardise,
+    standardize,
     varies,
     whiten,
 )
@@ -26,25 +26,25 @@ from agent_r1.algorithms.ops.group_stats import (
 
 def test_by_hand() -> None:
     rewards, group = numbers(1, 0, 0, 3, 5), units(0, 0, 0, 1, 1)
-    assert close(centre(rewards, group), numbers(2 / 3, -1 / 3, -1 / 3, -1, 1))
+    assert close(center(rewards, group), numbers(2 / 3, -1 / 3, -1 / 3, -1, 1))
     assert close(leave_one_out(rewards, group), numbers(1, -0.5, -0.5, -2, 2))
     assert close(deviation(rewards, group), numbers(*[math.sqrt(1 / 3)] * 3, *[math.sqrt(2)] * 2))
     halves = math.sqrt(0.5)
     expected = numbers(2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), -halves, halves)
-    assert close(standardise(rewards, group, 0.0), expected)
+    assert close(standardize(rewards, group, 0.0), expected)
     # weighted by lengths 2, 1, 1 the first mean is 2 / 4; by 1 and 3 the second is (3 + 15) / 4
-    weighted = centre_weighted(rewards, group, numbers(2, 1, 1, 1, 3))
+    weighted = center_weighted(rewards, group, numbers(2, 1, 1, 1, 3))
     assert close(weighted, numbers(0.5, -0.5, -0.5, -1.5, 0.5))
-    assert close(over_mean(centre(rewards, group), rewards, group), numbers(2, -1, -1, -1 / 4, 1 / 4))
+    assert close(over_mean(center(rewards, group), rewards, group), numbers(2, -1, -1, -1 / 4, 1 / 4))
 
 
 EVERY = [
-    centre,
+    center,
     leave_one_out,
-    lambda x, key: standardise(x, key, 1e-6),
-    lambda x, key: standardise(x, key, 0.0),
-    lambda x, key: centre_weighted(x, key, numbers(3, 1, 2, 1, 1, 1)),
-    lambda x, key: over_mean(centre(x, key), x, key),
+    lambda x, key: standardize(x, key, 1e-6),
+    lambda x, key: standardize(x, key, 0.0),
+    lambda x, key: center_weighted(x, key, numbers(3, 1, 2, 1, 1, 1)),
+    lambda x, key: over_mean(center(x, key), x, key),
 ]
 
 
@@ -61,12 +61,12 @@ def test_a_group_without_variance_and_a_group_of_one_get_exactly_nothing(
 
 def test_a_group_whose_mean_is_not_positive_has_no_scale_by_its_mean() -> None:
     rewards, group = numbers(-1, 1, 1, 3), units(0, 0, 1, 1)
-    assert over_mean(centre(rewards, group), rewards, group).tolist() == [0, 0, -0.5, 0.5]
+    assert over_mean(center(rewards, group), rewards, group).tolist() == [0, 0, -0.5, 0.5]
 
 
 def test_dividing_by_a_deviation_keeps_zeros_and_shows_its_epsilon() -> None:
     rewards, group = numbers(0, 2, 5, 5), units(0, 0, 1, 1)
-    found = over_deviation(centre(rewards, group), rewards, group, 1.0)
+    found = over_deviation(center(rewards, group), rewards, group, 1.0)
     assert close(found, numbers(-1 / (math.sqrt(2) + 1), 1 / (math.sqrt(2) + 1), 0, 0))
 
 
@@ -89,7 +89,7 @@ def test_standardising_ignores_scale_and_offset_of_rewards(
     pairs: list[tuple[int, int]], scale: float, offset: float
 ) -> None:
     rewards, key = numbers(*(reward for _, reward in pairs)), units(*(key for key, _ in pairs))
-    assert close(standardise(rewards, key, 0.0), standardise(scale * rewards + offset, key, 0.0), 1e-6)
+    assert close(standardize(rewards, key, 0.0), standardize(scale * rewards + offset, key, 0.0), 1e-6)
 
 
 def test_whitening() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensors import close, numbers, units
 from torch import Tensor
 
-from agent_r1.algorithms.ops.returns import discounted_sums, generalised_advantages, leaves_below, next_values
+from agent_r1.algorithms.ops.returns import discounted_sums, generalized_advantages, leaves_below, next_values
 from agent_r1.data.segments import previous_within
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
@@ -41,7 +41,7 @@ def test_gae_equals_a_loop(lengths: list[int], seed: int, gamma: float, lam: flo
         within = j + 1 < len(rewards) and unit[j] == unit[j + 1]
         following = values[j + 1] if within else after[j]
         expected[j] = rewards[j] + gamma * following - values[j] + (gamma * lam * expected[j + 1] if within else 0)
-    assert close(generalised_advantages(rewards, values, after, previous_within(unit), gamma, lam), expected)
+    assert close(generalized_advantages(rewards, values, after, previous_within(unit), gamma, lam), expected)
 
 
 def test_a_discount_of_its_own_for_each_chain() -> None:
@@ -52,7 +52,7 @@ def test_a_discount_of_its_own_for_each_chain() -> None:
 def test_gae_by_hand() -> None:
     # two tokens, then one that leads to a state worth 3; gamma 0.5, lambda 0.5
     rewards, values, after = numbers(0, 1, 2), numbers(0.4, 0.6, 0.5), numbers(9, 0, 3)
-    found = generalised_advantages(rewards, values, after, previous_within(units(0, 0, 1)), 0.5, 0.5)
+    found = generalized_advantages(rewards, values, after, previous_within(units(0, 0, 1)), 0.5, 0.5)
     last = 1 - 0.6
     assert close(found, numbers(0 + 0.5 * 0.6 - 0.4 + 0.25 * last, last, 2 + 0.5 * 3 - 0.5))
 
@@ -60,9 +60,9 @@ def test_gae_by_hand() -> None:
 def test_gae_at_its_limits_is_return_minus_value_and_the_one_step_error() -> None:
     rewards, values, after, unit = flat([4, 3], 0)
     before = previous_within(unit)
-    full = generalised_advantages(rewards, values, torch.zeros_like(after), before, 1.0, 1.0)
+    full = generalized_advantages(rewards, values, torch.zeros_like(after), before, 1.0, 1.0)
     assert close(full, discounted_sums(rewards, before, 1.0) - values)
-    one_step = generalised_advantages(rewards, values, after, before, 0.9, 0.0)
+    one_step = generalized_advantages(rewards, values, after, before, 0.9, 0.0)
     assert close(one_step[3], rewards[3] + 0.9 * after[3] - values[3])
     assert close(one_step[0], rewards[0] + 0.9 * values[1] - values[0])
 
@@ -70,7 +70,7 @@ def test_gae_at_its_limits_is_return_minus_value_and_the_one_step_error() -> Non
 def test_shaping_by_a_potential_that_the_critic_knows_leaves_advantages_unchanged() -> None:
     rewards, values, after, unit = flat([5], 1)
     before, potential = previous_within(unit), torch.randn(6, dtype=torch.float64)
-    shaped = generalised_advantages(
+    shaped = generalized_advantages(
         rewards + 0.9 * potential[1:] - potential[:-1],
         values - potential[:-1],
         after - potential[1:],
@@ -78,7 +78,7 @@ def test_shaping_by_a_potential_that_the_critic_knows_leaves_advantages_unchange
         0.9,
         0.7,
     )
-    assert close(shaped, generalised_advantages(rewards, values, after, before, 0.9, 0.7))
+    assert close(shaped, generalized_advantages(rewards, values, after, before, 0.9, 0.7))
 
 
 #      0 - 1 - 2        leaves 2, 4 and 5
@@ -97,11 +97,11 @@ def test_a_tree_by_hand() -> None:
 
 def test_on_a_tree_credit_is_that_of_the_paths_unshared() -> None:
     rewards, values, after = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    shared = generalised_advantages(rewards, values, after, TREE, 0.9, 0.7)
+    shared = generalized_advantages(rewards, values, after, TREE, 0.9, 0.7)
     paths = ([0, 1, 2], [0, 1, 3, 4], [0, 5])
     total = torch.zeros(6, dtype=torch.float64)
     for path in paths:
         before = previous_within(torch.zeros(len(path), dtype=torch.int64))
-        total[path] += generalised_advantages(rewards[path], values[path], after[path], before, 0.9, 0.7)
+        total[path] += generalized_advantages(rewards[path], values[path], after[path], before, 0.9, 0.7)
     assert close(total, leaves_below(TREE) * shared)
     assert not close(total, shared)  # control

@@ -24,16 +24,16 @@ from hand_cases.case import (
 from tensors import close, numbers
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Credit, CriticView, Signals, TokenView
+from agent_r1.algorithms.signals import TokenWeights, CriticView, ModelOutputs, TokenOutputs
 from agent_r1.core.messages import Message, Text
 from agent_r1.core.tool import ToolResult
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import admit
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
 
 CASES = (*groups.CASES, *turns.CASES, *returns.CASES, *critics.CASES)
 CLOSE = 1e-5
@@ -42,7 +42,7 @@ CLOSE = 1e-5
 OPENING, OTHER = Message.user("Where?"), Message.user("Elsewhere?")
 
 
-def the_batch(make: Any, row: Row) -> Batch:
+def the_batch(make: Any, row: Algorithm) -> TrainingBatch:
     """The batch of case.py."""
     log_old = numbers(*OLD).log().tolist()
     answered = {"results": (ToolResult((Text("here"),), ok=True),)}
@@ -71,10 +71,10 @@ def the_batch(make: Any, row: Row) -> Batch:
         serial: make.trajectory(attempts[2], {"score": earned}, group=serial, member=9)
         for serial, earned in GREEDY.items()
     }
-    return assemble(admit(make.groups(*lived, greedy=greedy), {}).samples, tree_sequences, row.scope)
+    return assemble(select_trainable(make.groups(*lived, greedy=greedy), {}).samples, pack_prefix_tree, row.scope)
 
 
-def column(batch: Batch, actions: Sequence[float], observed: Sequence[float] = ()) -> Tensor:
+def column(batch: TrainingBatch, actions: Sequence[float], observed: Sequence[float] = ()) -> Tensor:
     """Numbers of the action tokens, and of those observed between them (0 if not given), where there are any."""
     found = torch.zeros(len(batch.ids), dtype=torch.float64)
     found[batch.chosen] = numbers(*actions)
@@ -83,14 +83,14 @@ def column(batch: Batch, actions: Sequence[float], observed: Sequence[float] = (
     return found
 
 
-def credit_and_loss(make: Any, row: Row) -> tuple[Batch, Credit, Tensor]:
+def credit_and_loss(make: Any, row: Algorithm) -> tuple[TrainingBatch, TokenWeights, Tensor]:
     batch = the_batch(make, row)
     logprobs = column(batch, PI, OBSERVED_PI).log()
     reference = column(batch, REFERENCE, OBSERVED_PI).log()
     values, ends = column(batch, OLD_VALUES), torch.zeros(7, dtype=torch.float64)
     teacher = column(batch, TEACHER, OBSERVED_PI).log()
-    credit = row.credit(batch, Signals(None, values, ends, reference, teacher, KL_COEFFICIENT))
-    view = TokenView(
+    credit = row.credit(batch, ModelOutputs(None, values, ends, reference, teacher, KL_COEFFICIENT))
+    view = TokenOutputs(
         logprobs=logprobs.requires_grad_(),
         entropy=torch.zeros_like(values),
         old=column(batch, OLD, OBSERVED_PI).log(),
@@ -110,12 +110,12 @@ def test_advantages_and_loss_are_those_computed_by_hand(case: Case, make: Any) -
 
 
 def test_every_row_has_a_case() -> None:
-    assert {case.row for case in CASES} == set(ROWS)
+    assert {case.row for case in CASES} == set(ALGORITHMS)
 
 
 def test_no_two_rows_are_the_same_to_this_batch(make: Any) -> None:
     # control: a case that another algorithm would pass too shows little
-    found = {name: credit_and_loss(make, row)[1:] for name, row in ROWS.items()}
+    found = {name: credit_and_loss(make, row)[1:] for name, row in ALGORITHMS.items()}
     for name, (credit, loss) in found.items():
         for other, (credit_there, loss_there) in found.items():
             alike = len(credit.advantage) == len(credit_there.advantage) and close(
@@ -144,7 +144,7 @@ def test_a_row_with_a_wrong_part_is_seen(wrong: dict[str, object], make: Any) ->
 
 
 def test_the_batch_is_that_of_the_drawing(make: Any) -> None:
-    batch = the_batch(make, ROWS["grpo"])
+    batch = the_batch(make, ALGORITHMS["grpo"])
     assert batch.token_trajectory.tolist() == [0, 0, 0, 1, 1, 2, 3, 4, 4]
     assert batch.token_turn.tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 6]
     assert batch.token_rewards.tolist() == [0.5, 0, 0.5, 0, 0, 0.2, 3, 0, 1]

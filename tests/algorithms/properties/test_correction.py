@@ -13,19 +13,19 @@ from ragged import EPISODES, Episodes, samples
 from searching import holds, rejected
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.loss_terms import Correction, Rejection
 from agent_r1.algorithms.policy_losses import Clip
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals, TokenView
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs, TokenOutputs
 from agent_r1.algorithms.validation import check
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
-from agent_r1.data.sequences import tree_sequences
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import pack_prefix_tree
 
-Trust = Callable[[Batch, Tensor], Tensor]
+Trust = Callable[[TrainingBatch, Tensor], Tensor]
 """(batch, log-probabilities (N,) under the trainer's policy before the update) -> the factor of each token's loss."""
 
 SEEDS = st.integers(0, 99)
@@ -35,8 +35,8 @@ LEVELS: tuple[Level, ...] = ("token", "turn", "trajectory")
 def of(part: Correction | Rejection) -> Trust:
     """What a row with this part trusts."""
     name = "correction" if isinstance(part, Correction) else "rejection"
-    row = ROWS["grpo"].model_copy(update={name: part})
-    return lambda batch, old: row.credit(batch, Signals(old=old)).trust
+    row = ALGORITHMS["grpo"].model_copy(update={name: part})
+    return lambda batch, old: row.credit(batch, ModelOutputs(old=old)).trust
 
 
 CORRECTIONS = [part for level in LEVELS for part in (Correction(level=level), Correction(rule="window", level=level))]
@@ -50,11 +50,11 @@ def name(part: Correction | Rejection) -> str:
     return f"{part.rule if isinstance(part, Correction) else part.statistic}-{part.level}"
 
 
-def batch_of(episodes: Episodes) -> Batch:
-    return assemble(samples(episodes), tree_sequences)
+def batch_of(episodes: Episodes) -> TrainingBatch:
+    return assemble(samples(episodes), pack_prefix_tree)
 
 
-def moved(batch: Batch, seed: int, spread: float = 1.0) -> Tensor:
+def moved(batch: TrainingBatch, seed: int, spread: float = 1.0) -> Tensor:
     """What the trainer says of tokens whose sampler said otherwise."""
     noise = torch.randn(len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return batch.sampler_logprobs + spread * noise
@@ -65,7 +65,7 @@ def agreement_is_trusted(trust: Trust, episodes: Episodes) -> None:
     assert torch.equal(trust(batch, batch.sampler_logprobs), torch.ones(len(batch.ids)).double())
 
 
-def of_log_ratios(batch: Batch, old: Tensor) -> Tensor:
+def of_log_ratios(batch: TrainingBatch, old: Tensor) -> Tensor:
     """Wrong: bounds of a ratio, compared with its logarithm."""
     ratios = old - batch.sampler_logprobs
     return ((ratios >= 0.5) & (ratios <= 2.0)).double()
@@ -86,12 +86,12 @@ def nothing_counts_more_than_the_bound(trust: Trust, episodes: Episodes, seed: i
     assert bool((found >= 0).all()) and bool((found <= 2.0).all())
 
 
-def bounded_logarithm(batch: Batch, old: Tensor) -> Tensor:
+def bounded_logarithm(batch: TrainingBatch, old: Tensor) -> Tensor:
     """Wrong: the logarithm is bounded in place of the ratio."""
     return (old - batch.sampler_logprobs).clamp(max=2.0).exp()
 
 
-def normalised(batch: Batch, old: Tensor) -> Tensor:
+def normalised(batch: TrainingBatch, old: Tensor) -> Tensor:
     """Wrong here: divided by the mean, after which no bound holds."""
     weight = (old - batch.sampler_logprobs).exp().clamp(max=2.0)
     return weight / weight.mean()
@@ -131,18 +131,18 @@ def test_rules_for_less_than_a_trajectory_are_seen(part: Correction | Rejection)
 class Decoupled:
     """A row that compares with the policy before the update, and corrects for the sampler."""
 
-    row: Row
+    row: Algorithm
 
-    def gradient(self, batch: Batch, old: Tensor, now: Tensor) -> Tensor:
+    def gradient(self, batch: TrainingBatch, old: Tensor, now: Tensor) -> Tensor:
         anchor = batch.sampler_logprobs if self.row.anchor == "sampler" else old
         logprobs = now.clone().requires_grad_()
-        view = TokenView(logprobs, torch.zeros_like(now), anchor, batch.token_turn, batch.token_trajectory)
-        loss, _ = self.row.loss(view, self.row.credit(batch, Signals(old=old)))
+        view = TokenOutputs(logprobs, torch.zeros_like(now), anchor, batch.token_turn, batch.token_trajectory)
+        loss, _ = self.row.loss(view, self.row.credit(batch, ModelOutputs(old=old)))
         return torch.autograd.grad(loss, logprobs)[0]
 
 
 FREE = Clip(low=0.99, high=100.0, dual=None)
-BYPASS = ROWS["dr-grpo"].model_copy(update={"surrogate": FREE, "anchor": "sampler"})
+BYPASS = ALGORITHMS["dr-grpo"].model_copy(update={"surrogate": FREE, "anchor": "sampler"})
 THREE = BYPASS.model_copy(update={"anchor": "policy", "correction": Correction(high=100.0)})
 
 

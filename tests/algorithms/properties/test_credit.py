@@ -17,8 +17,8 @@ import pytest
 from hypothesis import strategies as st
 from searching import holds, rejected
 
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.presets import ROWS
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.presets import ALGORITHMS
 
 Measured = Callable[[float, float], Any]
 """Probabilities of arm 1 in the two turns -> the benchmark's ``Noise``."""
@@ -38,12 +38,12 @@ def _benchmark() -> ModuleType:
 BANDIT = _benchmark()
 
 
-def of(row: Row, *, late: bool = False) -> Measured:
+def of(row: Algorithm, *, late: bool = False) -> Measured:
     """The noise of a row's gradient, exactly; ``late``: what the first turn earned is paid at the end."""
     return lru_cache(lambda first, last: BANDIT.noise(row, first, last, late=late))
 
 
-OF_TRAJECTORIES = [of(ROWS[name]) for name in BANDIT.OF_TRAJECTORIES]
+OF_TRAJECTORIES = [of(ALGORITHMS[name]) for name in BANDIT.OF_TRAJECTORIES]
 
 
 def it_is_less_noisy_than_credit_of_trajectories(measured: Measured, first: float, last: float) -> None:
@@ -59,29 +59,29 @@ def it_points_to_the_answer(measured: Measured, first: float, last: float) -> No
 
 @pytest.mark.parametrize("name", ["gigpo", "gtpo", "reinforce", "ppo-turn"])
 def test_credit_of_turns_is_less_noisy(name: str) -> None:
-    holds(it_is_less_noisy_than_credit_of_trajectories, of(ROWS[name]), CHANCES, CHANCES, count=6)
+    holds(it_is_less_noisy_than_credit_of_trajectories, of(ALGORITHMS[name]), CHANCES, CHANCES, count=6)
 
 
 @pytest.mark.parametrize("name", ["gigpo", "gtpo", "reinforce", "ppo-turn"])
 def test_a_turns_reward_paid_at_the_end_is_seen(name: str) -> None:
-    rejected(it_is_less_noisy_than_credit_of_trajectories, of(ROWS[name], late=True), CHANCES, CHANCES, count=6)
+    rejected(it_is_less_noisy_than_credit_of_trajectories, of(ALGORITHMS[name], late=True), CHANCES, CHANCES, count=6)
 
 
 @pytest.mark.parametrize("name", [*BANDIT.OF_TRAJECTORIES, *BANDIT.OF_TURNS])
 def test_every_gradient_points_to_the_answer(name: str) -> None:
-    holds(it_points_to_the_answer, of(ROWS[name]), CHANCES, CHANCES, count=2)
+    holds(it_points_to_the_answer, of(ALGORITHMS[name]), CHANCES, CHANCES, count=2)
 
 
 def test_a_return_that_forgets_what_is_to_come_is_seen() -> None:
-    advantage = ROWS["reinforce"].advantage.model_copy(update={"gamma": 0.0})
-    shortsighted = ROWS["reinforce"].model_copy(update={"advantage": advantage})
+    advantage = ALGORITHMS["reinforce"].advantage.model_copy(update={"gamma": 0.0})
+    shortsighted = ALGORITHMS["reinforce"].model_copy(update={"advantage": advantage})
     rejected(it_points_to_the_answer, of(shortsighted, late=True), CHANCES, CHANCES, count=2)
 
 
 def test_turns_of_equal_number_teach_the_last_turn_nothing_at_all() -> None:
-    found = BANDIT.noise(ROWS["gtpo"], 0.35, 0.65)
+    found = BANDIT.noise(ALGORITHMS["gtpo"], 0.35, 0.65)
     assert found.variance[1] == 0.0 < found.variance[0]
-    assert BANDIT.noise(ROWS["grpo"], 0.35, 0.65).variance[1] > 0.001  # control: credit of trajectories does
+    assert BANDIT.noise(ALGORITHMS["grpo"], 0.35, 0.65).variance[1] > 0.001  # control: credit of trajectories does
 
 
 def test_the_figure_is_printed() -> None:

@@ -13,15 +13,15 @@ from ragged import EPISODES, Episodes, samples
 from searching import holds, rejected
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.ops.group_stats import centre
-from agent_r1.algorithms.ops.returns import discounted_sums, generalised_advantages
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.ops.group_stats import center
+from agent_r1.algorithms.ops.returns import discounted_sums, generalized_advantages
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import previous_within, segment_mean, segment_sum
-from agent_r1.data.sequences import tree_sequences
+from agent_r1.data.sequences import pack_prefix_tree
 
 Gae = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], Tensor]
 """(rewards, values, value after each end, the element before each, gamma, lambda) -> advantages, all (N,)."""
@@ -71,7 +71,7 @@ def with_the_groups_mean_as_value_it_is_dr_grpo(gae: Gae, chains: Chains) -> Non
     outcomes = segment_sum(chains.rewards, chains.unit)
     rewards = torch.where(chains.last, outcomes[chains.unit], NONE)
     values = segment_mean(outcomes, group)[group][chains.unit]
-    expected = centre(outcomes, group)[chains.unit] if len(group) > 1 else torch.zeros_like(rewards)
+    expected = center(outcomes, group)[chains.unit] if len(group) > 1 else torch.zeros_like(rewards)
     assert close(gae(rewards, values, NONE * values, chains.before, 1.0, 1.0), expected)
 
 
@@ -94,18 +94,18 @@ def a_potential_that_the_critic_knows_changes_nothing(gae: Gae, chains: Chains, 
 
 def endless(rewards: Tensor, values: Tensor, after: Tensor, before: Tensor, gamma: float, lam: float) -> Tensor:
     """Wrong: an ending is followed by its own value again, as where V(T+1) is read from padding."""
-    return generalised_advantages(rewards, values, values, before, gamma, lam)
+    return generalized_advantages(rewards, values, values, before, gamma, lam)
 
 
 def undiscounted(rewards: Tensor, values: Tensor, after: Tensor, before: Tensor, gamma: float, lam: float) -> Tensor:
     """Wrong: gamma is missing at the next value."""
-    errors = generalised_advantages(rewards, values, after, before, 1.0, 0.0)
+    errors = generalized_advantages(rewards, values, after, before, 1.0, 0.0)
     return discounted_sums(errors, before, gamma * lam)
 
 
 def whitened(rewards: Tensor, values: Tensor, after: Tensor, before: Tensor, gamma: float, lam: float) -> Tensor:
     """Wrong: whitened inside, so that the critic's targets A + V would be too."""
-    advantage = generalised_advantages(rewards, values, after, before, gamma, lam)
+    advantage = generalized_advantages(rewards, values, after, before, gamma, lam)
     return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
 
 
@@ -120,26 +120,26 @@ CLAIMS = [
 
 @pytest.mark.parametrize(("claim", "wrong", "examples"), CLAIMS, ids=[claim.__name__ for claim, _, _ in CLAIMS])
 def test_generalised_advantages(claim: Callable[..., None], wrong: Gae, examples: tuple) -> None:
-    holds(claim, generalised_advantages, *examples)
+    holds(claim, generalized_advantages, *examples)
     rejected(claim, wrong, *examples)
 
 
 # where an episode was cut
 
-CRITICS = [discounted(row) for row in ROWS.values() if "critic" in row.needs]
+CRITICS = [discounted(row) for row in ALGORITHMS.values() if "critic" in row.needs]
 SEEDS = st.integers(0, 99)
 
 
-def said(batch: Batch, seed: int) -> Signals:
+def said(batch: TrainingBatch, seed: int) -> ModelOutputs:
     """A critic's word on all tokens and turns."""
     tokens, turns = len(batch.ids), len(batch.turn_trajectory)
     values = torch.randn(tokens + turns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return Signals(values=values[:tokens], ends=values[tokens:])
+    return ModelOutputs(values=values[:tokens], ends=values[tokens:])
 
 
-def a_cut_is_worth_the_state_it_leads_to(row: Row, episodes: Episodes, seed: int) -> None:
+def a_cut_is_worth_the_state_it_leads_to(row: Algorithm, episodes: Episodes, seed: int) -> None:
     """An episode cut in a state of value V has the credit of one that earned gamma V there and ended."""
-    batch = assemble(samples(episodes), tree_sequences)
+    batch = assemble(samples(episodes), pack_prefix_tree)
     signals = said(batch, seed)
     assert signals.ends is not None
     gamma = dict(row.advantage).get("turn_gamma", dict(row.advantage)["gamma"])
@@ -157,12 +157,12 @@ def a_cut_is_worth_the_state_it_leads_to(row: Row, episodes: Episodes, seed: int
 
 
 @pytest.mark.parametrize("row", CRITICS, ids=lambda row: row.name)
-def test_a_critic_can_go_on_where_an_episode_was_cut(row: Row) -> None:
+def test_a_critic_can_go_on_where_an_episode_was_cut(row: Algorithm) -> None:
     holds(a_cut_is_worth_the_state_it_leads_to, bootstrapped(row), EPISODES, SEEDS, count=8)
 
 
 @pytest.mark.parametrize("row", CRITICS, ids=lambda row: row.name)
-def test_a_cut_taken_for_an_ending_is_seen(row: Row) -> None:
+def test_a_cut_taken_for_an_ending_is_seen(row: Algorithm) -> None:
     rejected(a_cut_is_worth_the_state_it_leads_to, row, EPISODES, SEEDS)
 
 
@@ -180,22 +180,22 @@ ONE_TOKEN_TURNS = EPISODES.map(
         for compared in episodes
     )
 )
-TOKENS = bootstrapped(discounted(ROWS["ppo"]))
+TOKENS = bootstrapped(discounted(ALGORITHMS["ppo"]))
 
 
-def turns_of_one_token_are_tokens(assign: Callable[[Batch, Signals], Tensor], episodes: Episodes, seed: int) -> None:
-    batch = assemble(samples(episodes), tree_sequences)
+def turns_of_one_token_are_tokens(assign: Callable[[TrainingBatch, ModelOutputs], Tensor], episodes: Episodes, seed: int) -> None:
+    batch = assemble(samples(episodes), pack_prefix_tree)
     signals = said(batch, seed)
     assert close(assign(batch, signals), TOKENS.credit(batch, signals).advantage)
 
 
-def assigns(name: str, **numbers: float) -> Callable[[Batch, Signals], Tensor]:
-    row = bootstrapped(ROWS[name])
+def assigns(name: str, **numbers: float) -> Callable[[TrainingBatch, ModelOutputs], Tensor]:
+    row = bootstrapped(ALGORITHMS[name])
     advantage = row.advantage.model_copy(update={"gamma": 0.9, "lam": 0.8, **numbers})
     return lambda batch, signals: row.model_copy(update={"advantage": advantage}).credit(batch, signals).advantage
 
 
-def turns_by_reward(batch: Batch, signals: Signals) -> Tensor:
+def turns_by_reward(batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
     """Wrong: a turn ends where a reward is not 0, so that unrewarded turns melt into the next: RAGEN's bi-level."""
     ends = (batch.turn_rewards != 0).index_fill(0, batch.last_turns, True)
     melted = torch.cat([torch.zeros(1, dtype=torch.int64), ends.cumsum(0)[:-1]])
@@ -240,9 +240,9 @@ def _depths(before: Tensor) -> Tensor:
 def neighbours(rewards: Tensor, values: Tensor, after: Tensor, before: Tensor, gamma: float, lam: float) -> Tensor:
     """Wrong: what stands next in memory is taken for what comes next in time."""
     root = before < 0
-    return generalised_advantages(rewards, values, after, previous_within(root.cumsum(0) - 1), gamma, lam)
+    return generalized_advantages(rewards, values, after, previous_within(root.cumsum(0) - 1), gamma, lam)
 
 
 def test_a_tree_of_one_child_each_is_a_chain() -> None:
-    holds(interleaved_chains_are_chains, generalised_advantages, CHAINS, DISCOUNT, DISCOUNT, SEEDS)
+    holds(interleaved_chains_are_chains, generalized_advantages, CHAINS, DISCOUNT, DISCOUNT, SEEDS)
     rejected(interleaved_chains_are_chains, neighbours, CHAINS, DISCOUNT, DISCOUNT, SEEDS)

@@ -14,14 +14,14 @@ from searching import holds, rejected
 from torch import Tensor
 
 from agent_r1.algorithms.advantages.groups import GroupRelative
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.ops.group_stats import centre, centre_weighted, leave_one_out, over_mean, standardise
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.ops.group_stats import center, center_weighted, leave_one_out, over_mean, standardize
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.data.assemble import assemble
-from agent_r1.data.batch import Batch
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import places_within, segment_count, segment_mean, segment_sum
-from agent_r1.data.sequences import tree_sequences
+from agent_r1.data.sequences import pack_prefix_tree
 
 Relative = Callable[[Tensor, Tensor], Tensor]
 """(returns, group of each), both (N,) -> advantages (N,)."""
@@ -37,7 +37,7 @@ BINARY = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 4])), min_siz
 
 
 def grpo(x: Tensor, key: Tensor) -> Tensor:
-    return standardise(x, key, 1e-6)
+    return standardize(x, key, 1e-6)
 
 
 def _with(deviation: Callable[[Tensor], Tensor], epsilon: float) -> Relative:
@@ -81,7 +81,7 @@ def without_own_weight(x: Tensor, key: Tensor) -> Tensor:
 def leave_one_out_is_scaled_centring(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
     x, key = attempts
     count = segment_count(key)[key].double()
-    assert close(relative(x, key), centre(x, key) * count / (count - 1).clamp(min=1))
+    assert close(relative(x, key), center(x, key) * count / (count - 1).clamp(min=1))
     for place in range(len(x)):
         others = (key == key[place]).index_fill(0, torch.tensor([place]), False)
         assert not others.any() or close(relative(x, key)[place], x[place] - x[others].mean())
@@ -123,11 +123,11 @@ def nothing_to_compare_is_exactly_nothing(relative: Relative, attempts: tuple[Te
 
 CLAIMS = [
     (leave_one_out_is_scaled_centring, [leave_one_out], without_own_weight, (RETURNS,)),
-    (a_group_sums_to_nothing, [centre, leave_one_out, grpo], over_the_batch, (RETURNS,)),
+    (a_group_sums_to_nothing, [center, leave_one_out, grpo], over_the_batch, (RETURNS,)),
     (scale_and_offset_do_not_matter, [grpo], with_large_epsilon, (RETURNS, st.sampled_from([0.5, 7.0]))),
     (of_two_one_is_as_good_as_the_other_is_bad, [grpo], without_bessel, (st.integers(-4, 4), st.integers(-4, 4))),
     (binary_rewards_have_a_closed_form, [grpo], without_bessel, (BINARY,)),
-    (nothing_to_compare_is_exactly_nothing, [centre, leave_one_out, grpo], guarded_by_epsilon_only, (RETURNS,)),
+    (nothing_to_compare_is_exactly_nothing, [center, leave_one_out, grpo], guarded_by_epsilon_only, (RETURNS,)),
     (nothing_to_compare_is_exactly_nothing, [], singleton_keeps_its_return, (RETURNS,)),
 ]
 
@@ -145,11 +145,11 @@ def test_relative_advantages(
 
 def equal_weights_are_no_weights(weighted: Callable[[Tensor, Tensor, Tensor], Tensor], attempts: tuple) -> None:
     x, key = attempts
-    assert close(weighted(x, key, torch.full_like(x, 3.0)), centre(x, key))
+    assert close(weighted(x, key, torch.full_like(x, 3.0)), center(x, key))
 
 
 def test_opo_at_equal_lengths_is_dr_grpo() -> None:
-    holds(equal_weights_are_no_weights, centre_weighted, RETURNS)
+    holds(equal_weights_are_no_weights, center_weighted, RETURNS)
     rejected(
         equal_weights_are_no_weights, lambda x, key, weight: x - segment_sum(weight * x, key)[key] / weight, RETURNS
     )
@@ -164,14 +164,14 @@ def maxrl_has_a_closed_form(relative: Relative, attempts: tuple[Tensor, Tensor])
 
 
 def test_maxrl_of_binary_rewards() -> None:
-    holds(maxrl_has_a_closed_form, lambda x, key: over_mean(centre(x, key), x, key), BINARY)
+    holds(maxrl_has_a_closed_form, lambda x, key: over_mean(center(x, key), x, key), BINARY)
     rejected(maxrl_has_a_closed_form, grpo, BINARY)
 
 
 # a trajectory counts once, however many turns it has
 
-Assign = Callable[[Batch], Tensor]
-BY_TRAJECTORY = [row for row in ROWS.values() if isinstance(row.advantage, GroupRelative) and row.name != "opo"]
+Assign = Callable[[TrainingBatch], Tensor]
+BY_TRAJECTORY = [row for row in ALGORITHMS.values() if isinstance(row.advantage, GroupRelative) and row.name != "opo"]
 
 
 def split_in_turns(turn: Lived) -> tuple[Lived, ...]:
@@ -199,19 +199,19 @@ def split(turn: Lived) -> tuple[Lived, ...]:
 
 
 def a_trajectory_counts_once(assign: Assign, episodes: Episodes) -> None:
-    whole = assemble(samples(episodes), tree_sequences)
-    apart = assemble(samples(first_attempts_split(episodes)), tree_sequences)
+    whole = assemble(samples(episodes), pack_prefix_tree)
+    apart = assemble(samples(first_attempts_split(episodes)), pack_prefix_tree)
     assert close(assign(whole), assign(apart))
 
 
-def over_rows_of_turns(batch: Batch) -> Tensor:
+def over_rows_of_turns(batch: TrainingBatch) -> Tensor:
     """Wrong: mean and deviation over a group's turns, each with its trajectory's return: long ones count more."""
     return grpo(batch.returns[batch.turn_trajectory], batch.turn_group)[batch.token_turn]
 
 
 @pytest.mark.parametrize("row", BY_TRAJECTORY, ids=lambda row: row.name)
-def test_a_trajectory_counts_once(row: Row) -> None:
-    holds(a_trajectory_counts_once, lambda batch: row.credit(batch, Signals()).advantage, EPISODES, count=5)
+def test_a_trajectory_counts_once(row: Algorithm) -> None:
+    holds(a_trajectory_counts_once, lambda batch: row.credit(batch, ModelOutputs()).advantage, EPISODES, count=5)
 
 
 def test_statistics_over_turns_are_seen() -> None:
@@ -222,20 +222,20 @@ def test_statistics_over_turns_are_seen() -> None:
 
 WHITENED = ("reinforce++-baseline", "lite-ppo", "gdpo")
 """What is scaled by the whole batch, on purpose."""
-WITHIN_GROUPS = [row for row in ROWS.values() if "group" in row.needs and row.name not in WHITENED]
+WITHIN_GROUPS = [row for row in ALGORITHMS.values() if "group" in row.needs and row.name not in WHITENED]
 
 
 def other_groups_do_not_matter(assign: Assign, episodes: Episodes) -> None:
-    together, alone = (assemble(samples(given), tree_sequences) for given in (episodes, episodes[:1]))
+    together, alone = (assemble(samples(given), pack_prefix_tree) for given in (episodes, episodes[:1]))
     assert close(assign(together)[: len(alone.ids)], assign(alone))
 
 
 @pytest.mark.parametrize("row", WITHIN_GROUPS, ids=lambda row: row.name)
-def test_other_groups_move_no_credit(row: Row) -> None:
-    holds(other_groups_do_not_matter, lambda batch: row.credit(batch, Signals()).advantage, EPISODES, count=6)
+def test_other_groups_move_no_credit(row: Algorithm) -> None:
+    holds(other_groups_do_not_matter, lambda batch: row.credit(batch, ModelOutputs()).advantage, EPISODES, count=6)
 
 
-def same_turns_of_everyone(batch: Batch) -> Tensor:
+def same_turns_of_everyone(batch: TrainingBatch) -> Tensor:
     """Wrong: turns of the same number are compared whatever the task was."""
     return grpo(batch.turn_rewards, places_within(batch.turn_trajectory))[batch.token_turn]
 
@@ -244,5 +244,5 @@ def test_a_comparison_with_other_groups_is_seen() -> None:
     rejected(other_groups_do_not_matter, same_turns_of_everyone, EPISODES)
     for name in WHITENED:
         rejected(
-            other_groups_do_not_matter, lambda batch, row=ROWS[name]: row.credit(batch, Signals()).advantage, EPISODES
+            other_groups_do_not_matter, lambda batch, row=ALGORITHMS[name]: row.credit(batch, ModelOutputs()).advantage, EPISODES
         )

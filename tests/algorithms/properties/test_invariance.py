@@ -15,19 +15,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agent_r1.algorithms.advantages.advantage import Advantage, on_tokens
-from agent_r1.algorithms.algorithm import Row
-from agent_r1.algorithms.ops.group_stats import centre
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Estimate, Signals
-from agent_r1.data.batch import Batch
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.ops.group_stats import center
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, micro_batches
 from agent_r1.data.sequences import TokenSequence
-from agent_r1.data.training_sample import Sample
+from agent_r1.data.training_sample import TrainingSample
 from agent_r1.trainer.forward_backward import Prepared, learn, scores
 
 SEEDS = st.integers(0, 99)
-Learn = Callable[[Sequence[Sample]], Learned]
-Divided = Callable[[Learning, Sequence[Sample], int], Learned]
+Learn = Callable[[Sequence[TrainingSample]], Learned]
+Divided = Callable[[Learning, Sequence[TrainingSample], int], Learned]
 """(how to learn, samples, a number that says where to divide them) -> what was learned in parts."""
 
 
@@ -38,7 +38,7 @@ def same(found: Learned, expected: Learned) -> bool:
 # order and labels
 
 
-def shuffled(given: Sequence[Sample], seed: int) -> list[Sample]:
+def shuffled(given: Sequence[TrainingSample], seed: int) -> list[TrainingSample]:
     """In another order, groups mixed, and these under other numbers, some of which nobody has."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randperm(2 * len(given), generator=random).tolist()
@@ -58,8 +58,8 @@ class ByPlace(Advantage):
     def formula(self) -> str:
         return "R - mean R of the neighbours"
 
-    def estimate(self, batch: Batch, signals: Signals) -> Estimate:
-        return on_tokens(centre(batch.returns, torch.arange(len(batch.returns)) // 2), batch)
+    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
+        return on_tokens(center(batch.returns, torch.arange(len(batch.returns)) // 2), batch)
 
 
 def test_order_and_labels_of_groups_move_no_row() -> None:
@@ -71,22 +71,22 @@ def test_order_and_labels_of_groups_move_no_row() -> None:
 
 
 def test_groups_by_place_are_seen() -> None:
-    rejected(order_and_labels_do_not_matter, Learning(Row(name="by-place", advantage=ByPlace())), EPISODES, SEEDS)
+    rejected(order_and_labels_do_not_matter, Learning(Algorithm(name="by-place", advantage=ByPlace())), EPISODES, SEEDS)
 
 
 # micro-batches, and halves on two machines
 
 
-def division_does_not_matter(divided: Divided, row: Row, episodes: Episodes, where: int) -> None:
+def division_does_not_matter(divided: Divided, row: Algorithm, episodes: Episodes, where: int) -> None:
     given, learning = samples(episodes), Learning(row, layers=1)
     assert same(divided(learning, given, where), learning(given))
 
 
-def in_micro_batches(learning: Learning, given: Sequence[Sample], where: int) -> Learned:
+def in_micro_batches(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
     return replace(learning, budget=1 + 4 * where)(given)
 
 
-def on_two_machines(learning: Learning, given: Sequence[Sample], where: int) -> Learned:
+def on_two_machines(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
     """Credit of the whole batch; each machine learns its own trajectories; gradients are added up."""
     prepared = learning.prepared(given)
     here = where % (len(given) + 1)
@@ -101,7 +101,7 @@ def in_turn(learning: Learning, prepared: Prepared, parts: Sequence[Sequence[Tok
     return learning.whole(prepared, loss)
 
 
-def credited_apart(learning: Learning, given: Sequence[Sample], where: int) -> Learned:
+def credited_apart(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
     """Wrong: each part has its own statistics and denominators, and gradients are averaged."""
     here = where % (len(given) + 1)
     parts = [learning.prepared(part) for part in (given[:here], given[here:]) if part]
@@ -114,7 +114,7 @@ def credited_apart(learning: Learning, given: Sequence[Sample], where: int) -> L
     return learning.whole(parts[0], loss)
 
 
-def sequence_by_sequence(learning: Learning, given: Sequence[Sample], where: int) -> Learned:
+def sequence_by_sequence(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
     """Wrong where a ratio is a trajectory's: its contexts are learned apart, each with a mean of its own."""
     prepared = learning.prepared(given)
     return in_turn(learning, prepared, [[sequence] for sequence in prepared.batch.sequences])
@@ -131,12 +131,12 @@ def test_division_of_a_batch_moves_no_row(divided: Divided) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "gspo", "dr-grpo"])
 def test_statistics_and_denominators_of_parts_are_seen(name: str) -> None:
-    rejected(division_does_not_matter, credited_apart, st.just(discounted(ROWS[name])), EPISODES, st.integers(0, 12))
+    rejected(division_does_not_matter, credited_apart, st.just(discounted(ALGORITHMS[name])), EPISODES, st.integers(0, 12))
 
 
 @pytest.mark.parametrize("name", ["gspo", "gmpo"])
 def test_a_mean_over_a_part_of_a_trajectory_is_seen(name: str) -> None:
-    row = st.just(ROWS[name])
+    row = st.just(ALGORITHMS[name])
     rejected(division_does_not_matter, sequence_by_sequence, row, EPISODES, st.integers(0, 12))
 
 
@@ -146,7 +146,7 @@ Widened = Callable[[MicroBatch, int], MicroBatch]
 
 
 def padding_does_not_matter(widened: Widened, episodes: Episodes, more: int) -> None:
-    learning = Learning(ROWS["grpo"], layers=1)
+    learning = Learning(ALGORITHMS["grpo"], layers=1)
     batch, models = learning.prepared(samples(episodes)).batch, learning.models
     for micro in micro_batches(by_sequence(batch.sequences), 1):
         found, entropy = scores(models.policy, batch, widened(micro, more), 0.7)

@@ -13,38 +13,38 @@ from ragged import EPISODES, SEVERAL, Episodes, samples
 from searching import holds, rejected
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Row
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.loss_terms import Masks, Rejection
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.data.assemble import Scope, assemble
-from agent_r1.data.batch import Batch
+from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_last
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import Sample
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import TrainingSample
 from agent_r1.trainer.forward_backward import learn
 
-Assign = Callable[[Batch, Signals], Tensor]
+Assign = Callable[[TrainingBatch, ModelOutputs], Tensor]
 """Advantages (N,) of all tokens of a batch; only those of action tokens are looked at."""
 
-PPO = discounted(ROWS["ppo"])
+PPO = discounted(ALGORITHMS["ppo"])
 UNMASKED = Masks(advantage=False, loss=False)
 SEEDS = st.integers(0, 99)
 
 
-def of_actions(row: Row) -> Row:
+def of_actions(row: Algorithm) -> Algorithm:
     """The row without its model of the world, which learns observations on purpose."""
     return row.model_copy(update={"observation": 0.0})
 
 
-def changed(row: Row, **changes: object) -> Row:
+def changed(row: Algorithm, **changes: object) -> Algorithm:
     return row.model_copy(update=changes)
 
 
 # credit, loss and gradient, the way from samples to gradients
 
 
-def unmoved_by_observations(learning: Callable[[tuple[Sample, ...]], Learned], episodes: Episodes) -> None:
+def unmoved_by_observations(learning: Callable[[tuple[TrainingSample, ...]], Learned], episodes: Episodes) -> None:
     """The models look at the last token only: inserted ones leave log-probabilities and values as they were."""
     quiet, talkative = learning(samples(episodes)), learning(samples(episodes, talkative=True))
     for name in ("advantage", "share", "trust", "loss", "gradient"):
@@ -63,20 +63,20 @@ def test_observations_move_no_row(scope: Scope) -> None:
 @pytest.mark.parametrize("scope", ["actions", "episodes"])
 @pytest.mark.parametrize("name", ["gspo", "gmpo", "steppo"])
 def test_observations_move_no_ratio_and_no_rejection_of_whole_turns_or_trajectories(name: str, scope: Scope) -> None:
-    row = changed(ROWS[name], rejection=Rejection(level=ROWS[name].ratio, low=0.8, high=1.5))
+    row = changed(ALGORITHMS[name], rejection=Rejection(level=ALGORITHMS[name].ratio, low=0.8, high=1.5))
     holds(unmoved_by_observations, Learning(row, scope=scope), EPISODES, count=15)
 
 
 @pytest.mark.parametrize(
-    "row", [PPO, discounted(ROWS["reinforce++"]), discounted(ROWS["vapo"])], ids=lambda row: row.name
+    "row", [PPO, discounted(ALGORITHMS["reinforce++"]), discounted(ALGORITHMS["vapo"])], ids=lambda row: row.name
 )
-def test_credit_over_observations_is_seen(row: Row) -> None:
+def test_credit_over_observations_is_seen(row: Algorithm) -> None:
     rejected(unmoved_by_observations, Learning(changed(row, masks=Masks(advantage=False))), EPISODES)
 
 
 def test_learning_observations_is_seen() -> None:
     rejected(unmoved_by_observations, Learning(changed(PPO, masks=UNMASKED)), EPISODES)
-    rejected(unmoved_by_observations, Learning(ROWS["echo"]), EPISODES)
+    rejected(unmoved_by_observations, Learning(ALGORITHMS["echo"]), EPISODES)
 
 
 # credit alone, where peers go wrong
@@ -86,12 +86,12 @@ def skips_observations(assign: Assign, episodes: Episodes, seed: int) -> None:
     """Values at observations are anything: nothing may depend on them, nor on how many there are."""
     found = []
     for talkative in (False, True):
-        batch = assemble(samples(episodes, talkative=talkative), tree_sequences, "episodes")
+        batch = assemble(samples(episodes, talkative=talkative), pack_prefix_tree, "episodes")
         chosen = batch.chosen
         values = torch.randn(len(chosen), generator=torch.Generator().manual_seed(seed)).double()
         values[chosen] = torch.linspace(-1, 1, int(chosen.sum()), dtype=torch.float64)
         found.append(
-            assign(batch, Signals(values=values, ends=torch.zeros(len(batch.turn_trajectory)).double()))[chosen]
+            assign(batch, ModelOutputs(values=values, ends=torch.zeros(len(batch.turn_trajectory)).double()))[chosen]
         )
     assert close(found[0], found[1])
 
@@ -99,7 +99,7 @@ def skips_observations(assign: Assign, episodes: Episodes, seed: int) -> None:
 def dense_gae(gamma: float, lam: float, *, zeroed: bool = False) -> Assign:
     """GAE with every token as a step: SkyRL and slime; ``zeroed``: V is 0 at observations, OpenRLHF."""
 
-    def assign(batch: Batch, signals: Signals) -> Tensor:
+    def assign(batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
         assert signals.values is not None
         values = signals.values * batch.chosen if zeroed else signals.values
         advantage = torch.zeros_like(values)
@@ -113,7 +113,7 @@ def dense_gae(gamma: float, lam: float, *, zeroed: bool = False) -> Assign:
     return assign
 
 
-def reset_returns(batch: Batch, signals: Signals) -> Tensor:
+def reset_returns(batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
     """REINFORCE++ whose running return starts anew after each observation: SkyRL."""
     returns = torch.zeros_like(batch.token_rewards)
     for token in reversed(range(len(returns))):
@@ -123,7 +123,7 @@ def reset_returns(batch: Batch, signals: Signals) -> Tensor:
     return returns
 
 
-def returns_over_actions(batch: Batch, signals: Signals) -> Tensor:
+def returns_over_actions(batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
     """The same, right: a loop over action tokens."""
     returns, later = torch.zeros_like(batch.token_rewards), -1
     for token in reversed(batch.chosen.nonzero().squeeze(1).tolist()):
@@ -134,8 +134,8 @@ def returns_over_actions(batch: Batch, signals: Signals) -> Tensor:
 
 
 @pytest.mark.parametrize("row", [of_actions(row) for row in ALL], ids=lambda row: row.name)
-def test_our_credit_skips_observations(row: Row) -> None:
-    def credit(batch: Batch, signals: Signals) -> Tensor:
+def test_our_credit_skips_observations(row: Algorithm) -> None:
+    def credit(batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
         log = torch.zeros(len(batch.ids)).double()
         return row.credit(batch, replace(signals, old=log - 1.0, reference=log - 2.0, teacher=log - 1.5)).advantage
 
@@ -150,8 +150,8 @@ def test_gae_over_observations_is_seen_unless_gamma_and_lambda_are_one(zeroed: b
 
 
 def equals_returns_over_actions(assign: Assign, episodes: Episodes) -> None:
-    batch = assemble(samples(episodes), tree_sequences, "episodes")
-    assert close(assign(batch, Signals())[batch.chosen], returns_over_actions(batch, Signals())[batch.chosen])
+    batch = assemble(samples(episodes), pack_prefix_tree, "episodes")
+    assert close(assign(batch, ModelOutputs())[batch.chosen], returns_over_actions(batch, ModelOutputs())[batch.chosen])
 
 
 def test_returns_that_start_anew_after_an_observation_are_seen() -> None:
@@ -162,7 +162,7 @@ def test_returns_that_start_anew_after_an_observation_are_seen() -> None:
 # where rewards stand
 
 
-def nothing_earned_is_lost(assembled: Callable[[tuple[Sample, ...]], Batch], episodes: Episodes) -> None:
+def nothing_earned_is_lost(assembled: Callable[[tuple[TrainingSample, ...]], TrainingBatch], episodes: Episodes) -> None:
     """A call's reward stands where the call ends (here: on a turn's first token), a turn's on its last action token,
     the outcome on the last of all."""
     given = samples(episodes)
@@ -179,11 +179,11 @@ def nothing_earned_is_lost(assembled: Callable[[tuple[Sample, ...]], Batch], epi
     assert close(assembled(given).actions().token_rewards, torch.tensor(expected, dtype=torch.float64))
 
 
-def ours(given: tuple[Sample, ...]) -> Batch:
-    return assemble(given, tree_sequences, "episodes")
+def ours(given: tuple[TrainingSample, ...]) -> TrainingBatch:
+    return assemble(given, pack_prefix_tree, "episodes")
 
 
-def on_the_turns_last_token(given: tuple[Sample, ...]) -> Batch:
+def on_the_turns_last_token(given: tuple[TrainingSample, ...]) -> TrainingBatch:
     """A turn's reward on the last token of its response, which is the world's where the world answered."""
     batch = ours(given)
     place = segment_last(batch.token_turn)
@@ -215,7 +215,7 @@ def leaves_observations_alone(learning: Learning, episodes: Episodes) -> None:
 
 
 def test_positions_that_predict_no_action_get_exactly_no_gradient() -> None:
-    def any_row(learning: type[Learning], row: Row, episodes: Episodes) -> None:
+    def any_row(learning: type[Learning], row: Algorithm, episodes: Episodes) -> None:
         leaves_observations_alone(learning(of_actions(row), layers=1, scope="episodes"), episodes)
 
     holds(any_row, Learning, st.sampled_from(ALL), EPISODES, count=40)

@@ -13,16 +13,16 @@ from ragged import TOKENS
 from searching import holds, rejected
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.algorithms.presets import ROWS
-from agent_r1.algorithms.signals import Signals
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
 from agent_r1.data.assemble import assemble
-from agent_r1.data.sequences import tree_sequences
-from agent_r1.data.training_sample import Sample, admit
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import TrainingSample, select_trainable
 from agent_r1.inference.torch_engine import TorchEngine, TorchEngineConfig
 from agent_r1.trainer.forward_backward import Models, Prepared, learn
 
@@ -72,7 +72,7 @@ async def _episode(
     return Trajectory(AttemptId("run", "task", 0, member), "task", tuple(turns), Status.COMPLETED, rewards=score)
 
 
-def lived(policy: PreTrainedModel, heard: Heard, temperature: float) -> tuple[Sample, ...]:
+def lived(policy: PreTrainedModel, heard: Heard, temperature: float) -> tuple[TrainingSample, ...]:
     """The episodes side by side, each in a session that keeps its keys and values between turns."""
 
     async def together() -> list[Trajectory]:
@@ -82,19 +82,19 @@ def lived(policy: PreTrainedModel, heard: Heard, temperature: float) -> tuple[Sa
         finally:
             await engine.close()
 
-    return admit([Group(0, Task("task", ()), tuple(asyncio.run(together())))], {}).samples
+    return select_trainable([Group(0, Task("task", ()), tuple(asyncio.run(together())))], {}).samples
 
 
 def the_learner_agrees_with_the_sampler(
     trainer: Trainer, policy: PreTrainedModel, heard: Heard, temperature: float
 ) -> None:
-    batch = assemble(lived(policy, heard, temperature), tree_sequences)
+    batch = assemble(lived(policy, heard, temperature), pack_prefix_tree)
     models = trainer(policy, temperature)
     before = models.logprobs(batch)
     assert (before - batch.sampler_logprobs).abs().max() <= LARGEST_GAP
-    credit = ROWS["reinforce++"].credit(batch, Signals(reference=before))
+    credit = ALGORITHMS["reinforce++"].credit(batch, ModelOutputs(reference=before))
     for old, tolerance in ((None, 0.0), (before, LARGEST_GAP), (batch.sampler_logprobs, 2 * LARGEST_GAP)):
-        seen = learn(models, ROWS["ppo"], Prepared(batch, credit, Signals(), old), batch.sequences, 1.0)
+        seen = learn(models, ALGORITHMS["ppo"], Prepared(batch, credit, ModelOutputs(), old), batch.sequences, 1.0)
         assert (seen.ratios - 1).abs().max() <= tolerance
 
 

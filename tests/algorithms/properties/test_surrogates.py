@@ -24,7 +24,7 @@ from agent_r1.algorithms.policy_losses import (
     Moved,
     PolicyGradient,
     Sapo,
-    Surrogate,
+    PolicyLoss,
     Topr,
 )
 from agent_r1.data.segments import segment_count, segment_mean, segment_sum
@@ -80,7 +80,7 @@ def pulled(loss: Loss, tokens: Tokens, level: Level) -> tuple[Tensor, Tensor]:
 
 # on-policy
 
-SURROGATES: tuple[Surrogate, ...] = (
+SURROGATES: tuple[PolicyLoss, ...] = (
     Clip(),
     Clip(low=3e-4, high=4e-4, dual=None),
     PolicyGradient(),
@@ -101,7 +101,7 @@ def on_policy_it_is_the_policy_gradient(loss: Loss, tokens: Tokens, level: Level
 
 
 @pytest.mark.parametrize(("surrogate", "level"), CASES, ids=[f"{one.kind}-{level}" for one, level in CASES])
-def test_on_policy_every_surrogate_is_the_policy_gradient(surrogate: Surrogate, level: Level) -> None:
+def test_on_policy_every_surrogate_is_the_policy_gradient(surrogate: PolicyLoss, level: Level) -> None:
     holds(on_policy_it_is_the_policy_gradient, surrogate.loss, TOKENS, st.just(level), count=6)
 
 

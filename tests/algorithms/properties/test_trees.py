@@ -11,9 +11,9 @@ from learning import close
 from searching import holds, rejected
 from torch import Tensor
 
-from agent_r1.algorithms.ops.group_stats import standardise
+from agent_r1.algorithms.ops.group_stats import standardize
 from agent_r1.algorithms.ops.ratio import weighted_logprob
-from agent_r1.algorithms.ops.returns import discounted_sums, generalised_advantages, leaves_below
+from agent_r1.algorithms.ops.returns import discounted_sums, generalized_advantages, leaves_below
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ Shared = Callable[[Tree, float, float], tuple[Tensor, Tensor]]
 
 
 def ours(tree: Tree, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    advantage = generalised_advantages(tree.rewards, tree.values, tree.after, tree.before, gamma, lam)
+    advantage = generalized_advantages(tree.rewards, tree.values, tree.after, tree.before, gamma, lam)
     return advantage, leaves_below(tree.before)
 
 
@@ -69,7 +69,7 @@ def sharing_changes_nothing(shared: Shared, tree: Tree, gamma: float, lam: float
     apart, loss = torch.zeros_like(tree.rewards), torch.zeros(()).double()
     for path in tree.paths:
         chain, nodes = torch.arange(-1, len(path) - 1), torch.tensor(path)
-        copies = generalised_advantages(tree.rewards[nodes], tree.values[nodes], tree.after[nodes], chain, gamma, lam)
+        copies = generalized_advantages(tree.rewards[nodes], tree.values[nodes], tree.after[nodes], chain, gamma, lam)
         apart = apart.index_add(0, nodes, copies)
         loss = loss + weighted_logprob(torch.ones_like(copies), copies, logprobs[nodes]).sum()
     advantage, weight = shared(tree, gamma, lam)
@@ -111,7 +111,7 @@ def our_means(at_leaves: Tensor, before: Tensor) -> Tensor:
 def relative_advantages_can_be_shared(means: Spread, tree: Tree) -> None:
     """GRPO over the paths of a tree: a shared node has its leaves' mean advantage, and their number as weight."""
     leaves = torch.tensor([path[-1] for path in tree.paths])
-    advantage = standardise(tree.rewards[leaves], torch.zeros_like(leaves), 1e-6)
+    advantage = standardize(tree.rewards[leaves], torch.zeros_like(leaves), 1e-6)
     apart = torch.zeros_like(tree.rewards)
     for path, number in zip(tree.paths, advantage, strict=True):
         apart[path] += number
@@ -143,7 +143,7 @@ def local_advantages(tree: Tree, means: Spread) -> tuple[Tensor, Tensor]:
     rewards[leaves] = tree.rewards[leaves]
     worth = means(rewards, tree.before)
     parent = torch.where(tree.before >= 0, worth[tree.before.clamp(min=0)], worth)
-    return generalised_advantages(rewards, parent, torch.zeros_like(worth), tree.before, 1.0, 0.0), rewards
+    return generalized_advantages(rewards, parent, torch.zeros_like(worth), tree.before, 1.0, 0.0), rewards
 
 
 def local_advantages_add_up_along_a_path(means: Spread, tree: Tree) -> None:
