@@ -13,13 +13,13 @@ SLACK = 4
 
 
 @dataclass(frozen=True)
-class Tail:
+class StopStringMatcher:
     """Whether the last of some tokens completes one of ``texts``; what it costs does not grow with the tokens.
 
     A token has at least a byte, so as many tokens as the longest text has bytes hold all of it.
 
     Example:
-        Tail(("</search>",), decode).completes(ids)
+        StopStringMatcher(("</search>",), decode).completes(ids)
     """
 
     texts: tuple[str, ...]

@@ -19,10 +19,11 @@ from agent_r1.core.inference import Completion, InferenceEngine, Prompt, Samplin
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
-from agent_r1.renderers.renderer import Chat, Rewritten, View
-from agent_r1.rollout.context_policy import Append, ContextRule, Lived, Messages, requested
-from agent_r1.rollout.user_code import as_messages, as_transition, boundary, told
-from agent_r1.tools.execution import severed
+from agent_r1.renderers.protocol import RenderedPrompt
+from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.rollout.context_policy import Append, ContextPolicy, History, Messages, with_request
+from agent_r1.rollout.user_code import validate_messages, validate_transition, isolate, told
+from agent_r1.tools.execution import run_detached
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,11 @@ class Agent:
     """
 
     engine: InferenceEngine
-    chat: Chat
+    renderer: TemplateRenderer
     sampling: SamplingParams
     context: int
     seed: int = 0
-    rule: ContextRule = field(default_factory=Append)
+    rule: ContextPolicy = field(default_factory=Append)
 
     async def live(self, env: Env, task: Task, context: RolloutContext) -> Trajectory:
         """One attempt. Returns a trajectory with the turns that were completed, however it ended."""
@@ -73,7 +74,7 @@ class _Failure(Exception):
 
 def _ends(status: Status) -> AbstractContextManager[None]:
     """What is raised inside ends the episode with this status."""
-    return boundary(partial(_Failure, status))
+    return isolate(partial(_Failure, status))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class _State:
     (None: a new branch, of which the view holds every token)."""
 
     said: Messages
-    view: View
+    view: RenderedPrompt
     ids: tuple[int, ...]
     parent: int | None = None
 
@@ -97,7 +98,7 @@ class _Life:
     context: RolloutContext
     began: float = field(default_factory=time.perf_counter)
     episode: Episode | None = None
-    lived: Lived = field(default_factory=lambda: Lived(()))
+    lived: History = field(default_factory=lambda: History(()))
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.COMPLETED
     reason: str | None = None
@@ -105,8 +106,8 @@ class _Life:
     async def run(self) -> None:
         """The loop: state -> action -> what happens -> next state."""
         with _ends(Status.ENVIRONMENT_FAILED):
-            self.episode = await severed(self.env.open(self.task, self.context))
-            self.lived = Lived(as_messages(self.episode.start))
+            self.episode = await run_detached(self.env.open(self.task, self.context))
+            self.lived = History(validate_messages(self.episode.start))
             state = self._opened(self.lived.messages)
         while len(state.ids) < self.agent.context:
             completion = await self._sample(state)
@@ -127,23 +128,23 @@ class _Life:
         sampling = replace(
             agent.sampling,
             max_tokens=min(agent.sampling.max_tokens, agent.context - len(state.ids)),
-            stop_token_ids=agent.chat.stop_token_ids,
-            stop_condition=agent.chat.stop_condition(self.env.tools),
-            seed=self.context.attempt.seed(agent.seed, turn),
+            stop_token_ids=agent.renderer.stop_token_ids,
+            stop_condition=agent.renderer.stop_condition(self.env.tools),
+            seed=self.context.id.seed(agent.seed, turn),
         )
         with _ends(Status.ENGINE_FAILED):
-            completion = await agent.engine.generate(Prompt(state.ids), sampling, session_id=str(self.context.attempt))
+            completion = await agent.engine.generate(Prompt(state.ids), sampling, session_id=str(self.context.id))
         if completion.finish_reason == "cancelled":
             raise _Failure(Status.CANCELLED, "the engine cancelled the generation")
-        return _first(completion, agent.chat.length(completion.token_ids, self.env.tools))
+        return _first(completion, agent.renderer.action_length(completion.token_ids, self.env.tools))
 
     def _parsed(self, completion: Completion) -> Action:
-        return self.agent.chat.parse(completion.token_ids, len(self.turns), self.env.tools)
+        return self.agent.renderer.parse(completion.token_ids, len(self.turns), self.env.tools)
 
     async def _happen(self, action: Action) -> Transition:
         assert self.episode is not None
         with _ends(Status.ENVIRONMENT_FAILED):
-            return as_transition(await severed(self.episode.step(action)))
+            return validate_transition(await run_detached(self.episode.step(action)))
 
     def _remember(
         self,
@@ -153,12 +154,12 @@ class _Life:
         transition: Transition,
         kind: TurnKind = "act",
     ) -> None:
-        chat, tools = self.agent.chat, self.env.tools
+        renderer, tools = self.agent.renderer, self.env.tools
         self.turns.append(
             Turn(
                 index=len(self.turns),
                 parent=state.parent,
-                new_ids=state.view.ids,
+                new_ids=state.view.token_ids,
                 action_ids=completion.token_ids,
                 logprobs=completion.logprobs,
                 version_spans=completion.version_spans,
@@ -169,22 +170,24 @@ class _Life:
                 rewards=transition.rewards,
                 kind=kind,
                 call_rewards=transition.call_rewards,
-                call_ends=chat.call_ends(completion.token_ids, tools) if action.message.calls else (),
+                call_ends=renderer.call_ends(completion.token_ids, tools) if action.message.calls else (),
             )
         )
 
     def _opened(self, messages: Messages) -> _State:
         """A state that continues none."""
-        view = self.agent.chat.open(messages, self.env.tools)
-        return _State(messages, view, view.ids)
+        view = self.agent.renderer.render(messages, self.env.tools)
+        return _State(messages, view, view.token_ids)
 
     def _grown(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State:
         """The state that follows, with nothing left out of it."""
-        view = self.agent.chat.extend(state.view, state.said, action, completion.token_ids, observed, self.env.tools)
+        view = self.agent.renderer.bridge_to_next_turn(
+            state.view, state.said, action, completion.token_ids, observed, self.env.tools
+        )
         said = (*state.said, action.message, *observed)
-        if isinstance(view, Rewritten):
-            return _State(said, view, view.ids)
-        return _State(said, view, state.ids + completion.token_ids + view.ids, self.turns[-1].index)
+        if view is None:
+            return self._opened(said)
+        return _State(said, view, state.ids + completion.token_ids + view.token_ids, self.turns[-1].index)
 
     async def _next(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State:
         """The next state, as the context rule wants it: the one that grew, or a new branch."""
@@ -219,36 +222,36 @@ class _Life:
         self, state: _State, completion: Completion, action: Action, observed: Messages, request: Message
     ) -> _State | None:
         """The state in which the policy sums up: all it saw, or the latest of it that has room; None where none has."""
-        asked = self._grown(state, completion, action, requested(observed, request))
+        asked = self._grown(state, completion, action, with_request(observed, request))
         if self._fits(asked):
             return asked
-        views = (self._opened(requested(messages, request)) for messages in self.agent.rule.views(self.lived))
+        views = (self._opened(with_request(messages, request)) for messages in self.agent.rule.views(self.lived))
         return next(filter(self._fits, views), None)
 
     async def _sum_up(self, asked: _State) -> None:
         completion = await self._sample(asked)
         action = self._parsed(completion)
         self._remember(asked, completion, action, Transition(()), "summary")
-        if notes := self.agent.chat.speech(action, self.env.tools):
+        if notes := self.agent.renderer.spoken_text(action, self.env.tools):
             self.lived = replace(self.lived, exchanges=(), notes=notes)
 
     async def close(self) -> None:
         """Give back what the attempt held. A failing close is logged: the attempt is over all the same."""
-        await self._give_back("releasing the session", self.agent.engine.release(str(self.context.attempt)))
+        await self._give_back("releasing the session", self.agent.engine.release(str(self.context.id)))
         if self.episode is not None:
             await self._give_back("closing the episode", self.episode.close())
 
     async def _give_back(self, what: str, giving: Awaitable[None]) -> None:
         try:
-            with boundary(RuntimeError):
+            with isolate(RuntimeError):
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await severed(giving)
+                    await run_detached(giving)
         except RuntimeError as failure:
-            log.warning("%s of %s failed: %s", what, self.context.attempt, failure)
+            log.warning("%s of %s failed: %s", what, self.context.id, failure)
 
     def trajectory(self) -> Trajectory:
         return Trajectory(
-            attempt=self.context.attempt,
+            attempt=self.context.id,
             task_id=self.task.id,
             turns=tuple(self.turns),
             status=self.status,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from agent_r1.core.environment import Ask
+from agent_r1.core.environment import ModelClient
 from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 
 
-def asking(engine: InferenceEngine, chat: Chat, sampling: SamplingParams) -> Ask:
+def chat_client(engine: InferenceEngine, renderer: TemplateRenderer, sampling: SamplingParams) -> ModelClient:
     """Asks the model behind ``engine``. Its weights are nobody's to change: give it an engine of its own.
 
     The draw depends on ``sampling.seed`` and on the conversation, and on nothing else, so that an episode that is lived
@@ -19,10 +19,10 @@ def asking(engine: InferenceEngine, chat: Chat, sampling: SamplingParams) -> Ask
     """
 
     async def ask(messages: tuple[Message, ...]) -> Message:
-        view = chat.open(messages, ())
-        drawn = replace(sampling, stop_token_ids=chat.stop_token_ids, seed=_seed(sampling.seed, view.text))
-        completion = await engine.generate(Prompt(view.ids), drawn)
-        return chat.parse(completion.token_ids).message
+        view = renderer.render(messages, ())
+        drawn = replace(sampling, stop_token_ids=renderer.stop_token_ids, seed=_seed(sampling.seed, view.text))
+        completion = await engine.generate(Prompt(view.token_ids), drawn)
+        return renderer.parse(completion.token_ids).message
 
     return ask
 

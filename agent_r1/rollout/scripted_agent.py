@@ -14,15 +14,15 @@ from agent_r1.core.reference_solution import Responder
 from agent_r1.core.task import Task
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted_engine import completion_of
 
-ENDLESS = 10**9
+UNLIMITED_TOKENS = 10**9
 """Tokens: nobody who is no model runs out of them."""
 
 
-class Performer:
+class ScriptedAgent:
     """Engine and environment in one: it says what ``casting(attempt)`` decides, in the episodes of ``env``.
 
     What it says goes the way of all that a policy says: through the chat's tokens, the parser, the agent loop and the
@@ -30,34 +30,34 @@ class Performer:
     that raises fails the engine for its attempt.
 
     Example:
-        Performer(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))
+        ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))
     """
 
     def __init__(self, env: Env, casting: Callable[[AttemptId], Responder]) -> None:
         self._env, self._casting = env, casting
-        self._chat = Chat(byte_tokenizer())
+        self._renderer = TemplateRenderer(byte_tokenizer())
         self._roles: dict[str, _Role] = {}
         self.tools = env.tools
         self.capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
-        self.agent = Agent(self, self._chat, SamplingParams(max_tokens=ENDLESS), ENDLESS)
+        self.agent = Agent(self, self._renderer, SamplingParams(max_tokens=UNLIMITED_TOKENS), UNLIMITED_TOKENS)
 
     async def open(self, task: Task, context: RolloutContext) -> Episode:
         episode = await self._env.open(task, context)
-        role = _Role(episode, self._casting(context.attempt), list(episode.start))
-        self._roles[str(context.attempt)] = role
+        role = _Role(episode, self._casting(context.id), list(episode.start))
+        self._roles[str(context.id)] = role
         return role
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         await asyncio.sleep(0)
         role = self._roles[str(session_id)]
         message = role.act(tuple(role.said), role.turn)
-        return completion_of(self._chat, self._worded(tuple(role.said), message), params, 0)
+        return completion_of(self._renderer, self._worded(tuple(role.said), message), params, 0)
 
     def _worded(self, said: tuple[Message, ...], message: Message) -> str:
         """The message as the chat's template words it."""
-        before = self._chat.render(said, self.tools, speak=True)
-        after = self._chat.render((*said, message), self.tools, speak=False)
-        end = str(self._chat.tokenizer.decode([self._chat.end_id]))
+        before = self._renderer.render_text(said, self.tools, add_generation_prompt=True)
+        after = self._renderer.render_text((*said, message), self.tools, add_generation_prompt=False)
+        end = str(self._renderer.tokenizer.decode([self._renderer.end_token_id]))
         return after.removeprefix(before).rpartition(end)[0]
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:

@@ -16,14 +16,14 @@ from agent_r1.core.inference import (
     StopCondition,
 )
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 
 LOGPROB = math.log(0.5)
 
 
-def completion_of(chat: Chat, text: str, sampling: SamplingParams, version: int) -> Completion:
+def completion_of(renderer: TemplateRenderer, text: str, sampling: SamplingParams, version: int) -> Completion:
     """A text as if a model had sampled it, with the token that ends a turn; it stops where a model's would."""
-    ids = (*chat.encode(text), chat.end_id)
+    ids = (*renderer.encode(text), renderer.end_token_id)
     if sampling.stop_condition is not None:
         ids = _up_to(sampling.stop_condition, ids)
     kept = ids[: sampling.max_tokens]
@@ -47,16 +47,16 @@ class ScriptedEngine:
         ScriptedEngine(chat, lambda prompt: "<answer>Bruno</answer>")
     """
 
-    def __init__(self, chat: Chat, reply: Callable[[str], str]) -> None:
-        self._chat, self._reply = chat, reply
+    def __init__(self, renderer: TemplateRenderer, reply: Callable[[str], str]) -> None:
+        self._renderer, self._reply = renderer, reply
         self._version = 0
         self.capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
         self.released: list[str] = []
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         await asyncio.sleep(0)
-        text = str(self._chat.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False))
-        return completion_of(self._chat, self._reply(text), params, self._version)
+        text = str(self._renderer.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False))
+        return completion_of(self._renderer, self._reply(text), params, self._version)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         self._version = update.version.number

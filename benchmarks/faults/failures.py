@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from case import Case, Outcome
-from hostile import ENDED, RUN, WENT_ON, Crash, Hostile, case, control, policy_of, quiet, ran, small_world
+from hostile import ENDED, RUN, WENT_ON, Crash, Hostile, case, control, policy_of, quiet, ran, small_taskset
 
 from agent_r1.core import threads as worker
 from agent_r1.core.attempt_id import AttemptId
@@ -38,9 +38,9 @@ GRACE = 1.0
 """Seconds that something may take above its limit."""
 
 
-def hostile_world(crash: Crash) -> TaskSet:
-    world = small_world()
-    return replace(world, env=Hostile(world.env, crash))
+def hostile_taskset(crash: Crash) -> TaskSet:
+    taskset = small_taskset()
+    return replace(taskset, env=Hostile(taskset.env, crash))
 
 
 def crashing_once(seed: int, retries: int = 2) -> Outcome:
@@ -48,20 +48,20 @@ def crashing_once(seed: int, retries: int = 2) -> Outcome:
     fired = Counter[str]()
 
     async def crash(context: RolloutContext, when: str) -> None:
-        attempt = context.attempt
-        if attempt.group % 2 == 0 and attempt.retry == 0 and when == ("open", "step")[attempt.member % 2]:
+        attempt = context.id
+        if attempt.group_id % 2 == 0 and attempt.retry == 0 and when == ("open", "step")[attempt.sample_index % 2]:
             fired[when] += 1
-            raise OSError(f"connection {attempt.member} was reset")
-        if attempt.group % 2 and when == "close":
+            raise OSError(f"connection {attempt.sample_index} was reset")
+        if attempt.group_id % 2 and when == "close":
             fired["close"] += 1
             raise OSError("cannot close")
 
-    left = ran(hostile_world(crash), seed, retries=retries)
+    left = ran(hostile_taskset(crash), seed, retries=retries)
     broken = list(left.unsound(completed=True))
     tried = [fate for fate in left.fates.values() if (fate.reason or "").startswith("tried again after environment")]
     if len(tried) != fired["open"] + fired["step"] or left.total("retried") != len(tried):
         broken.append(f"{fired.total()} attempts crashed, {len(tried)} were dropped and tried again")
-    places = {attempt.order[:2]: left.trajectories[attempt].status for attempt in sorted(left.trajectories)}
+    places = {attempt.sort_key[:2]: left.trajectories[attempt].status for attempt in sorted(left.trajectories)}
     lost = [place for place, status in places.items() if status == Status.ENVIRONMENT_FAILED]
     return Outcome(fired.total(), (*broken, *(f"place {place} was lost" for place in lost)))
 
@@ -71,7 +71,7 @@ def failing_share(share: float) -> tuple[Crash, Counter[str]]:
     fired = Counter[str]()
 
     async def crash(context: RolloutContext, when: str) -> None:
-        if when == "step" and (context.attempt.group * 7919 % 100) < 100 * share:
+        if when == "step" and (context.id.group_id * 7919 % 100) < 100 * share:
             fired["step"] += 1
             raise OSError("the server is gone")
 
@@ -80,7 +80,7 @@ def failing_share(share: float) -> tuple[Crash, Counter[str]]:
 
 def crashing_for_ever(seed: int, share: float = 1.0, **settings: Any) -> Outcome:
     crash, fired = failing_share(share)
-    left = ran(hostile_world(crash), seed, **settings)
+    left = ran(hostile_taskset(crash), seed, **settings)
     broken = list(left.unsound(completed=False))
     if len(left.digests) > 1 and share == 1:
         broken.append("weights moved, of nothing")
@@ -94,7 +94,7 @@ def crashing_for_ever(seed: int, share: float = 1.0, **settings: Any) -> Outcome
 def tolerated(seed: int, share: float = 0.25) -> Outcome:
     """A quarter of the groups fails: no reason to stop."""
     crash, fired = failing_share(share)
-    left = ran(hostile_world(crash), seed, retries=0, steps=6)
+    left = ran(hostile_taskset(crash), seed, retries=0, steps=6)
     return Outcome(fired["step"], tuple(left.unsound(completed=True)))
 
 
@@ -106,7 +106,7 @@ class Same:
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
         attempt = group[0].attempt
-        if attempt.run != RUN or attempt.group < self._groups:
+        if attempt.run != RUN or attempt.group_id < self._groups:
             return await self._scorer.score(group, task)
         self._fired["groups"] += 1
         return tuple({"em": 1.0} for _ in group)
@@ -114,10 +114,10 @@ class Same:
 
 def nothing_learned(seed: int, groups: int = 0, **settings: Any) -> Outcome:
     """Every reward is the same, so that DAPO's filter leaves nothing of any step, and nothing of its refills."""
-    fired, world = Counter[str](), small_world()
-    scorers = tuple(Same(scorer, fired, groups) for scorer in world.scorers)
+    fired, taskset = Counter[str](), small_taskset()
+    scorers = tuple(Same(scorer, fired, groups) for scorer in taskset.scorers)
     filters = {"algorithm": "dapo", "reward_weights.found": 0.0, "row.refill": 1}
-    left = ran(replace(world, scorers=scorers), seed, **filters, **settings)
+    left = ran(replace(taskset, scorers=scorers), seed, **filters, **settings)
     broken = list(left.unsound(completed=False))
     if left.error is not None and "3 steps in a row, nothing_learned: " not in str(left.error):
         broken.append(f"it was not for nothing learned that it was stopped but: {left.error}")
@@ -130,14 +130,14 @@ def hanging_environment(seed: int, limit: float = 0.8, hang: float = 3600.0) -> 
     fired, hung = Counter[str](), set[AttemptId]()
 
     async def crash(context: RolloutContext, when: str) -> None:
-        attempt = context.attempt
-        if attempt.group == 1 and when == ("open", "step", "close")[attempt.member % 3] and attempt not in hung:
+        attempt = context.id
+        if attempt.group_id == 1 and when == ("open", "step", "close")[attempt.sample_index % 3] and attempt not in hung:
             hung.add(attempt)
             fired[when] += 1
-            await (swallowing(min(hang, STUBBORN)) if attempt.member == 3 else asyncio.sleep(hang))
+            await (swallowing(min(hang, STUBBORN)) if attempt.sample_index == 3 else asyncio.sleep(hang))
 
     patches = (patch.object(agent, "CLOSE_SECONDS", limit),)
-    left = ran(hostile_world(crash), seed, patches, episode_seconds=limit, steps=1)
+    left = ran(hostile_taskset(crash), seed, patches, episode_seconds=limit, steps=1)
     broken = list(left.unsound(completed=True))
     late = [lived for lived in left.trajectories.values() if lived.seconds > 0.8 + GRACE]
     ended = sum(lived.status == Status.CANCELLED for lived in left.trajectories.values())
@@ -194,14 +194,14 @@ def wrong_transitions(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     fired = Counter[str]()
 
     async def crash(context: RolloutContext, when: str) -> Any:
-        attempt = context.attempt
-        if when != "step" or attempt.member:
+        attempt = context.id
+        if when != "step" or attempt.sample_index:
             return None
         fired["step"] += 1
-        given = GIVEN[(attempt.group + seed) % len(GIVEN)]
+        given = GIVEN[(attempt.group_id + seed) % len(GIVEN)]
         return await _raising(given) if isinstance(given, BaseException) else given
 
-    left = ran(hostile_world(crash), seed, patches, retries=0, steps=3)
+    left = ran(hostile_taskset(crash), seed, patches, retries=0, steps=3)
     broken = list(left.unsound(completed=True))
     statuses = Counter(lived.status for lived in left.trajectories.values())
     if left.error is None and statuses[Status.ENVIRONMENT_FAILED] != fired["step"]:
@@ -231,8 +231,8 @@ class HostileScorer:
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
         attempt = group[0].attempt
-        given = REWARDS[attempt.group // 3 % len(REWARDS)]
-        if attempt.run != RUN or attempt.group % 3:
+        given = REWARDS[attempt.group_id // 3 % len(REWARDS)]
+        if attempt.run != RUN or attempt.group_id % 3:
             return await self._scorer.score(group, task)
         self._fired["scores"] += len(group)
         given = given if self._instead is None else self._instead
@@ -247,12 +247,12 @@ class HostileScorer:
 
 def wrong_rewards(seed: int, instead: Any = None) -> Outcome:
     """``instead``: what a scorer gives in place of failing, as code does that hides its failures."""
-    fired, world = Counter[str](), small_world()
-    scorers = tuple(HostileScorer(scorer, fired, instead) for scorer in world.scorers)
-    left = ran(replace(world, scorers=scorers), seed, steps=8, score_seconds=0.5)
+    fired, taskset = Counter[str](), small_taskset()
+    scorers = tuple(HostileScorer(scorer, fired, instead) for scorer in taskset.scorers)
+    left = ran(replace(taskset, scorers=scorers), seed, steps=8, score_seconds=0.5)
     broken = list(left.unsound(completed=True))
     for attempt, fate in left.fates.items():
-        if attempt.group % 3 == 0 and "reward" not in (fate.reason or ""):
+        if attempt.group_id % 3 == 0 and "reward" not in (fate.reason or ""):
             broken.append(f"{attempt} was {fate.fate}, with a reward nobody gave")
     return Outcome(fired["scores"], tuple(broken))
 
@@ -270,7 +270,7 @@ def dead_engine(seed: int, **settings: Any) -> Outcome:
                 raise EngineError("the server closed the connection")
             return await super().generate(prompt, params, session_id=session_id)
 
-    left = ran(small_world(), seed, (patch.object(run, "TorchEngine", Dying),), steps=8, **settings)
+    left = ran(small_taskset(), seed, (patch.object(run, "TorchEngine", Dying),), steps=8, **settings)
     broken = list(left.unsound(completed=False))
     if left.error is not None and not isinstance(left.error, RunStopped):
         broken.append(f"no diagnosis but {left.error}")
@@ -279,10 +279,10 @@ def dead_engine(seed: int, **settings: Any) -> Outcome:
 
 def dead_thread(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     """The engine's thread is ended from outside, with generations under way."""
-    policy = policy_of(small_world())
+    policy = policy_of(small_taskset())
 
     async def told(engine: torch_engine.TorchEngine) -> list[Any]:
-        prompt = Prompt(policy.chat.open((Message.user("Where?"),), ()).ids)
+        prompt = Prompt(policy.renderer.render((Message.user("Where?"),), ()).token_ids)
         under_way = [asyncio.create_task(engine.generate(prompt, SamplingParams(max_tokens=300))) for _ in range(8)]
         await asyncio.sleep(0.05)
         thread = next(t for t in threading.enumerate() if t.name == "engine" and t not in before)

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from case import Case, Outcome
-from hostile import RUN, WENT_ON, Ran, case, control, policy_of, ran, small_world
+from hostile import RUN, WENT_ON, Ran, case, control, policy_of, ran, small_taskset
 
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Text
@@ -22,10 +22,10 @@ from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
 from agent_r1.envs import tool_env as toolenv
 from agent_r1.inference import torch_engine
-from agent_r1.renderers import renderer as chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.tools import tool as tools
-from agent_r1.tools.tool_errors import Fault
+from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.training import run
 
 HANG, TOOL_LIMIT, GRACE = 1.6, 0.3, 1.0
@@ -35,9 +35,9 @@ EVERY = 4
 """One call, attempt or action in so many is hostile."""
 
 
-def world_with(function: Callable[..., Any], timeout: float = 60.0) -> TaskSet:
+def taskset_with(function: Callable[..., Any], timeout: float = 60.0) -> TaskSet:
     """The small world, where ``function`` stands behind the search tool."""
-    return replace(small_world(), env=ToolEnv([replace(search, function=function)], max_turns=5, timeout=timeout))
+    return replace(small_taskset(), env=ToolEnv([replace(search, function=function)], max_turns=5, timeout=timeout))
 
 
 def searching(hostile: Callable[[int], Any], fired: Counter[str]) -> Callable[..., Any]:
@@ -69,9 +69,9 @@ def hung_tools(seed: int, timeout: float = TOOL_LIMIT) -> Outcome:
             return "too late"
         return search.function(query=query, task=task)
 
-    left = ran(world_with(hanging, timeout), seed, steps=1)
+    left = ran(taskset_with(hanging, timeout), seed, steps=1)
     late = [result for result in results_of(left) if result.seconds > TOOL_LIMIT + GRACE]
-    told = sum(result.error == Fault.TIMED_OUT for result in results_of(left))
+    told = sum(result.error == ToolErrorKind.TIMED_OUT for result in results_of(left))
     broken = [*left.unsound(completed=True), *(f"a call took {result.seconds:.1f} s" for result in late)]
     if not late and (told, left.total("failed_calls")) != (fired["calls"], fired["calls"]):
         broken.append(f"{fired['calls']} calls hung, {told} were told to the agent")
@@ -88,7 +88,7 @@ def broken_tool(seed: int, spared: int = 0, **settings: Any) -> Outcome:
         fired["calls"] += 1
         raise ConnectionError(f"no route to host 10.0.0.{fired['calls']}, asked for {query!r}")
 
-    left = ran(world_with(unreachable), seed, **{"groups_per_step": 8, "steps": 6, **settings})
+    left = ran(taskset_with(unreachable), seed, **{"groups_per_step": 8, "steps": 6, **settings})
     broken = list(left.unsound(completed=False))
     wanted = ("calls of the tool 'search' all failed", "ConnectionError: no route to host", "what to do")
     if left.error is not None and not all(text in str(left.error) for text in wanted):
@@ -124,16 +124,16 @@ GARBAGE: tuple[Any, ...] = (
 def garbage(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     fired = Counter[str]()
     hostile = searching(lambda number: GARBAGE[(number + seed) % len(GARBAGE)], fired)
-    left = ran(world_with(hostile), seed, patches, steps=6)
+    left = ran(taskset_with(hostile), seed, patches, steps=6)
     broken = list(left.unsound(completed=True))
-    end_id = policy_of(small_world()).chat.end_id
+    end_token_id = policy_of(small_taskset()).renderer.end_token_id
     for lived in left.trajectories.values():
         if lived.status == Status.ENVIRONMENT_FAILED:
             broken.append(f"{lived.attempt} was lost: {lived.reason}")
         for before, turn in itertools.pairwise(lived.turns):
             # The template ends each message once; the action's own end is here where it was cut.
             most = len(before.observation) + (before.finish_reason == "length")
-            if turn.new_ids.count(end_id) > most or len(turn.new_ids) > 3000:
+            if turn.new_ids.count(end_token_id) > most or len(turn.new_ids) > 3000:
                 broken.append(f"{lived.attempt} was shown control tokens, or too much")
     return Outcome(fired["calls"], tuple(broken))
 
@@ -153,7 +153,7 @@ MALFORMED = (
 def malformed(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     """One action in ``EVERY`` is a call that cannot be run, put into the engine's mouth."""
     fired, actions = Counter[str](), itertools.count(seed)
-    speech = policy_of(small_world()).chat
+    speech = policy_of(small_taskset()).renderer
 
     class Babbling(torch_engine.TorchEngine):
         async def generate(
@@ -163,14 +163,14 @@ def malformed(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
             number = next(actions)
             if number % EVERY or not (session_id or "").startswith(f"{RUN}:"):
                 return said
-            ids = (*speech.encode(MALFORMED[number // EVERY % len(MALFORMED)]), speech.end_id)
+            ids = (*speech.encode(MALFORMED[number // EVERY % len(MALFORMED)]), speech.end_token_id)
             if len(prompt.token_ids) + len(ids) > 500:
                 return said
             fired["calls"] += 1
             return Completion(ids, (-1.0,) * len(ids), "stop", said.version_spans)
 
     bounds = {"doctor.logprob_gap": 1e9, "max_tokens": 64}  # what was not sampled has no true log-probability
-    left = ran(small_world(), seed, (patch.object(run, "TorchEngine", Babbling), *patches), **bounds)
+    left = ran(small_taskset(), seed, (patch.object(run, "TorchEngine", Babbling), *patches), **bounds)
     broken = list(left.unsound(completed=True))
     failed = [lived for lived in left.trajectories.values() if lived.status == Status.ENVIRONMENT_FAILED]
     broken += [f"{lived.attempt}: {lived.reason}" for lived in failed]
@@ -183,7 +183,7 @@ def cannot_read(reason: str) -> ToolResult:
     raise ValueError(reason)
 
 
-UNBROKEN = patch.object(chat.Chat, "_harmless", lambda _, message: message)
+UNBROKEN = patch.object(TemplateRenderer, "_escape_special_tokens", lambda _, message: message)
 AS_THEY_ARE = patch.object(tools, "flaws", lambda _: iter(()))
 RAISING = patch.object(toolenv, "malformed_call", cannot_read)
 

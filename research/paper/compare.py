@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.store.atomic_fs import write_whole
+from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.store.folder import run_folder
 from agent_r1.training.report import Progress
 from research.paper.config import PaperConfig, wanted
@@ -85,8 +85,8 @@ def publish(report: Report, out: Path) -> tuple[Path, ...]:
         return ()
     picture = out.with_name(report.picture)
     try:
-        write_whole(picture, draw(report.methods, report.outcomes.results))
-        write_whole(out, document(report).encode())
+        atomic_write(picture, draw(report.methods, report.outcomes.results))
+        atomic_write(out, document(report).encode())
     except OSError as error:
         do = "give an --out that can be written; the cells are kept"
         raise InvalidInput("--out", got=f"{out}: {error.strerror}", do=do) from None

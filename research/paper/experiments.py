@@ -19,7 +19,7 @@ import agent_r1.tasksets
 from agent_r1.algorithms.registry import build_row, terms
 from agent_r1.config import Layer
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store.atomic_fs import write_whole
+from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.training.config import EvalConfig, TrainConfig, settle
 from research.paper.methods import Method, Setting
 
@@ -122,13 +122,13 @@ def plan(method: Method, seed: int, n: int, steps: int | None) -> Cell:
 
 
 def _evaluated(settings: Mapping[str, Setting], seed: int) -> dict[str, Any]:
-    world = agent_r1.tasksets.build(TASK, None, None, seed)
-    return settle(EvalConfig, [Layer("paper", settings)], world).model_dump(mode="json")
+    taskset = agent_r1.tasksets.build(TASK, None, None, seed)
+    return settle(EvalConfig, [Layer("paper", settings)], taskset).model_dump(mode="json")
 
 
 def _trained(settings: Mapping[str, Setting], seed: int) -> dict[str, Any]:
-    world = agent_r1.tasksets.build(TASK, None, None, seed)
-    config = settle(TrainConfig, [Layer("paper", settings)], world)
+    taskset = agent_r1.tasksets.build(TASK, None, None, seed)
+    config = settle(TrainConfig, [Layer("paper", settings)], taskset)
     row = dict(terms(build_row(config.algorithm, config.row)))
     return config.model_dump(mode="json") | {"row": row}
 
@@ -162,7 +162,7 @@ def result_file(folder: Path, cell: Cell) -> Path:
 
 def keep(path: Path, result: Result) -> None:
     """Write a result down, whole or not at all."""
-    write_whole(path, (json.dumps(asdict(result), indent=1) + "\n").encode())
+    atomic_write(path, (json.dumps(asdict(result), indent=1) + "\n").encode())
 
 
 def kept(path: Path) -> Result | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.store import RunReader
-from agent_r1.store.atomic_fs import write_whole
+from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.training.report import Progress
 from research.paper.experiments import Cell, Curve, Origin, Result, Score, keep, kept, origin, result_file
 
@@ -102,7 +102,7 @@ async def _attempt(cell: Cell, folder: Path) -> Result | Failure:
     ended = await _execute(*cell.arguments, *place, "--json", "--quiet")
     if ended.code != 0:
         log = folder / f"{cell.name}.log"
-        write_whole(log, ended.errors)
+        atomic_write(log, ended.errors)
         return Failure(cell.method.name, cell.seed, f"{_reason(ended)} (all it said: {log})")
     result = _result(cell, run, made_by, json.loads(ended.last))
     keep(result_file(folder, cell), result)

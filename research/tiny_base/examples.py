@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.messages import Message
 from agent_r1.core.tool import ToolSpec
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.tasksets.tinywiki.wiki import CLASSES, Wiki, draw
@@ -44,8 +44,8 @@ class Maker:
     """Makes examples."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        self._chat, self._rng = Chat(tokenizer), random.Random(seed)
-        self._words = [token for word in (*ENTITIES, *RELATIONS) for token in self._chat.encode(word)]
+        self._renderer, self._rng = TemplateRenderer(tokenizer), random.Random(seed)
+        self._words = [token for word in (*ENTITIES, *RELATIONS) for token in self._renderer.encode(word)]
 
     def batch(self, mix: Mix) -> list[Example]:
         """Examples about a fresh wiki of the training class, so that no fact can be learned by heart."""
@@ -79,7 +79,7 @@ class Maker:
         for title, relation, value in zip((chain.start, *chain.values), chain.relations, chain.values, strict=False):
             lines += [(wiki.page(title), False), (f"{relation} {value}.", True)]
         lines.append((f"<answer>{chain.answer}</answer>", False))
-        tokens = [(token, fact) for line, fact in lines for token in self._chat.encode(line + "\n")]
+        tokens = [(token, fact) for line, fact in lines for token in self._renderer.encode(line + "\n")]
         ids, facts = zip(*tokens, strict=True)
         return Example(ids, tuple(now or before for now, before in zip(facts, (False, *facts), strict=False)))
 
@@ -92,15 +92,15 @@ class Maker:
         return self.conversation(planner.reading(wiki, self._rng), ())
 
     def conversation(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
-        return spoken(self._chat, messages, tools)
+        return spoken(self._renderer, messages, tools)
 
 
-def spoken(chat: Chat, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
+def spoken(renderer: TemplateRenderer, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
     """What the assistant says in a conversation, end tokens included, is learned."""
-    header = chat.encode("<|im_start|>assistant\n")  # the word alone may stand in what a user says
-    ids = chat.encode(chat.render(messages, tools, speak=False))
+    header = renderer.encode("<|im_start|>assistant\n")  # the word alone may stand in what a user says
+    ids = renderer.encode(renderer.render_text(messages, tools, add_generation_prompt=False))
     learned, speaking = [], False
     for place, token in enumerate(ids, start=1):
         learned.append(speaking)
-        speaking = ids[place - len(header) : place] == header or (speaking and token != chat.end_id)
+        speaking = ids[place - len(header) : place] == header or (speaking and token != renderer.end_token_id)
     return Example(ids, tuple(learned))

@@ -19,9 +19,9 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import STATUS_POLICY
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Limits
+from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.training.evaluate import Method, attempts
 from research.tiny_base.examples import spoken
@@ -44,9 +44,9 @@ def conversations(env: Env, tasks: Sequence[Task], speak: Callable[[str], str]) 
     Episodes are lived one after the other, so that a speaker which draws at random says the same each time. One that
     failed is left out, as it would be in training. Raises AgentR1Error where all failed, with the reason of the first.
     """
-    chat = Chat(make_tokenizer([]))
-    agent = Agent(ScriptedEngine(chat, speak), chat, SamplingParams(max_tokens=_TOKENS), _TOKENS)
-    groups = asyncio.run(attempts(Method("speaker", agent, env), (), tasks, 1, Limits(concurrency=1)))
+    renderer = TemplateRenderer(make_tokenizer([]))
+    agent = Agent(ScriptedEngine(renderer, speak), renderer, SamplingParams(max_tokens=_TOKENS), _TOKENS)
+    groups = asyncio.run(attempts(Method("speaker", agent, env), (), tasks, 1, RolloutLimits(concurrency=1)))
     lived = [group.trajectories[0] for group in groups]
     heard = [trajectory.messages for trajectory in lived if STATUS_POLICY[trajectory.status] == "train"]
     if lived and not heard:
@@ -76,10 +76,10 @@ def tiny_base_for(
 
     Returns how well it imitates at last: where the content is random, the loss stays at the entropy of that.
     """
-    plain = Chat(make_tokenizer([]))
-    tokenizer = make_tokenizer([*words, *(plain.render(each, tools, speak=False) for each in heard)])
-    chat, rng = Chat(tokenizer), random.Random(seed)
-    examples = [spoken(chat, each, tools) for each in heard]
+    plain = TemplateRenderer(make_tokenizer([]))
+    tokenizer = make_tokenizer([*words, *(plain.render_text(each, tools, add_generation_prompt=False) for each in heard)])
+    renderer, rng = TemplateRenderer(tokenizer), random.Random(seed)
+    examples = [spoken(renderer, each, tools) for each in heard]
     model = start_model(tokenizer, seed)
     *_, last = imitate(model, [partial(rng.sample, examples, min(BATCH, len(examples)))] * steps, learning_rate)
     model.save_pretrained(folder)

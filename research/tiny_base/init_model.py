@@ -8,7 +8,7 @@ import random
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.wiki import CLASSES, draw
 from research.tiny_base import planner
@@ -22,12 +22,12 @@ _SAMPLES = 100
 def start_tokenizer() -> PreTrainedTokenizerBase:
     """The tokenizer whose vocabulary is that of TinyWiki's conversations."""
     rng = random.Random(0)
-    chat = Chat(make_tokenizer([]))
+    renderer = TemplateRenderer(make_tokenizer([]))
     texts = [*ENTITIES, *RELATIONS]
     for _ in range(_SAMPLES):
         wiki = draw(CLASSES["train"], rng)
-        texts.append(chat.render(planner.transcript(wiki, rng), TOOLS, speak=False))
-        texts.append(chat.render(planner.reading(wiki, rng), (), speak=False))
+        texts.append(renderer.render_text(planner.transcript(wiki, rng), TOOLS, add_generation_prompt=False))
+        texts.append(renderer.render_text(planner.reading(wiki, rng), (), add_generation_prompt=False))
     return make_tokenizer(texts)
 
 

@@ -9,16 +9,16 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.formats.hermes import CLOSE, OPEN
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 
 CALL = OPEN + '{"name": "search", "arguments": {"query": "%s"}}' + CLOSE
 
 
 @pytest.fixture(scope="module")
-def chat():
+def renderer():
     """One token per byte."""
-    return Chat(hermes_tokenizer())
+    return TemplateRenderer(hermes_tokenizer())
 
 
 def merging_tokenizer(*merges):
@@ -55,30 +55,35 @@ def byte_places(pieces):
 @given(st.lists(closed | unclosed | between, max_size=6), st.booleans())
 @example([("é", None), (CALL % "日", True), (CALL % "日", True), ("\n日本", None)], True)
 @example([(OPEN + "日", False)], False)
-def test_each_call_ends_with_its_last_byte_whatever_stands_around_it(chat, pieces, stopped):
-    ids = chat.encode("".join(text for text, _ in pieces)) + (chat.end_id,) * stopped
-    assert chat.call_ends(ids) == byte_places(pieces)
-    assert len(chat.call_ends(ids)) == len(chat.parse(ids).message.calls)
+def test_each_call_ends_with_its_last_byte_whatever_stands_around_it(renderer, pieces, stopped):
+    ids = renderer.encode("".join(text for text, _ in pieces)) + (renderer.end_token_id,) * stopped
+    assert renderer.call_ends(ids) == byte_places(pieces)
+    assert len(renderer.call_ends(ids)) == len(renderer.parse(ids).message.calls)
 
 
-def test_a_call_that_was_cut_inside_a_character_ends_with_the_last_token(chat):
-    whole = chat.encode(OPEN + "日")
+def test_a_call_that_was_cut_inside_a_character_ends_with_the_last_token(renderer):
+    whole = renderer.encode(OPEN + "日")
     for cut in (whole[:-1], whole[:-2]):
-        assert chat.call_ends(cut) == (len(cut) - 1,)
+        assert renderer.call_ends(cut) == (len(cut) - 1,)
 
 
-def test_no_call_has_no_end(chat):
-    assert chat.call_ends(()) == chat.call_ends((chat.end_id,)) == chat.call_ends(chat.encode("An answer.")) == ()
+def test_no_call_has_no_end(renderer):
+    assert (
+        renderer.call_ends(())
+        == renderer.call_ends((renderer.end_token_id,))
+        == renderer.call_ends(renderer.encode("An answer."))
+        == ()
+    )
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.sampled_from([(">", "Ċ"), (">", "<"), ("l", ">")]))
 def test_a_token_that_says_more_than_the_calls_last_character_still_ends_it(numbers, merge):
-    chat = Chat(merging_tokenizer(merge))
+    renderer = TemplateRenderer(merging_tokenizer(merge))
     text = "".join(["\n", OPEN, CLOSE, "é", CALL % "é", "{"][number] for number in numbers)
-    for ids in (chat.encode(text), tuple(chat.tokenizer.convert_tokens_to_ids(list(bytes_of(text))))):
-        ends = chat.call_ends(ids)
-        calls = chat.parse(ids).message.calls
-        first = [place for place in range(len(ids)) if completes(chat, ids, place)]
+    for ids in (renderer.encode(text), tuple(renderer.tokenizer.convert_tokens_to_ids(list(bytes_of(text))))):
+        ends = renderer.call_ends(ids)
+        calls = renderer.parse(ids).message.calls
+        first = [place for place in range(len(ids)) if completes(renderer, ids, place)]
         assert [end for end, call in zip(ends, calls, strict=True) if "not closed" not in (call.error or "")] == first
 
 
@@ -87,37 +92,37 @@ def bytes_of(text):
     return "".join(piece for piece, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text))
 
 
-def completes(chat, ids, place):
+def completes(renderer, ids, place):
     """Whether with this token, and not before it, the text has one closed call more."""
     closed = [
-        sum("not closed" not in (call.error or "") for call in chat.parse(ids[:count]).message.calls)
+        sum("not closed" not in (call.error or "") for call in renderer.parse(ids[:count]).message.calls)
         for count in (place, place + 1)
     ]
     return closed[1] > closed[0]
 
 
 def test_tokenising_the_text_again_would_miss_the_place():
-    chat = Chat(merging_tokenizer(("a", "a")))
+    renderer = TemplateRenderer(merging_tokenizer(("a", "a")))
     text = CALL % "aaaa"
-    sampled = tuple(chat.tokenizer.convert_tokens_to_ids(list(bytes_of(text))))
-    assert chat.call_ends(sampled) == (len(sampled) - 1,)
-    assert len(chat.encode(text)) < len(sampled)
+    sampled = tuple(renderer.tokenizer.convert_tokens_to_ids(list(bytes_of(text))))
+    assert renderer.call_ends(sampled) == (len(sampled) - 1,)
+    assert len(renderer.encode(text)) < len(sampled)
 
 
 def test_a_call_inside_a_thought_is_none():
     tokenizer = hermes_tokenizer()
     thought = "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
     tokenizer.chat_template = TEMPLATE.replace("{{ message.content }}", thought + "{{ message.content }}")
-    chat = Chat(tokenizer)
+    renderer = TemplateRenderer(tokenizer)
     text = f"<think>\n{CALL % 'é'}\n</think>\n\n{CALL % 'é'} done"
-    action = chat.parse(chat.encode(text))
+    action = renderer.parse(renderer.encode(text))
     assert action.message.reasoning == CALL % "é" and len(action.message.calls) == 1
-    assert chat.call_ends(chat.encode(text)) == (len(text.encode()) - len(" done") - 1,)
+    assert renderer.call_ends(renderer.encode(text)) == (len(text.encode()) - len(" done") - 1,)
 
 
 def test_tiny_base_ends_its_calls_with_one_token():
-    chat = Chat(load_tokenizer(str(TINY_BASE_FOLDER)))
-    (close,) = chat.encode(CLOSE)
-    ids = (*chat.encode(f"I look. {CALL % 'Alba'} and {CALL % 'Alba'} so"), chat.end_id)
+    renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
+    (close,) = renderer.encode(CLOSE)
+    ids = (*renderer.encode(f"I look. {CALL % 'Alba'} and {CALL % 'Alba'} so"), renderer.end_token_id)
     places = tuple(place for place, token in enumerate(ids) if token == close)
-    assert len(places) == 2 and chat.call_ends(ids) == places
+    assert len(places) == 2 and renderer.call_ends(ids) == places

@@ -10,14 +10,14 @@ from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.messages import Message, ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.formats.deepseek import BEGIN, CLOSE, END, OPEN, SEPARATOR, DeepSeek
-from agent_r1.renderers.formats.detect import KNOWN, NAMES, open_chat, require_tools
+from agent_r1.renderers.formats.detect import FORMAT_NAMES, TEMPLATE_FORMATS, open_renderer, require_tools
 from agent_r1.renderers.formats.harmony import Harmony
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.llama import Llama
 from agent_r1.renderers.formats.tags import Tags
-from agent_r1.renderers.formats.tool_format import Reading, call_of, read_json
+from agent_r1.renderers.formats.tool_format import ParsedOutput, call_from_json, parse_json
 from agent_r1.renderers.formats.xml import Glm, Qwen35
-from agent_r1.renderers.renderer import Appended, Chat, Rewritten
+from agent_r1.renderers.template_renderer import TemplateRenderer
 
 LOOK = ToolSpec(
     "look",
@@ -49,7 +49,9 @@ def chats():
 
     def of(name):
         if name not in made:
-            made[name] = open_chat(tokenizer_of(None), "tags") if name == "plain" else open_chat(real_tokenizer(name))
+            made[name] = (
+                open_renderer(tokenizer_of(None), "tags") if name == "plain" else open_renderer(real_tokenizer(name))
+            )
         return made[name]
 
     return of
@@ -92,37 +94,37 @@ arguments = arguments_of(words, ODD)
 any_arguments = arguments_of(words_without(("\r",)), ODD + MARKED)
 
 
-def written(chat, said, message, tools):
+def written(renderer, said, message, tools):
     """The action as the template words it, as tokens."""
-    view = chat.open(said, tools)
-    alone = chat.render((*said, message), tools, speak=False)
+    view = renderer.render(said, tools)
+    alone = renderer.render_text((*said, message), tools, add_generation_prompt=False)
     opening = view.text if alone.startswith(view.text) else view.text.removesuffix("<think>\n")
     text = alone.removeprefix(opening).rstrip("\n")
     assert len(text) < len(alone)
     if opening != view.text:
         text = "</think>\n\n" + text  # a past without the thought that the prompt opens
-    end = next((end for end in chat.stop_token_ids if text.endswith(chat.tokenizer.decode([end]))), None)
-    return view, chat.encode(text), end
+    end = next((end for end in renderer.stop_token_ids if text.endswith(renderer.tokenizer.decode([end]))), None)
+    return view, renderer.encode(text), end
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 @settings(max_examples=25)
 @given(data=st.data())
 def test_a_call_that_the_template_writes_is_read_back(chats, name, data):
-    chat, given = chats(name), data.draw(arguments if name in BARE else any_arguments)
+    renderer, given = chats(name), data.draw(arguments if name in BARE else any_arguments)
     message = Message.assistant("", (ToolCall("call_0_0", "look", given, ""),))
-    _, ids, _ = written(chat, (Message.user("Who?"),), message, TOOLS)
-    (call,) = chat.parse(ids, 0, TOOLS).message.calls
+    _, ids, _ = written(renderer, (Message.user("Who?"),), message, TOOLS)
+    (call,) = renderer.parse(ids, 0, TOOLS).message.calls
     assert (call.name, call.arguments, call.error) == ("look", given, None)
     assert type(call.arguments["query"]) is str
 
 
 def test_reading_values_without_the_tools_schema_would_be_seen(chats):
-    chat = chats("glm4moe")
+    renderer = chats("glm4moe")
     message = Message.assistant("", (ToolCall("call_0_0", "look", {"query": "7"}, ""),))
-    _, ids, _ = written(chat, (Message.user("Who?"),), message, TOOLS)
-    assert chat.parse(ids, 0, TOOLS).message.calls[0].arguments == {"query": "7"}
-    assert chat.parse(ids, 0, ()).message.calls[0].arguments == {"query": 7}
+    _, ids, _ = written(renderer, (Message.user("Who?"),), message, TOOLS)
+    assert renderer.parse(ids, 0, TOOLS).message.calls[0].arguments == {"query": "7"}
+    assert renderer.parse(ids, 0, ()).message.calls[0].arguments == {"query": 7}
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_5_think", "glm4moe", "deepseekv3"])
@@ -130,43 +132,45 @@ def test_reading_values_without_the_tools_schema_would_be_seen(chats):
 @given(data=st.data())
 def test_several_calls_in_a_turn_are_read_back_in_their_order(chats, name, data):
     one = arguments if name in BARE else any_arguments
-    chat, given = chats(name), data.draw(st.lists(one, min_size=2, max_size=3))
+    renderer, given = chats(name), data.draw(st.lists(one, min_size=2, max_size=3))
     calls = tuple(ToolCall(f"call_0_{place}", "look", one, "") for place, one in enumerate(given))
-    _, ids, _ = written(chat, (Message.user("Who?"),), Message.assistant("", calls), TOOLS)
-    assert [call.arguments for call in chat.parse(ids, 0, TOOLS).message.calls] == given
-    assert len(chat.call_ends(ids, TOOLS)) == len(given)
+    _, ids, _ = written(renderer, (Message.user("Who?"),), Message.assistant("", calls), TOOLS)
+    assert [call.arguments for call in renderer.parse(ids, 0, TOOLS).message.calls] == given
+    assert len(renderer.call_ends(ids, TOOLS)) == len(given)
 
 
 def test_several_calls_of_llama_stay_text_because_its_template_takes_one(chats):
-    chat, said = chats("llama3_1"), (Message.user("Who?"),)
+    renderer, said = chats("llama3_1"), (Message.user("Who?"),)
     text = '{"name": "search", "parameters": {"query": "a;b"}}; {"name": "search", "parameters": {"query": "c"}}'
-    ids = (*chat.encode(text), chat.end_id)
-    action = chat.parse(ids, 0, TOOLS)
+    ids = (*renderer.encode(text), renderer.end_token_id)
+    action = renderer.parse(ids, 0, TOOLS)
     assert [call.arguments["query"] for call in action.message.calls] == ["a;b", "c"]
     observed = (Message.tool("A page.", "call_0_0"), Message.tool("Another.", "call_0_1"))
-    assert isinstance(chat.extend(chat.open(said, TOOLS), said, action, ids, observed, TOOLS), Appended)
+    assert renderer.bridge_to_next_turn(renderer.render(said, TOOLS), said, action, ids, observed, TOOLS) is not None
 
 
 APPENDING = ["qwen2_5", "qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss", "plain"]
 
 
-def converse(chat, queries, grow=Chat.extend):
+def converse(renderer, queries, grow=TemplateRenderer.bridge_to_next_turn):
     """Turn by turn: (the state by tokens, what the template renders); calls in the template's own words."""
     said = (Message.system("Be brief."), Message.user("Who rules Alba?"))
-    view = chat.open(said, TOOLS)
-    state = view.ids
+    view = renderer.render(said, TOOLS)
+    state = view.token_ids
     for turn, query in enumerate(queries):
         message = Message.assistant("", (ToolCall(f"call_{turn}_0", "search", {"query": query}, ""),))
-        text = chat.render((*said, message, Message.tool("?", f"call_{turn}_0")), TOOLS, speak=True)
+        text = renderer.render_text(
+            (*said, message, Message.tool("?", f"call_{turn}_0")), TOOLS, add_generation_prompt=True
+        )
         wording = text.removeprefix(view.text)
-        sampled = chat.encode(wording)
-        stop = next((place for place, token in enumerate(sampled) if token in chat.stop_token_ids), None)
-        ids = sampled[: chat.length(sampled, TOOLS)] if stop is None else sampled[: stop + 1]
-        action = chat.parse(ids, turn, TOOLS)
+        sampled = renderer.encode(wording)
+        stop = next((place for place, token in enumerate(sampled) if token in renderer.stop_token_ids), None)
+        ids = sampled[: renderer.action_length(sampled, TOOLS)] if stop is None else sampled[: stop + 1]
+        action = renderer.parse(ids, turn, TOOLS)
         observed = (Message.tool(f"Page {turn}: ünïcödé </s> \n日", f"call_{turn}_0"),)
-        view = grow(chat, view, said, action, ids, observed, TOOLS)
-        assert isinstance(view, Appended)
-        state, said = state + ids + view.ids, (*said, action.message, *observed)
+        view = grow(renderer, view, said, action, ids, observed, TOOLS)
+        assert view is not None
+        state, said = state + ids + view.token_ids, (*said, action.message, *observed)
         yield state, view
 
 
@@ -174,58 +178,61 @@ def converse(chat, queries, grow=Chat.extend):
 @settings(max_examples=5)
 @given(queries=st.lists(words, min_size=2, max_size=3))
 def test_a_state_grown_by_tokens_has_the_bytes_of_the_templates_own_render(chats, name, queries):
-    chat = chats(name)
-    for state, view in converse(chat, [query or "x" for query in queries]):
-        assert chat.tokenizer.decode(list(state)) == view.text
+    renderer = chats(name)
+    for state, view in converse(renderer, [query or "x" for query in queries]):
+        assert renderer.tokenizer.decode(list(state)) == view.text
 
 
 @pytest.mark.parametrize("name", APPENDING)
 def test_a_bridge_that_lacks_a_byte_would_be_seen(chats, name):
     def forgetful(*arguments):
-        view = Chat.extend(*arguments)
-        return type(view)(view.text, view.ids[1:])
+        view = TemplateRenderer.bridge_to_next_turn(*arguments)
+        return type(view)(view.text, view.token_ids[1:])
 
     state, view = list(converse(chats(name), ["Alba"], forgetful))[-1]
     assert chats(name).tokenizer.decode(list(state)) != view.text
 
 
 def test_a_template_that_words_the_past_anew_starts_a_branch(chats):
-    chat, said = chats("deepseekv3"), (Message.user("Who?"),)
+    renderer, said = chats("deepseekv3"), (Message.user("Who?"),)
     message = Message.assistant("", (ToolCall("call_0_0", "look", {"query": "a"}, ""),))
-    view, ids, end = written(chat, said, message, TOOLS)
+    view, ids, end = written(renderer, said, message, TOOLS)
     observed = (Message.tool("A page.", "call_0_0"),)
-    grown = chat.extend(view, said, chat.parse(ids, 0, TOOLS), (*ids, end), observed, TOOLS)
-    assert isinstance(grown, Rewritten) and "A page." in grown.text
+    action = renderer.parse(ids, 0, TOOLS)
+    assert renderer.bridge_to_next_turn(view, said, action, (*ids, end), observed, TOOLS) is None
+    assert "A page." in renderer.render((*said, action.message, *observed), TOOLS).text
 
 
 def test_an_action_that_ends_with_the_wrong_token_starts_a_branch(chats):
-    chat, said = chats("glm4moe"), (Message.user("Who?"),)
+    renderer, said = chats("glm4moe"), (Message.user("Who?"),)
     message = Message.assistant("", (ToolCall("call_0_0", "look", {"query": "a"}, ""),))
-    view, ids, _ = written(chat, said, message, TOOLS)
-    answered, called, _ = chat.stop_token_ids
+    view, ids, _ = written(renderer, said, message, TOOLS)
+    answered, called, _ = renderer.stop_token_ids
     observed = (Message.tool("A page.", "call_0_0"),)
-    kinds = [
-        type(chat.extend(view, said, chat.parse((*ids, end), 0, TOOLS), (*ids, end), observed, TOOLS))
+    right, wrong = (
+        renderer.bridge_to_next_turn(view, said, renderer.parse((*ids, end), 0, TOOLS), (*ids, end), observed, TOOLS)
         for end in (called, answered)
-    ]
-    assert kinds == [Appended, Rewritten]
+    )
+    assert right is not None and wrong is None
 
 
 def test_a_thought_and_an_answer_of_gpt_oss_are_told_apart(chats):
-    chat = chats("gptoss")
+    renderer = chats("gptoss")
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Bruno."
-    message = chat.parse((*chat.encode(text), chat.end_id)).message
+    message = renderer.parse((*renderer.encode(text), renderer.end_token_id)).message
     assert (message.reasoning, message.text, message.calls) == ("Hm.", "Bruno.", ())
 
 
 def test_a_malformed_call_of_gpt_oss_is_answered_all_the_same(chats):
-    chat, said = chats("gptoss"), (Message.user("Who?"),)
+    renderer, said = chats("gptoss"), (Message.user("Who?"),)
     text = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"query": '
-    ids = (*chat.encode(text), chat.stop_token_ids[1])
-    action = chat.parse(ids, 0, TOOLS)
-    grown = chat.extend(chat.open(said, TOOLS), said, action, ids, (Message.tool("No.", "call_0_0"),), TOOLS)
+    ids = (*renderer.encode(text), renderer.stop_token_ids[1])
+    action = renderer.parse(ids, 0, TOOLS)
+    grown = renderer.bridge_to_next_turn(
+        renderer.render(said, TOOLS), said, action, ids, (Message.tool("No.", "call_0_0"),), TOOLS
+    )
     assert action.message.calls[0].name == "look" and "not valid JSON" in action.message.calls[0].error
-    assert isinstance(grown, Appended) and "No." in chat.tokenizer.decode(list(grown.ids))
+    assert grown is not None and "No." in renderer.tokenizer.decode(list(grown.token_ids))
 
 
 BROKEN = [
@@ -265,7 +272,7 @@ def test_a_malformed_call_has_a_reason_that_the_policy_can_read(format, text, er
     assert call.end == len(text.removesuffix(END))
 
 
-@given(st.text('<>{}"|=/ \nabflook_callsrchptunig' + "\uff5c\u2581", max_size=60), st.sampled_from(KNOWN))
+@given(st.text('<>{}"|=/ \nabflook_callsrchptunig' + "\uff5c\u2581", max_size=60), st.sampled_from(TEMPLATE_FORMATS))
 def test_reading_never_raises(text, known):
     for call in known().read(text, TOOLS).calls:
         assert (call.arguments is None) == (call.error is not None) and 0 < call.end <= len(text)
@@ -302,7 +309,7 @@ RESPONSE_TEMPLATE = {
 def response_chat():
     tokenizer = hermes_tokenizer()
     tokenizer.response_template = RESPONSE_TEMPLATE
-    return open_chat(tokenizer)
+    return open_renderer(tokenizer)
 
 
 @settings(max_examples=25)
@@ -313,7 +320,7 @@ def test_a_tokenizers_own_response_template_reads_calls(response_chat, given):
     message = response_chat.parse(ids, 0, TOOLS).message
     assert response_chat.format.name == "response" and message.text.strip() == "I look."
     assert [call.arguments for call in message.calls] == given
-    hermes = Chat(response_chat.tokenizer)
+    hermes = TemplateRenderer(response_chat.tokenizer)
     assert response_chat.call_ends(ids, TOOLS) == hermes.call_ends(ids, TOOLS)
 
 
@@ -324,21 +331,21 @@ def test_what_a_response_template_cannot_read_has_a_reason(response_chat):
 
 
 def test_an_unknown_format_is_told_which_there_are():
-    with pytest.raises(InvalidInput, match=f"choose from {', '.join(NAMES)}"):
-        open_chat(hermes_tokenizer(), "herms")
+    with pytest.raises(InvalidInput, match=f"choose from {', '.join(FORMAT_NAMES)}"):
+        open_renderer(hermes_tokenizer(), "herms")
     with pytest.raises(InvalidInput, match="without a response_template"):
-        open_chat(hermes_tokenizer(), "response")
+        open_renderer(hermes_tokenizer(), "response")
 
 
 def test_where_no_format_fits_one_line_says_so(chats):
     with pytest.raises(UnsupportedChat, match=r"does not show tools to the model; give another --tool_format \(auto"):
         require_tools(chats("gemma3"), TOOLS)
     with pytest.raises(UnsupportedChat, match="or give --tool_format tags"):
-        open_chat(tokenizer_of(None))
+        open_renderer(tokenizer_of(None))
 
 
 def test_a_call_is_an_object_with_a_name():
-    assert call_of({"name": "", "arguments": {}}, "", 0).error == 'the call has no "name"'
+    assert call_from_json({"name": "", "arguments": {}}, "", 0).error == 'the call has no "name"'
 
 
 TEXTS = ["{1, 2}", '{"name": "Ann", "age": 3}', '{"a": 1} and so', '{"answer": 3}', '{"parameters": {}}']
@@ -346,12 +353,12 @@ TEXTS = ["{1, 2}", '{"name": "Ann", "age": 3}', '{"a": 1} and so', '{"answer": 3
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_answer_of_llama_that_begins_with_a_brace_is_no_call(text):
-    assert Llama().read(text, TOOLS) == Reading(text)
+    assert Llama().read(text, TOOLS) == ParsedOutput(text)
 
 
 def test_where_there_are_no_tools_llama_calls_none():
     text = '{"name": "search", "parameters": {"query": "a"}}'
-    assert Llama().read(text, TOOLS).calls and Llama().read(text, ()) == Reading(text)
+    assert Llama().read(text, TOOLS).calls and Llama().read(text, ()) == ParsedOutput(text)
 
 
 def test_what_llama_says_after_a_call_is_no_other_call():
@@ -363,13 +370,13 @@ def test_what_llama_says_after_a_call_is_no_other_call():
 @pytest.mark.parametrize("levels", [101, 500, 900, 3000])
 def test_what_is_nested_too_deeply_to_be_handled_is_refused(levels):
     with pytest.raises(ValueError, match="nested too deeply"):
-        read_json("[" * levels + "]" * levels)
-    assert read_json("[" * 100 + "]" * 100) and read_json('"' + "[" * levels + '"') == "[" * levels
+        parse_json("[" * levels + "]" * levels)
+    assert parse_json("[" * 100 + "]" * 100) and parse_json('"' + "[" * levels + '"') == "[" * levels
 
 
 def test_a_number_too_large_to_be_one_is_refused():
     with pytest.raises(ValueError, match="1e999 is too large a number"):
-        read_json('{"a": 1e999}')
+        parse_json('{"a": 1e999}')
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import pytest
 from chat_templates import SEARCH, real_tokenizer
 
 from agent_r1.core.messages import Message
-from agent_r1.renderers.formats.detect import open_chat
+from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.renderers.formats.tool_format import split_reasoning
-from agent_r1.renderers.renderer import Appended
 
 HERMES = '<tool_call>\n{"name": "search", "arguments": {"query": "%s"}}\n</tool_call>'
 QWEN35 = "<tool_call>\n<function=search>\n<parameter=query>\n%s\n</parameter>\n</function>\n</tool_call>"
@@ -14,8 +13,8 @@ GLM = "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>%s</arg_value>\n<
 
 
 def parsed(name, text):
-    chat = open_chat(real_tokenizer(name))
-    return chat.parse(chat.encode(text), 0, (SEARCH,)).message
+    renderer = open_renderer(real_tokenizer(name))
+    return renderer.parse(renderer.encode(text), 0, (SEARCH,)).message
 
 
 @pytest.mark.parametrize(
@@ -43,8 +42,8 @@ def test_a_thoughts_closing_mark_in_speech_closes_none():
 
 
 def test_the_calls_of_a_thought_have_no_ends():
-    chat = open_chat(real_tokenizer("qwen3"))
-    assert chat.call_ends(chat.encode("<think>\n" + HERMES % "x"), (SEARCH,)) == ()
+    renderer = open_renderer(real_tokenizer("qwen3"))
+    assert renderer.call_ends(renderer.encode("<think>\n" + HERMES % "x"), (SEARCH,)) == ()
 
 
 def test_a_thought_of_gpt_oss_that_was_cut_is_a_thought():
@@ -54,19 +53,19 @@ def test_a_thought_of_gpt_oss_that_was_cut_is_a_thought():
 
 @pytest.mark.parametrize("body", ['{"query": "x"}', '{"query": '])
 def test_a_thought_of_gpt_oss_may_name_a_channel(body):
-    chat, said = open_chat(real_tokenizer("gptoss")), (Message.user("Who?"),)
+    renderer, said = open_renderer(real_tokenizer("gptoss")), (Message.user("Who?"),)
     text = "<|channel|>analysis<|message|>I use <|channel|>final<|message|> later<|end|><|start|>assistant"
-    ids = chat.encode(f"{text} to=functions.search<|channel|>commentary json<|message|>{body}<|call|>")
-    action = chat.parse(ids, 0, (SEARCH,))
+    ids = renderer.encode(f"{text} to=functions.search<|channel|>commentary json<|message|>{body}<|call|>")
+    action = renderer.parse(ids, 0, (SEARCH,))
     assert len(action.message.calls) == 1
-    grown = chat.extend(
-        chat.open(said, (SEARCH,)), said, action, ids, (Message.tool("A page.", "call_0_0"),), (SEARCH,)
+    grown = renderer.bridge_to_next_turn(
+        renderer.render(said, (SEARCH,)), said, action, ids, (Message.tool("A page.", "call_0_0"),), (SEARCH,)
     )
-    assert isinstance(grown, Appended)
+    assert grown is not None
 
 
 def test_speech_is_without_thoughts_and_calls_also_where_the_template_shows_no_thoughts():
-    chat = open_chat(real_tokenizer("qwen2_5"))
+    renderer = open_renderer(real_tokenizer("qwen2_5"))
     for said in ("Alba is it.", ""):
-        action = chat.parse(chat.encode(f"<think>\nHm.\n</think>\n\n{said}\n{HERMES % 'x'}"), 0, (SEARCH,))
-        assert chat.speech(action, (SEARCH,)) == said
+        action = renderer.parse(renderer.encode(f"<think>\nHm.\n</think>\n\n{said}\n{HERMES % 'x'}"), 0, (SEARCH,))
+        assert renderer.spoken_text(action, (SEARCH,)) == said

@@ -19,9 +19,9 @@ from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine, TorchEngineConfig
 from agent_r1.renderers.config import TagsConfig
-from agent_r1.renderers.formats.detect import KNOWN, open_chat
-from agent_r1.renderers.renderer import Appended, Chat
-from agent_r1.renderers.stop_strings import Tail
+from agent_r1.renderers.formats.detect import TEMPLATE_FORMATS, open_renderer
+from agent_r1.renderers.stop_strings import StopStringMatcher
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tools.function_tool import tool
@@ -41,14 +41,14 @@ def tags_of(*pieces, tags=None):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
-    return open_chat(fast, "tags", tags)
+    return open_renderer(fast, "tags", tags)
 
 
-def stopped(chat, text, tools=TOOLS):
+def stopped(renderer, text, tools=TOOLS):
     """What an engine would have sampled of a text, by asking after every token."""
-    ids, ending = chat.encode(text), chat.stop_condition(tools)
+    ids, ending = renderer.encode(text), renderer.stop_condition(tools)
     count = next((count for count in range(1, len(ids)) if ending.is_met(ids[:count])), len(ids))
-    return chat.tokenizer.decode(list(ids[:count]))
+    return renderer.tokenizer.decode(list(ids[:count]))
 
 
 @pytest.mark.parametrize(
@@ -73,32 +73,32 @@ def stopped(chat, text, tools=TOOLS):
     ],
 )
 def test_a_generation_stops_with_the_byte_that_ends_the_action_and_not_before(text, kept):
-    chat = open_chat(tokenizer_of(None), "tags")
-    assert stopped(chat, text) == kept
-    ids = chat.encode(kept)
-    cut = chat.tokenizer.decode(list(ids[chat.length(ids, TOOLS) :]))
+    renderer = open_renderer(tokenizer_of(None), "tags")
+    assert stopped(renderer, text) == kept
+    ids = renderer.encode(kept)
+    cut = renderer.tokenizer.decode(list(ids[renderer.action_length(ids, TOOLS) :]))
     assert not cut.strip(" \t") or cut.strip(" \t") == "\n"  # of a fence, what ends its line; else nothing
 
 
 def test_a_tag_whose_characters_are_spread_over_tokens_is_seen_when_it_is_whole():
-    chat = open_chat(tokenizer_of(None), "tags", TagsConfig(names={"search": "поиск日"}))
-    assert stopped(chat, "<поиск日>где</поиск日> a") == "<поиск日>где</поиск日>"
+    renderer = open_renderer(tokenizer_of(None), "tags", TagsConfig(names={"search": "поиск日"}))
+    assert stopped(renderer, "<поиск日>где</поиск日> a") == "<поиск日>где</поиск日>"
     merged = tags_of("</", "sea", "rch", "rch>", ">.", "<s")
     assert stopped(merged, "<search>a</search> b") == "<search>a</search>"
 
 
 def test_backticks_are_no_end_before_it_is_known_what_follows_them():
-    chat = tags_of("\n```", tags=TagsConfig(names={"python": "```"}))
-    assert stopped(chat, "```\nx\n```json\ny\n```\n z") == "```\nx\n```json\ny\n```\n"
+    renderer = tags_of("\n```", tags=TagsConfig(names={"python": "```"}))
+    assert stopped(renderer, "```\nx\n```json\ny\n```\n z") == "```\nx\n```json\ny\n```\n"
 
 
 def test_a_token_that_says_more_than_the_tag_is_kept_whole():
-    chat = tags_of(">\n", ">.")
-    assert stopped(chat, "<search>a</search>\n\n<information>") == "<search>a</search>\n"
-    assert stopped(chat, "<search>a</search>. So") == "<search>a</search>."
+    renderer = tags_of(">\n", ">.")
+    assert stopped(renderer, "<search>a</search>\n\n<information>") == "<search>a</search>\n"
+    assert stopped(renderer, "<search>a</search>. So") == "<search>a</search>."
 
 
-@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", TEMPLATE_FORMATS, ids=lambda known: known.name)
 def test_formats_whose_calls_end_with_tokens_ask_for_nothing(known):
     assert known().stop_texts(TOOLS) == ()
 
@@ -110,7 +110,7 @@ def test_what_asking_costs_does_not_grow_with_the_tokens():
         decoded.append(len(ids))
         return "".join(map(chr, ids))
 
-    tail, text = Tail(("</search>",), decode), "<b>" * 1000 + "</search>"
+    tail, text = StopStringMatcher(("</search>",), decode), "<b>" * 1000 + "</search>"
     assert [tail.completes(list(map(ord, text[:end]))) for end in range(1, len(text) + 1)] == [False] * 3008 + [True]
     assert max(decoded) == tail.window and len(decoded) == len(set(text)) + text.count(">")
 
@@ -125,7 +125,7 @@ def fifty():
     pieces = [*WORDS, *(f"w{index}" for index in range(50 - len(WORDS)))]
     tokenizer = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="a"))
     tokenizer.decoder = decoders.ByteLevel()
-    return open_chat(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>"), "tags")
+    return open_renderer(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>"), "tags")
 
 
 def said(model, ending, names):
@@ -143,24 +143,24 @@ def said(model, ending, names):
 
 
 def test_the_engine_samples_the_same_tokens_and_fewer(tiny_model):
-    chat, names = fifty(), range(40)
+    renderer, names = fifty(), range(40)
     tools = (SEARCH,)
-    whole, ended = said(tiny_model, None, names), said(tiny_model, chat.stop_condition(tools), names)
+    whole, ended = said(tiny_model, None, names), said(tiny_model, renderer.stop_condition(tools), names)
     lasts = set()
     for name in names:
         before, now = whole[name], ended[name]
         count = len(now.token_ids)
         assert (before.token_ids[:count], before.logprobs[:count]) == (now.token_ids, now.logprobs)
         assert now.finish_reason == ("stop" if count < 120 else before.finish_reason)
-        assert chat.length(now.token_ids, tools) == count
+        assert renderer.action_length(now.token_ids, tools) == count
         if count < 120:
-            lasts.add(chat.tokenizer.decode(list(now.token_ids[-1:])))
-            assert not chat.stop_condition(tools).is_met(now.token_ids[:-1])
+            lasts.add(renderer.tokenizer.decode(list(now.token_ids[-1:])))
+            assert not renderer.stop_condition(tools).is_met(now.token_ids[:-1])
     assert {"</search>", "</answer>", ">", ">\n"} >= lasts and len(lasts) >= 2
     assert sum(len(done.token_ids) for done in ended.values()) < 0.8 * sum(
         len(done.token_ids) for done in whole.values()
     )
-    assert said(tiny_model, chat.stop_condition(tools), [17]) == {17: ended[17]}  # whoever is beside it
+    assert said(tiny_model, renderer.stop_condition(tools), [17]) == {17: ended[17]}  # whoever is beside it
 
 
 # ---- the seam, where no token ended the turn
@@ -176,8 +176,8 @@ def search(query: str) -> str:
     return f"A page on {query}."
 
 
-def lived(chat, reply):
-    agent = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=200), 4000)
+def lived(renderer, reply):
+    agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 4000)
     task = Task("t", (Message.user("Who?"),), "Bruno", "train")
     env = ToolEnv([search], max_turns=4)
     return asyncio.run(agent.live(env, task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))
@@ -188,38 +188,48 @@ CALL = "I look.\n\n<search>Alba</search>\n\n<information>made up</information>\n
 
 @pytest.mark.parametrize("pieces", [(), (">\n",), (">\n", ">\n\n")], ids=["a token each", "one break", "two breaks"])
 def test_an_invented_result_is_never_sampled_and_the_true_one_follows_as_the_template_writes_it(pieces):
-    chat = tags_of(*pieces)
-    trajectory = lived(chat, lambda prompt: CALL if "A page on" not in prompt else "<answer>Bruno</answer> and")
+    renderer = tags_of(*pieces)
+    trajectory = lived(renderer, lambda prompt: CALL if "A page on" not in prompt else "<answer>Bruno</answer> and")
     first, second = trajectory.turns
     assert trajectory.status is Status.COMPLETED and (first.finish_reason, second.finish_reason) == ("stop", "stop")
-    assert chat.tokenizer.decode(list(first.action_ids)).rstrip() == "I look.\n\n<search>Alba</search>"
-    assert len(first.logprobs) == len(first.action_ids) == len(chat.encode(first.action.text))
+    assert renderer.tokenizer.decode(list(first.action_ids)).rstrip() == "I look.\n\n<search>Alba</search>"
+    assert len(first.logprobs) == len(first.action_ids) == len(renderer.encode(first.action.text))
     assert first.call_ends == (len(first.action_ids) - 1,)
     seen = (*first.new_ids, *first.action_ids, *second.new_ids)
-    assert second.parent == first.index and "made up" not in chat.tokenizer.decode(list(seen))
+    assert second.parent == first.index and "made up" not in renderer.tokenizer.decode(list(seen))
     messages = (*trajectory.start, first.action.message, *first.observation)
-    assert chat.tokenizer.decode(list(seen)) == chat.render(messages, ToolEnv([search]).tools, speak=True)
+    assert renderer.tokenizer.decode(list(seen)) == renderer.render_text(
+        messages, ToolEnv([search]).tools, add_generation_prompt=True
+    )
 
 
 def test_an_action_with_empty_lines_that_the_template_words_otherwise_stands_once_in_the_context():
-    chat, said = open_chat(tokenizer_of(None), "tags"), (Message.user("Who?"),)
-    ids = chat.encode("I look.\n\n```py\nprint(1)\n\nprint(2)\n```")
-    grown = chat.extend(
-        chat.open(said, TOOLS), said, chat.parse(ids, 0, TOOLS), ids, (Message.tool("1 2", "call_0_0"),), TOOLS
+    renderer, said = open_renderer(tokenizer_of(None), "tags"), (Message.user("Who?"),)
+    ids = renderer.encode("I look.\n\n```py\nprint(1)\n\nprint(2)\n```")
+    grown = renderer.bridge_to_next_turn(
+        renderer.render(said, TOOLS),
+        said,
+        renderer.parse(ids, 0, TOOLS),
+        ids,
+        (Message.tool("1 2", "call_0_0"),),
+        TOOLS,
     )
-    assert isinstance(grown, Appended)
-    assert chat.tokenizer.decode(list(grown.ids)) == "\n\n<information>1 2</information>\n\n"
+    assert grown is not None
+    assert renderer.tokenizer.decode(list(grown.token_ids)) == "\n\n<information>1 2</information>\n\n"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "llama3_1"])
 @pytest.mark.parametrize("after", ["", "\n", "\n\n", "."])
 def test_where_a_template_ends_turns_with_a_token_the_bridge_has_it(name, after):
-    chat, said = open_chat(real_tokenizer(name), "tags"), (Message.user("Who?"),)
-    ids = chat.encode(f"I look.\n\n<search>Alba</search>{after}")
-    action, page = chat.parse(ids, 0, TOOLS), Message.tool("A page.", "call_0_0")
-    grown = chat.extend(chat.open(said, TOOLS), said, action, ids, (page,), TOOLS)
-    assert isinstance(grown, Appended)
-    assert grown.ids[0] == chat.end_id and chat.tokenizer.decode(list(grown.ids)).count("Alba") == 0
+    renderer, said = open_renderer(real_tokenizer(name), "tags"), (Message.user("Who?"),)
+    ids = renderer.encode(f"I look.\n\n<search>Alba</search>{after}")
+    action, page = renderer.parse(ids, 0, TOOLS), Message.tool("A page.", "call_0_0")
+    grown = renderer.bridge_to_next_turn(renderer.render(said, TOOLS), said, action, ids, (page,), TOOLS)
+    assert grown is not None
+    assert (
+        grown.token_ids[0] == renderer.end_token_id
+        and renderer.tokenizer.decode(list(grown.token_ids)).count("Alba") == 0
+    )
 
 
 def test_the_ending_is_part_of_no_other_sampling():
@@ -231,7 +241,7 @@ def test_the_ending_is_part_of_no_other_sampling():
             return await super().generate(prompt, replace(params, stop_condition=None), session_id=session_id)
 
     task, env = Task("t", (Message.user("Who?"),), "Bruno", "train"), ToolEnv([search], max_turns=1)
-    for chat in (tags_of(), Chat(real_tokenizer("qwen2_5"))):
-        agent = Agent(Listening(chat, lambda prompt: CALL), chat, SamplingParams(max_tokens=200), 4000)
+    for renderer in (tags_of(), TemplateRenderer(real_tokenizer("qwen2_5"))):
+        agent = Agent(Listening(renderer, lambda prompt: CALL), renderer, SamplingParams(max_tokens=200), 4000)
         asyncio.run(agent.live(env, task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))
     assert [None if ending is None else ending.strings for ending in asked] == [("</answer>", "</search>"), None]

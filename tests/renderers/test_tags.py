@@ -7,9 +7,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.config import TagsConfig
-from agent_r1.renderers.formats.detect import open_chat, require_tools
+from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.formats.tags import Tags
-from agent_r1.renderers.renderer import Appended
 from agent_r1.training.config import RunConfig
 
 PYTHON = ToolSpec(
@@ -19,26 +18,26 @@ TOOLS = (SEARCH, PYTHON)
 
 
 def test_tags_and_fences_are_read_and_what_comes_after_a_call_is_no_action():
-    chat = open_chat(tokenizer_of(None), "tags", TagsConfig(observation="result", names={"search": "find"}))
+    renderer = open_renderer(tokenizer_of(None), "tags", TagsConfig(observation="result", names={"search": "find"}))
     text = "I look. <find>Alba </find>"
-    sampled = chat.encode(text + "\n<result>made up</result> <find>more</find>")
-    ids = sampled[: chat.length(sampled, TOOLS)]
-    action, said = chat.parse(ids, 0, TOOLS), (Message.user("Who?"),)
+    sampled = renderer.encode(text + "\n<result>made up</result> <find>more</find>")
+    ids = sampled[: renderer.action_length(sampled, TOOLS)]
+    action, said = renderer.parse(ids, 0, TOOLS), (Message.user("Who?"),)
     assert (action.text, action.message.text) == (text, "I look. ")
     assert action.message.calls[0].arguments == {"query": "Alba "}
     page = Message.tool("A </result> page.", "call_0_0")
-    grown = chat.extend(chat.open(said, TOOLS), said, action, ids, (page,), TOOLS)
-    assert isinstance(grown, Appended)
-    assert chat.tokenizer.decode(list(grown.ids)) == "\n\n<result>A < /result> page.</result>\n\n"
+    grown = renderer.bridge_to_next_turn(renderer.render(said, TOOLS), said, action, ids, (page,), TOOLS)
+    assert grown is not None
+    assert renderer.tokenizer.decode(list(grown.token_ids)) == "\n\n<result>A < /result> page.</result>\n\n"
     fence = Tags().read("So:\n```python\nprint(1)\n```", TOOLS)
     assert fence.calls[0].arguments == {"code": "print(1)"} and fence.content == "So:\n"
 
 
 def test_tags_work_over_a_template_that_knows_no_tools():
-    chat = open_chat(real_tokenizer("gemma3"), "tags")
-    require_tools(chat, TOOLS)
-    assert chat.behaviour("tool", thinking=False).kind == "append"
-    assert "<search>query</search> Look pages up." in chat.open((Message.user("Who?"),), TOOLS).text
+    renderer = open_renderer(real_tokenizer("gemma3"), "tags")
+    require_tools(renderer, TOOLS)
+    assert renderer.probe_behavior("tool", thinking=False).kind == "append"
+    assert "<search>query</search> Look pages up." in renderer.render((Message.user("Who?"),), TOOLS).text
 
 
 @pytest.mark.parametrize(
@@ -52,17 +51,17 @@ def test_tags_work_over_a_template_that_knows_no_tools():
     ],
 )
 def test_an_action_ends_with_its_first_call_or_answer(said, kept):
-    chat = open_chat(tokenizer_of(None), "tags")
-    ids = chat.encode(said)
-    assert chat.tokenizer.decode(list(ids[: chat.length(ids, TOOLS)])) == kept
-    calls = chat.parse(ids, 0, TOOLS).message.calls
+    renderer = open_renderer(tokenizer_of(None), "tags")
+    ids = renderer.encode(said)
+    assert renderer.tokenizer.decode(list(ids[: renderer.action_length(ids, TOOLS)])) == kept
+    calls = renderer.parse(ids, 0, TOOLS).message.calls
     assert [call.arguments for call in calls] == ([{"query": "Alba"}] if "Alba" in said else [])
 
 
 def test_an_end_token_right_after_an_answer_stays_the_policys_own():
-    chat = open_chat(tokenizer_of(None), "tags")
-    ids = (*chat.encode("<answer>Bruno</answer>"), chat.end_id)
-    assert chat.length(ids, TOOLS) == len(ids)
+    renderer = open_renderer(tokenizer_of(None), "tags")
+    ids = (*renderer.encode("<answer>Bruno</answer>"), renderer.end_token_id)
+    assert renderer.action_length(ids, TOOLS) == len(ids)
 
 
 def test_the_tag_of_an_answer_can_be_another():
@@ -107,8 +106,8 @@ def test_an_object_with_an_argument_that_there_is_not_is_told_so():
 )
 def test_tags_that_do_not_fit_the_tools_are_refused(config, error):
     with pytest.raises(InvalidInput, match=error):
-        require_tools(open_chat(tokenizer_of(None), "tags", config), TOOLS)
-    require_tools(open_chat(tokenizer_of(None), "tags", TagsConfig(names={"search": "find"})), TOOLS)
+        require_tools(open_renderer(tokenizer_of(None), "tags", config), TOOLS)
+    require_tools(open_renderer(tokenizer_of(None), "tags", TagsConfig(names={"search": "find"})), TOOLS)
 
 
 def test_tags_that_another_format_does_not_use_are_refused():

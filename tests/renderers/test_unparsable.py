@@ -14,7 +14,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
-from agent_r1.renderers.formats.detect import open_chat
+from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tools import tool
@@ -28,12 +28,14 @@ FURTHER = "a</parameter>\n<parameter=k>\nb"
 FURTHER_KEY = "a</arg_value><arg_key>k</arg_key><arg_value>b"
 
 
-def written(chat, name, arguments):
+def written(renderer, name, arguments):
     """A call as the template writes it, read again."""
     said = (ASKED, Message.assistant("", (ToolCall("call_0_0", name, arguments, ""),)))
-    text = chat.render(said, TOOLS, speak=False).removeprefix(chat.render(said[:1], TOOLS, speak=False))
+    text = renderer.render_text(said, TOOLS, add_generation_prompt=False).removeprefix(
+        renderer.render_text(said[:1], TOOLS, add_generation_prompt=False)
+    )
     text = text.removesuffix("<eos>")
-    return [(call.name, call.arguments, call.error) for call in chat.format.read(text, TOOLS).calls]
+    return [(call.name, call.arguments, call.error) for call in renderer.format.read(text, TOOLS).calls]
 
 
 def holding(mark):
@@ -49,10 +51,10 @@ def holding(mark):
     ],
 )
 def test_a_call_that_would_be_read_as_another_is_refused_before_it_is_written(name, value):
-    chat = open_chat(real_tokenizer(name))
+    renderer = open_renderer(real_tokenizer(name))
     for arguments in holding(value):
         with pytest.raises(UnsupportedChat, match=r"a call of 'search' cannot be written as .*: an argument holds <"):
-            written(chat, "search", arguments)
+            written(renderer, "search", arguments)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,9 @@ def test_a_call_that_would_be_read_as_another_is_refused_before_it_is_written(na
     ],
 )
 def test_every_other_value_is_read_as_it_was(name, value):
-    assert written(open_chat(real_tokenizer(name)), "search", {"query": value}) == [("search", {"query": value}, None)]
+    assert written(open_renderer(real_tokenizer(name)), "search", {"query": value}) == [
+        ("search", {"query": value}, None)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +83,8 @@ def test_every_other_value_is_read_as_it_was(name, value):
     ],
 )
 def test_in_tags_a_value_that_imitates_its_closing_mark_is_written_as_an_object(name, argument, value):
-    chat = open_chat(tokenizer_of(None), "tags")
-    assert written(chat, name, {argument: value}) == [(name, {argument: value}, None)]
+    renderer = open_renderer(tokenizer_of(None), "tags")
+    assert written(renderer, name, {argument: value}) == [(name, {argument: value}, None)]
 
 
 def writing(name, value):
@@ -102,14 +106,16 @@ ESCAPED = [
 @pytest.mark.parametrize(("name", "value", "mark"), ESCAPED)
 @pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "object"}, {}])
 def test_a_mark_spelled_with_escapes_costs_the_policy_its_call_and_not_its_episode(name, value, mark, schema):
-    chat = open_chat(real_tokenizer(name))
+    renderer = open_renderer(real_tokenizer(name))
     tools = (ToolSpec("tag", "Tag.", {"type": "object", "properties": {"words": schema}}),)
-    ids, said = (*chat.encode(writing(name, value)), chat.end_id), (ASKED,)
-    action, view = chat.parse(ids, 0, tools), chat.open(said, tools)
+    ids, said = (*renderer.encode(writing(name, value)), renderer.end_token_id), (ASKED,)
+    action, view = renderer.parse(ids, 0, tools), renderer.render(said, tools)
     (call,) = action.message.calls
     assert (call.arguments, call.error) == (None, f"an argument holds {mark}, which ends it")
-    assert "Told." in chat.extend(view, said, action, ids, (Message.tool("Told.", call.id),), tools).text
-    harmless = chat.parse((*chat.encode(writing(name, '["a<\\/p>"]')), chat.end_id), 0, tools)
+    assert (
+        "Told." in renderer.bridge_to_next_turn(view, said, action, ids, (Message.tool("Told.", call.id),), tools).text
+    )
+    harmless = renderer.parse((*renderer.encode(writing(name, '["a<\\/p>"]')), renderer.end_token_id), 0, tools)
     assert harmless.message.calls[0].arguments == {"words": ["a</p>"]}
 
 
@@ -124,8 +130,10 @@ def test_an_agent_that_spells_a_mark_is_told_and_goes_on(name, value, mark):
         """
         return "Done."
 
-    chat = open_chat(real_tokenizer(name))
-    agent = Agent(ScriptedEngine(chat, lambda prompt: writing(name, value)), chat, SamplingParams(max_tokens=300), 9000)
+    renderer = open_renderer(real_tokenizer(name))
+    agent = Agent(
+        ScriptedEngine(renderer, lambda prompt: writing(name, value)), renderer, SamplingParams(max_tokens=300), 9000
+    )
     env, context = ToolEnv([tag], max_turns=3), RolloutContext(AttemptId("r", "t", 0, 0), 0)
     lived = asyncio.run(agent.live(env, Task("t", (ASKED,)), context))
     assert (lived.status, len(lived.turns)) == (Status.OUT_OF_TURNS, 3)
@@ -133,10 +141,10 @@ def test_an_agent_that_spells_a_mark_is_told_and_goes_on(name, value, mark):
 
 
 def test_what_a_policy_says_is_never_refused_and_a_task_with_such_a_call_fails_with_the_reason():
-    chat = open_chat(real_tokenizer("qwen3_5_think"))
+    renderer = open_renderer(real_tokenizer("qwen3_5_think"))
     call = f"<function=search>\n<parameter=query>\n{FURTHER}\n</parameter>\n</function>"
     said = f"I see.\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
-    agent = Agent(ScriptedEngine(chat, lambda prompt: said), chat, SamplingParams(max_tokens=300), 9000)
+    agent = Agent(ScriptedEngine(renderer, lambda prompt: said), renderer, SamplingParams(max_tokens=300), 9000)
 
     @tool
     def search(query: str) -> str:

@@ -43,9 +43,9 @@ def test_the_command_says_what_the_cell_is(method):
     cell = plan(method, 3, 20, 5)
     door, invocation = parse(cell.arguments)
     config = TrainConfig if door == "train" else EvalConfig
-    world = build("tinywiki", None, None, 3)
-    said = settle(config, [from_text(config, invocation.settings)], world)
-    assert said == settle(config, [Layer("test", cell.settings)], world)
+    taskset = build("tinywiki", None, None, 3)
+    said = settle(config, [from_text(config, invocation.settings)], taskset)
+    assert said == settle(config, [Layer("test", cell.settings)], taskset)
     assert said.seed == 3 and (said.n if door == "eval" else said.evaluate_n) == 20
 
 
@@ -94,10 +94,10 @@ def test_seeds_are_gone_through_one_after_the_other():
 
 
 def test_baselines_evaluated_alone_are_those_of_a_training_run(tmp_path: Path):
-    world = build("tinywiki", None, None, 4)
+    taskset = build("tinywiki", None, None, 4)
     small = {"steps": 1, "groups_per_step": 2, "group_size": 2, "evaluate_n": 8, "pass_k": 0, "seed": 4}
     layer = Layer("test", {**small, "run": str(tmp_path / "run"), "evaluate_every": 0})
-    trained = train(settle(TrainConfig, [layer], world), world, Silence()).table.cells
-    alone = evaluate(settle(EvalConfig, [Layer("test", {"n": 8, "seed": 4})], world), world, Silence()).cells
+    trained = train(settle(TrainConfig, [layer], taskset), taskset, Silence()).table.cells
+    alone = evaluate(settle(EvalConfig, [Layer("test", {"n": 8, "seed": 4})], taskset), taskset, Silence()).cells
     assert alone["naive-rag"] == trained["naive-rag"]
     assert alone["base-tool-call"] == trained["base-tool-call"]

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from agent_r1.core.messages import Message
 from agent_r1.model.load import load_tokenizer
-from agent_r1.renderers.renderer import Chat, Rewritten, View
+from agent_r1.renderers.protocol import RenderedPrompt
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.questions import SPLITS, tasks
@@ -62,7 +63,7 @@ def test_every_text_of_the_world_round_trips_in_words(tokenizer: PreTrainedToken
     wiki = open_wiki("test/0")
     texts = [wiki.page(title) for title in wiki.titles]
     texts += [task.messages[-1].text for split in SPLITS if split != "unseen-relation" for task in tasks(split, 0)[:60]]
-    texts += [Chat(tokenizer).render(said, TOOLS, speak=False) for said in transcripts(rng)]
+    texts += [TemplateRenderer(tokenizer).render_text(said, TOOLS, add_generation_prompt=False) for said in transcripts(rng)]
     for text in texts:
         assert round_trip(tokenizer, text) == text
         assert not unknown_words(tokenizer, text)
@@ -92,15 +93,15 @@ def test_a_name_is_one_token_wherever_it_stands(tokenizer: PreTrainedTokenizerBa
 
 
 def test_opening_an_episode_takes_few_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    chat = Chat(tokenizer)
-    longest = max(len(chat.open(task.messages, (search.spec,)).ids) for task in tasks("three-hop", 0))
+    renderer = TemplateRenderer(tokenizer)
+    longest = max(len(renderer.render(task.messages, (search.spec,)).token_ids) for task in tasks("three-hop", 0))
     assert longest <= PROMPT_TOKENS
 
 
 def test_the_template_appends_at_tool_and_user_turns(tokenizer: PreTrainedTokenizerBase) -> None:
-    chat = Chat(tokenizer)
-    assert chat.behaviour("tool", thinking=False).kind == "append"
-    assert chat.behaviour("user", thinking=False).kind == "append"
+    renderer = TemplateRenderer(tokenizer)
+    assert renderer.probe_behavior("tool", thinking=False).kind == "append"
+    assert renderer.probe_behavior("user", thinking=False).kind == "append"
 
 
 def actions_of(example: Example) -> list[tuple[int, ...]]:
@@ -113,19 +114,19 @@ def test_played_turn_by_turn_an_episode_has_the_tokens_of_pretraining(
     tokenizer: PreTrainedTokenizerBase, rng: random.Random
 ) -> None:
     """The chat format reads what the planner writes, and gives the policy the states it was pretrained on."""
-    chat, maker = Chat(tokenizer), Maker(tokenizer, seed=0)
+    renderer, maker = TemplateRenderer(tokenizer), Maker(tokenizer, seed=0)
     for conversation in transcripts(rng):
         example = maker.conversation(conversation, TOOLS)
         system, user, *rest = conversation
         said: tuple[Message, ...] = (system, user)
-        view = chat.open(said, (search.spec,))
-        state = view.ids
+        view = renderer.render(said, (search.spec,))
+        state = view.token_ids
         for turn, ids in enumerate(actions_of(example)):
-            action, meant, observed = chat.parse(ids), rest[2 * turn], tuple(rest[2 * turn + 1 : 2 * turn + 2])
+            action, meant, observed = renderer.parse(ids), rest[2 * turn], tuple(rest[2 * turn + 1 : 2 * turn + 2])
             assert (action.message.text, called(action.message)) == (meant.text, called(meant))
-            view = chat.extend(view, said, action, ids, observed, (search.spec,)) if observed else View("", ())
-            assert not isinstance(view, Rewritten)
-            state, said = (*state, *ids, *view.ids), (*said, action.message, *observed)
+            view = renderer.bridge_to_next_turn(view, said, action, ids, observed, (search.spec,)) if observed else RenderedPrompt("", ())
+            assert view is not None
+            state, said = (*state, *ids, *view.token_ids), (*said, action.message, *observed)
         assert state == example.ids[:-1]  # the render ends with a newline
 
 
@@ -227,12 +228,12 @@ def greedy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: tupl
 def test_the_committed_model_reads_a_page_it_is_given(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    chat, read = Chat(tokenizer), 0
+    renderer, read = TemplateRenderer(tokenizer), 0
     questions = tasks("one-hop", 0)[:20]
     for task in questions:
         wiki = open_wiki(task.data["wiki"])
         given = f"{wiki.page(task.data['chain'].start)}\n\n{task.messages[-1].text}"
-        said = greedy(model, tokenizer, chat.open((task.messages[0], Message.user(given)), ()).ids)
+        said = greedy(model, tokenizer, renderer.render((task.messages[0], Message.user(given)), ()).token_ids)
         read += f"<answer>{task.data['chain'].answer}</answer>" in said
     assert read >= 18
 
@@ -241,13 +242,13 @@ def test_the_committed_model_searches_and_answers_too_early(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """The flaw is strategy: it searches what is asked about, reads the first fact, and stops there."""
-    chat = Chat(tokenizer)
+    renderer = TemplateRenderer(tokenizer)
     task = tasks("style-a", 0)[1]
-    chain, view = task.data["chain"], chat.open(task.messages, (search.spec,))
-    first = chat.parse(tuple(tokenizer.encode(greedy(model, tokenizer, view.ids), add_special_tokens=False)))
+    chain, view = task.data["chain"], renderer.render(task.messages, (search.spec,))
+    first = renderer.parse(tuple(tokenizer.encode(greedy(model, tokenizer, view.token_ids), add_special_tokens=False)))
     assert called(first.message) == [("search", {"query": chain.start})]
     page = Message.tool(open_wiki(task.data["wiki"]).page(chain.start), "call_0")
     acted = tuple(tokenizer.encode(first.text + "<|im_end|>", add_special_tokens=False))
-    then = chat.extend(view, task.messages, first, acted, (page,), (search.spec,))
-    ids = (*view.ids, *acted, *then.ids)
+    then = renderer.bridge_to_next_turn(view, task.messages, first, acted, (page,), (search.spec,))
+    ids = (*view.token_ids, *acted, *then.token_ids)
     assert greedy(model, tokenizer, ids).endswith(f"<answer>{chain.values[0]}</answer><|im_end|>")

@@ -16,10 +16,10 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout import agent_loop as agent
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Collector, Limits, Order
+from agent_r1.rollout.collector import Collector, RolloutLimits, GroupRequest
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 
 LOOK = ToolSpec("look", "Look.", {"type": "object", "properties": {}, "required": []})
@@ -98,8 +98,8 @@ class LengthScorer:
 
 
 @pytest.fixture(scope="module")
-def chat():
-    return Chat(hermes_tokenizer())
+def renderer():
+    return TemplateRenderer(hermes_tokenizer())
 
 
 def reply(prompt):
@@ -115,31 +115,31 @@ def task(name, text="hello", **data):
     return Task(name, (Message.user(text),), data)
 
 
-def collect(chat, tasks, size=2, context=2000, limits=None, max_tokens=200):
+def collect(renderer, tasks, size=2, context=2000, limits=None, max_tokens=200):
     env, log = CountingEnv(), Log()
-    engine = ScriptedEngine(chat, reply)
-    actor = Agent(engine, chat, SamplingParams(max_tokens=max_tokens), context)
-    collector = Collector(actor, env, (LengthScorer(),), log, "test", limits or Limits())
+    engine = ScriptedEngine(renderer, reply)
+    actor = Agent(engine, renderer, SamplingParams(max_tokens=max_tokens), context)
+    collector = Collector(actor, env, (LengthScorer(),), log, "test", limits or RolloutLimits())
 
     async def permit(order):
         return 7
 
     async def run():
-        orders = [Order(serial, t, size) for serial, t in enumerate(tasks)]
+        orders = [GroupRequest(serial, t, size) for serial, t in enumerate(tasks)]
         return [group async for group in collector.collect(orders, permit)]
 
     return asyncio.run(run()), env, log, engine
 
 
-def test_an_episode_runs_to_its_end_and_its_states_are_exact(chat):
-    groups, env, _, engine = collect(chat, [task("a")], size=1)
+def test_an_episode_runs_to_its_end_and_its_states_are_exact(renderer):
+    groups, env, _, engine = collect(renderer, [task("a")], size=1)
     trajectory = groups[0].trajectories[0]
     assert trajectory.status is Status.COMPLETED and not trajectory.truncated
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
     assert trajectory.rewards == {"turns": 3.0}
     last = trajectory.turns[-1]
-    rendered = chat.render(trajectory.messages[:-1], (LOOK,), speak=True)
-    assert trajectory.prompt_ids(last) == chat.encode(rendered)
+    rendered = renderer.render_text(trajectory.messages[:-1], (LOOK,), add_generation_prompt=True)
+    assert trajectory.prompt_ids(last) == renderer.encode(rendered)
     assert all(len(turn.logprobs) == len(turn.action_ids) for turn in trajectory.turns)
     assert env.closed == ["a"] and engine.released == [str(trajectory.attempt)]
 
@@ -159,10 +159,10 @@ def test_an_episode_runs_to_its_end_and_its_states_are_exact(chat):
     ],
     ids=lambda value: str(value) if isinstance(value, Status) else "",
 )
-def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken, status, reason, turns, monkeypatch):
+def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(renderer, broken, status, reason, turns, monkeypatch):
     monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
     tasks = [task("before"), broken, task("after")]
-    groups, _, _, engine = collect(chat, tasks, limits=Limits(episode_seconds=1.0, retries=0))
+    groups, _, _, engine = collect(renderer, tasks, limits=RolloutLimits(episode_seconds=1.0, retries=0))
     for trajectory in groups[1].trajectories:
         assert (trajectory.status, len(trajectory.turns)) == (status, turns)
         assert trajectory.reason == reason if reason is None else reason in trajectory.reason
@@ -182,10 +182,10 @@ def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(chat, broken,
     ],
     ids=str,
 )
-def test_what_swallows_its_cancellation_is_left_behind_in_time(chat, stubborn, status, turns, monkeypatch):
+def test_what_swallows_its_cancellation_is_left_behind_in_time(renderer, stubborn, status, turns, monkeypatch):
     monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
-    actor = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=200), 2000)
-    limits = Limits(episode_seconds=0.3, score_seconds=0.3, retries=0)
+    actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
+    limits = RolloutLimits(episode_seconds=0.3, score_seconds=0.3, retries=0)
     collector = Collector(actor, CountingEnv(), (LengthScorer(),), Log(), "test", limits)
 
     async def permit(order):
@@ -193,7 +193,7 @@ def test_what_swallows_its_cancellation_is_left_behind_in_time(chat, stubborn, s
 
     async def timed():
         began = time.monotonic()
-        (group,) = [group async for group in collector.collect([Order(0, task("x", **stubborn), 1)], permit)]
+        (group,) = [group async for group in collector.collect([GroupRequest(0, task("x", **stubborn), 1)], permit)]
         return group.trajectories[0], time.monotonic() - began
 
     lived, seconds = asyncio.run(timed())
@@ -201,45 +201,45 @@ def test_what_swallows_its_cancellation_is_left_behind_in_time(chat, stubborn, s
     assert seconds < 2.0
 
 
-def test_a_step_that_blocks_past_the_deadline_is_cancelled_too(chat):
+def test_a_step_that_blocks_past_the_deadline_is_cancelled_too(renderer):
     last = task("x", "seen seen", blocks=0.4)  # it ends the episode, and nothing is waited for after it
-    groups, *_ = collect(chat, [last], size=1, limits=Limits(episode_seconds=0.2, retries=0))
+    groups, *_ = collect(renderer, [last], size=1, limits=RolloutLimits(episode_seconds=0.2, retries=0))
     assert groups[0].trajectories[0].status is Status.CANCELLED
 
 
-def test_a_context_that_is_full_ends_the_episode(chat):
-    first = len(chat.open((Message.user("hello"),), (LOOK,)).ids)
-    groups, *_ = collect(chat, [task("a")], size=1, context=first + 100)
+def test_a_context_that_is_full_ends_the_episode(renderer):
+    first = len(renderer.render((Message.user("hello"),), (LOOK,)).token_ids)
+    groups, *_ = collect(renderer, [task("a")], size=1, context=first + 100)
     trajectory = groups[0].trajectories[0]
     assert trajectory.status is Status.OUT_OF_TOKENS and trajectory.truncated
     final = trajectory.turns[-1]
     assert len(trajectory.prompt_ids(final)) + len(final.action_ids) <= first + 100
 
 
-def test_an_action_that_was_cut_goes_on_with_its_end_token_in_the_bridge(chat):
-    groups, *_ = collect(chat, [task("a")], size=1, max_tokens=20)
+def test_an_action_that_was_cut_goes_on_with_its_end_token_in_the_bridge(renderer):
+    groups, *_ = collect(renderer, [task("a")], size=1, max_tokens=20)
     turns = groups[0].trajectories[0].turns
     assert turns[0].finish_reason == "length" and len(turns[0].action_ids) == 20
     assert turns[0].action.message.calls[0].error is not None
-    assert turns[1].new_ids[0] == chat.end_id
+    assert turns[1].new_ids[0] == renderer.end_token_id
 
 
-def test_groups_come_in_order_and_everything_is_written_down(chat):
+def test_groups_come_in_order_and_everything_is_written_down(renderer):
     tasks = [task("slow", seconds=0.05), task("quick"), task("middle", seconds=0.02)]
-    groups, _, log, _ = collect(chat, tasks)
-    assert [group.serial for group in groups] == [0, 1, 2]
+    groups, _, log, _ = collect(renderer, tasks)
+    assert [group.group_id for group in groups] == [0, 1, 2]
     dispatched = [event.attempt for event in log.events if isinstance(event, AttemptStarted)]
     finished = [event.trajectory.attempt for event in log.events if isinstance(event, AttemptFinished)]
     assert len(dispatched) == 6 and sorted(dispatched) == sorted(finished)
     assert finished[0].task == "quick"
 
 
-def test_a_slow_episode_holds_up_nobody(chat):
+def test_a_slow_episode_holds_up_nobody(renderer):
     async def run():
         env, log = CountingEnv(), Log()
-        actor = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=200), 2000)
-        collector = Collector(actor, env, (), log, "test", Limits())
-        orders = [Order(0, task("slow", seconds=0.3), 1)] + [Order(i, task(f"t{i}"), 1) for i in range(1, 30)]
+        actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
+        collector = Collector(actor, env, (), log, "test", RolloutLimits())
+        orders = [GroupRequest(0, task("slow", seconds=0.3), 1)] + [GroupRequest(i, task(f"t{i}"), 1) for i in range(1, 30)]
 
         async def permit(order):
             return 0
@@ -250,16 +250,16 @@ def test_a_slow_episode_holds_up_nobody(chat):
     assert asyncio.run(run())[-1] == "slow"
 
 
-def test_leaving_the_collector_early_cancels_what_is_under_way(chat):
+def test_leaving_the_collector_early_cancels_what_is_under_way(renderer):
     async def run():
         env = CountingEnv()
-        actor = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=200), 2000)
-        collector = Collector(actor, env, (), Log(), "test", Limits())
+        actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
+        collector = Collector(actor, env, (), Log(), "test", RolloutLimits())
 
         async def permit(order):
             return 0
 
-        orders = [Order(0, task("quick"), 1), Order(1, task("slow", seconds=60), 1)]
+        orders = [GroupRequest(0, task("quick"), 1), GroupRequest(1, task("slow", seconds=60), 1)]
         groups = collector.collect(orders, permit)
         await anext(groups)
         await groups.aclose()

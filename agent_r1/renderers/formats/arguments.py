@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent_r1.renderers.formats.tool_format import Tools, read_json
+from agent_r1.renderers.formats.tool_format import Tools, parse_json
 
 WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
 """What templates write for values that have no text of their own; some spell them as Python does."""
 
 
-def schema_of(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
+def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
     """The JSON schema of an argument; {} where nothing is said of it."""
     found = next((spec.parameters for spec in tools if spec.name == tool), {})
     return found.get("properties", {}).get(argument, {})
 
 
-def typed(text: str, schema: Mapping[str, Any]) -> object:
+def convert_value(text: str, schema: Mapping[str, Any]) -> object:
     """The value that ``text`` is. Text stays text where the schema takes text; what does not fit it stays text too,
     for the tool's own check to explain.
 
     Example:
-        >>> typed("7", {"type": "integer"}), typed("7", {"type": "string"}), typed("7", {})
+        >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})
         (7, '7', 7)
     """
     kinds = set(_kinds(schema))
@@ -32,7 +32,7 @@ def typed(text: str, schema: Mapping[str, Any]) -> object:
     if word in WORDS:
         return WORDS[word]
     try:
-        return read_json(text)
+        return parse_json(text)
     except ValueError:
         return text
 

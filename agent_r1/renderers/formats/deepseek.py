@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.renderers.formats.tool_format import (
     THOUGHT,
-    Block,
-    Format,
-    Reading,
+    CallBlock,
+    ParsedCall,
+    ParsedOutput,
+    ToolFormat,
     Tools,
-    Written,
     arguments_of,
-    blocks,
-    broken,
+    malformed_call,
+    split_blocks,
 )
 
 BEGIN, END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
@@ -27,14 +27,14 @@ OPEN, CLOSE = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\
 SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
-class DeepSeek(Format):
+class DeepSeek(ToolFormat):
     """``read`` takes the calls of V3 and V3.1 alike; the template writes the one it was made for."""
 
     name: ClassVar[str] = "deepseek"
 
-    def read(self, said: str, tools: Tools) -> Reading:
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
         content = said.partition(BEGIN)[0].partition(OPEN)[0]
-        return Reading(content, tuple(_call(block) for block in blocks(said, OPEN, CLOSE)))
+        return ParsedOutput(content, tuple(_call(block) for block in split_blocks(said, OPEN, CLOSE)))
 
     def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Its templates join arguments to text: they are handed over as JSON."""
@@ -55,16 +55,16 @@ def _shaped(message: Message) -> dict[str, Any]:
     return data
 
 
-def _call(block: Block) -> Written:
+def _call(block: CallBlock) -> ParsedCall:
     if not block.closed:
-        return broken(block.text, block.end, f"the call is not closed by {CLOSE}")
+        return malformed_call(block.text, block.end, f"the call is not closed by {CLOSE}")
     head, separator, rest = block.text.partition(SEPARATOR)
     if not separator:
-        return broken(block.text, block.end, f"the call has no {SEPARATOR}")
+        return malformed_call(block.text, block.end, f"the call has no {SEPARATOR}")
     if head.strip() != "function":
         return arguments_of(head.strip(), rest, block.text, block.end)
     name, _, body = rest.partition("\n")
     body = body.strip()
     if not (body.startswith("```json") and body.endswith("```") and len(body) >= 10):
-        return broken(block.text, block.end, "the arguments are not in a fence of ```json", name.strip())
+        return malformed_call(block.text, block.end, "the arguments are not in a fence of ```json", name.strip())
     return arguments_of(name.strip(), body[7:-3], block.text, block.end)

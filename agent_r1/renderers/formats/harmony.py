@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from agent_r1.core.messages import Message, ToolCall, to_openai
-from agent_r1.renderers.formats.tool_format import Format, Reading, Tools, Written, arguments_of
+from agent_r1.renderers.formats.tool_format import ParsedCall, ParsedOutput, ToolFormat, Tools, arguments_of
 
 START, MESSAGE, CHANNEL = "<|start|>assistant", "<|message|>", "<|channel|>"
 _ANALYSIS = re.compile(
@@ -17,7 +17,7 @@ _ANALYSIS = re.compile(
 _TO = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
-class Harmony(Format):
+class Harmony(ToolFormat):
     """The thought is what is said on the analysis channel. A call ends its action (``<|call|>``).
 
     Example: <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}
@@ -29,7 +29,7 @@ class Harmony(Format):
         found = _ANALYSIS.match(text)
         return (found[1], text[found.end() :]) if found else (None, text)
 
-    def read(self, said: str, tools: Tools) -> Reading:
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
         contents, calls = [], []
         for header, body, end in _segments(said):
             to = _TO.search(header)
@@ -37,7 +37,7 @@ class Harmony(Format):
                 calls.append(_call(to[1], body, end))
             elif "analysis" not in header:
                 contents.append(body)
-        return Reading("" if calls else "".join(contents), tuple(calls))
+        return ParsedOutput("" if calls else "".join(contents), tuple(calls))
 
     def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """A call that could not be read is shown as it was written: a tool's answer has to follow a call."""
@@ -57,7 +57,7 @@ def _segments(said: str) -> Iterator[tuple[str, str, int]]:
         end += len(START)
 
 
-def _call(name: str, body: str, end: int) -> Written:
+def _call(name: str, body: str, end: int) -> ParsedCall:
     return arguments_of(name, body, body, end)
 
 
@@ -65,15 +65,15 @@ def _shaped(message: Message) -> dict[str, Any]:
     data = to_openai(message)
     reasoning = data.pop("reasoning_content", None)
     if reasoning is not None:
-        data["thinking"] = _harmless(reasoning)
+        data["thinking"] = _escape_channel(reasoning)
     if message.role == "assistant":
-        data["content"] = _harmless(data["content"])
+        data["content"] = _escape_channel(data["content"])
     if any(call.arguments is None for call in message.calls):
         data |= {"content": "", "tool_calls": [_as_written(call) for call in message.calls]}
     return data
 
 
-def _harmless(text: str) -> str:
+def _escape_channel(text: str) -> str:
     """The template raises where the names of channels stand in a content or a thought."""
     return text.replace(CHANNEL, f"{CHANNEL[0]} {CHANNEL[1:]}")
 

@@ -7,22 +7,31 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from agent_r1.renderers.formats.tool_format import Format, Reading, Tools, Written, before, broken, call_of, read_json
+from agent_r1.renderers.formats.tool_format import (
+    ParsedCall,
+    ParsedOutput,
+    ToolFormat,
+    Tools,
+    before,
+    call_from_json,
+    malformed_call,
+    parse_json,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _OPEN, _CLOSE = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}")
 
 
-class Hermes(Format):
+class Hermes(ToolFormat):
     """Example: <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>"""
 
     name: ClassVar[str] = "hermes"
 
-    def read(self, said: str, tools: Tools) -> Reading:
-        return Reading(before(said, OPEN), tuple(_calls(said)))
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
+        return ParsedOutput(before(said, OPEN), tuple(_calls(said)))
 
 
-def _calls(said: str) -> Iterator[Written]:
+def _calls(said: str) -> Iterator[ParsedCall]:
     """The calls; an unclosed one reaches to the next, or to the end."""
     opened = _OPEN.search(said)
     while opened:
@@ -41,18 +50,18 @@ def _closed(said: str, start: int) -> int | None:
     return closed.end() if closed else None
 
 
-def _call(said: str, start: int, end: int | None) -> Written:
+def _call(said: str, start: int, end: int | None) -> ParsedCall:
     if end is None:
         inside, _, _ = said[start:].partition(OPEN)
         inside, mark, _ = inside.partition(CLOSE)
         end = start + len(inside + mark)
         if not mark:
-            return broken(inside, end, f"the call is not closed by {CLOSE}")
+            return malformed_call(inside, end, f"the call is not closed by {CLOSE}")
     raw = said[start:end].removesuffix(CLOSE)
     try:
-        return call_of(_with_arguments(read_json(raw)), raw, end)
+        return call_from_json(_with_arguments(parse_json(raw)), raw, end)
     except ValueError as error:
-        return broken(raw, end, f"the call is not valid JSON: {error}")
+        return malformed_call(raw, end, f"the call is not valid JSON: {error}")
 
 
 def _with_arguments(data: Any) -> Any:
@@ -61,6 +70,6 @@ def _with_arguments(data: Any) -> Any:
         return data
     arguments = data.get("arguments", {})
     try:
-        return data | {"arguments": read_json(arguments) if isinstance(arguments, str) else arguments}
+        return data | {"arguments": parse_json(arguments) if isinstance(arguments, str) else arguments}
     except ValueError:
         return data

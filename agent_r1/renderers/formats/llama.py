@@ -8,13 +8,21 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agent_r1.core.messages import Message, to_openai
-from agent_r1.renderers.formats.tool_format import Format, Reading, Tools, Written, broken, call_of, read_json
+from agent_r1.renderers.formats.tool_format import (
+    ParsedCall,
+    ParsedOutput,
+    ToolFormat,
+    Tools,
+    call_from_json,
+    malformed_call,
+    parse_json,
+)
 
 TAG = "<|python_tag|>"
 _LIKE_A_CALL = re.compile(r'\{\s*"(?:name|type)"')
 
 
-class Llama(Format):
+class Llama(ToolFormat):
     """What begins with a brace, or with the python tag, is calls; several stand one after the other, apart by ``;``.
     What is said after them is dropped.
 
@@ -26,12 +34,12 @@ class Llama(Format):
 
     name: ClassVar[str] = "llama3"
 
-    def read(self, said: str, tools: Tools) -> Reading:
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
         text = said.lstrip()
         tagged = text.startswith(TAG)
         start = len(said) - len(text) + tagged * len(TAG)
         calls = _calls(said, start, tagged, frozenset(tool.name for tool in tools)) if tools else ()
-        return Reading("" if calls else said, calls)
+        return ParsedOutput("" if calls else said, calls)
 
     def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Its templates refuse several calls in one message: those stay the text they are."""
@@ -46,21 +54,21 @@ def _shaped(message: Message) -> dict[str, Any]:
     return data
 
 
-def _calls(said: str, start: int, tagged: bool, known: frozenset[str]) -> tuple[Written, ...]:
-    calls: list[Written] = []
+def _calls(said: str, start: int, tagged: bool, known: frozenset[str]) -> tuple[ParsedCall, ...]:
+    calls: list[ParsedCall] = []
     while rest := said[start:].lstrip("; \n\t"):
         begin = len(said) - len(rest)
         must_be = tagged and not calls
         try:
             _, start = json.JSONDecoder().raw_decode(said, begin)
-            data = read_json(said[begin:start])
+            data = parse_json(said[begin:start])
         except (ValueError, RecursionError) as error:
             if must_be or _LIKE_A_CALL.match(rest):
-                calls.append(broken(rest, len(said), f"the call is not valid JSON: {error}"))
+                calls.append(malformed_call(rest, len(said), f"the call is not valid JSON: {error}"))
             break
         if not must_be and not _is_call(data, known):
             break
-        calls.append(call_of(data, said[begin:start], start, "parameters"))
+        calls.append(call_from_json(data, said[begin:start], start, "parameters"))
     return tuple(calls)
 
 

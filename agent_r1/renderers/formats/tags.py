@@ -17,13 +17,13 @@ from agent_r1.core.messages import Message, ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.config import FENCE, TagsConfig
 from agent_r1.renderers.formats.tool_format import (
-    Format,
-    Reading,
+    ParsedCall,
+    ParsedOutput,
+    ToolFormat,
     Tools,
-    Written,
     arguments_of,
-    broken,
-    read_json,
+    malformed_call,
+    parse_json,
     split_reasoning,
 )
 
@@ -88,7 +88,7 @@ def _find(said: str, marks: Marks, place: int) -> _Found | None:
     return _Found(opened.start(), inside, closed.end() if closed else None)
 
 
-class Tags(Format):
+class Tags(ToolFormat):
     """Each tool has a tag: its name, or what ``config.names`` says; ``python`` has a fence. An action ends with its
     first call or answer. The one text that a tool needs stands bare, anything else is a JSON object of arguments.
     """
@@ -110,26 +110,26 @@ class Tags(Format):
             do = "give each tool (tags.names), tags.observation and tags.answer a tag of its own"
             raise InvalidInput("tags", got=f"{twice} for two things", do=do)
 
-    def read(self, said: str, tools: Tools) -> Reading:
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
         thought = len(said) - len(split_reasoning(said)[1])
         found = [(call, tool) for tool in tools if (call := _find(said, self._marks(tool), thought))]
         first = min(found, key=lambda one: one[0].start, default=None)
         answer = _find(said, self._answer, thought)
         if answer is not None and answer.end is not None and (first is None or answer.start < first[0].start):
-            return Reading(said, end=answer.end)
+            return ParsedOutput(said, end=answer.end)
         if first is None:
-            return Reading(said)
+            return ParsedOutput(said)
         call, tool = first
-        return Reading(said[: call.start], (self._read(call, tool, len(said)),), call.end)
+        return ParsedOutput(said[: call.start], (self._read(call, tool, len(said)),), call.end)
 
     def stop_texts(self, tools: Tools) -> tuple[str, ...]:
         every = (self._answer, *map(self._marks, tools))
         return tuple(dict.fromkeys(stop for marks in every for stop in marks.stops))
 
-    def _read(self, call: _Found, tool: ToolSpec, length: int) -> Written:
+    def _read(self, call: _Found, tool: ToolSpec, length: int) -> ParsedCall:
         if call.end is None:
             error = f"the call is not closed by {self._marks(tool).closing.strip()}"
-            return broken(call.inside, length, error, tool.name)
+            return malformed_call(call.inside, length, error, tool.name)
         return _call(tool, call.inside, call.end)
 
     def _marks(self, tool: ToolSpec) -> Marks:
@@ -191,21 +191,21 @@ def _single(tool: ToolSpec) -> str | None:
 def _object(tool: ToolSpec, text: str) -> dict[str, Any] | None:
     """The JSON object that a text is; None where it is none, or has nothing to do with the tool's arguments."""
     try:
-        data = read_json(text)
+        data = parse_json(text)
     except ValueError:
         return None
     names = tool.parameters.get("properties", {}).keys()
     return data if isinstance(data, dict) and (not data or data.keys() & names) else None
 
 
-def _call(tool: ToolSpec, inside: str, end: int) -> Written:
+def _call(tool: ToolSpec, inside: str, end: int) -> ParsedCall:
     single, given = _single(tool), _object(tool, inside)
     if given is not None:
         if unknown := sorted(given.keys() - tool.parameters.get("properties", {}).keys()):
-            return broken(inside, end, f"{tool.name} takes no {unknown[0]!r}", tool.name)
-        return Written(tool.name, given, inside, end)
+            return malformed_call(inside, end, f"{tool.name} takes no {unknown[0]!r}", tool.name)
+        return ParsedCall(tool.name, given, inside, end)
     if single is None:
         return arguments_of(tool.name, inside, inside, end)
     if not inside.strip():
-        return broken(inside, end, f"nothing is given for {single}", tool.name)
-    return Written(tool.name, {single: inside}, inside, end)
+        return malformed_call(inside, end, f"nothing is given for {single}", tool.name)
+    return ParsedCall(tool.name, {single: inside}, inside, end)

@@ -21,12 +21,12 @@ Tools = tuple[ToolSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ParsedCall:
     """A call as it stands in a text. ``raw`` is what the policy wrote of it, ``end`` how many characters of the text
     there are up to its end. ``arguments`` is None, and ``error`` says why, where it could not be read.
 
     Example:
-        Written("add", {"a": 1}, '{"name": "add", "arguments": {"a": 1}}', end=61)
+        ParsedCall("add", {"a": 1}, '{"name": "add", "arguments": {"a": 1}}', end=61)
     """
 
     name: str
@@ -37,21 +37,21 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedOutput:
     """A text taken apart: what it says beside its calls, and the calls in their order.
 
     ``end`` says how many of its characters are the action, where that ends although no token of its own ends it there.
 
     Example:
-        Reading("I look.", (Written("search", {"query": "Alba"}, '{"name": ..}', end=70),))
+        ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
     """
 
     content: str
-    calls: tuple[Written, ...] = ()
+    calls: tuple[ParsedCall, ...] = ()
     end: int | None = None
 
 
-class Format(ABC):
+class ToolFormat(ABC):
     """One way of writing calls: reads them, and gives messages the shape that its templates take."""
 
     name: ClassVar[str]
@@ -59,7 +59,7 @@ class Format(ABC):
     """Texts that no argument of a call can hold: a template writes it as it is, and it would be read as another."""
 
     @abstractmethod
-    def read(self, said: str, tools: Tools) -> Reading:
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
         """The calls in what was said (a text without its thought). Never raises: what cannot be read has an error."""
 
     def divide(self, text: str, opened: bool = False) -> tuple[str | None, str]:
@@ -72,7 +72,7 @@ class Format(ABC):
         What a policy wrote never is such a call: it is malformed where it is read. Calls that come with a task may be.
         """
         for call in (call for message in messages for call in message.calls if self.marks and call.arguments):
-            if mark := imitated(call.arguments or {}, self.marks):
+            if mark := find_delimiter(call.arguments or {}, self.marks):
                 told = f"a call of {call.name!r} cannot be written as {self.name}: an argument holds {mark}"
                 raise UnsupportedChat(f"{told}, which ends it; take it out, or give another --tool_format")
 
@@ -108,11 +108,11 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
     return thought.strip("\n"), rest.lstrip("\n")
 
 
-def imitated(arguments: Mapping[str, Any], marks: Iterable[str]) -> str | None:
+def find_delimiter(arguments: Mapping[str, Any], marks: Iterable[str]) -> str | None:
     """The mark that arguments hold, as a template writes them: JSON that was read may have spelled it with escapes.
 
     Example:
-        >>> imitated({"words": ["a</parameter>"]}, ("</parameter>",))
+        >>> find_delimiter({"words": ["a</parameter>"]}, ("</parameter>",))
         '</parameter>'
     """
     text = json.dumps(dict(arguments), ensure_ascii=False, default=str)
@@ -120,11 +120,11 @@ def imitated(arguments: Mapping[str, Any], marks: Iterable[str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CallBlock:
     """The text between a call's marks, whether it was closed, and how many characters of the whole it ends after.
 
     Example:
-        Block('{"name": "add"', closed=False, end=25)
+        CallBlock('{"name": "add"', closed=False, end=25)
     """
 
     text: str
@@ -132,11 +132,11 @@ class Block:
     end: int
 
 
-def blocks(text: str, opening: str, closing: str) -> list[Block]:
+def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
     """Each call's text; an unclosed call reaches to the next one, or to the end.
 
     Example:
-        >>> [block.end for block in blocks("<a>{}</a> and <a>{", "<a>", "</a>")]
+        >>> [block.end for block in split_blocks("<a>{}</a> and <a>{", "<a>", "</a>")]
         [9, 18]
     """
     content, *pieces = text.split(opening)
@@ -144,7 +144,7 @@ def blocks(text: str, opening: str, closing: str) -> list[Block]:
     start = len(content)
     for piece in pieces:
         inside, mark, _ = piece.partition(closing)
-        found.append(Block(inside, bool(mark), start + len(opening + inside + mark)))
+        found.append(CallBlock(inside, bool(mark), start + len(opening + inside + mark)))
         start += len(opening + piece)
     return found
 
@@ -155,21 +155,21 @@ def before(text: str, opening: str) -> str:
     return content.removesuffix("\n") if mark else content
 
 
-def broken(raw: str, end: int, error: str, name: str = "") -> Written:
-    return Written(name, None, raw, end, error)
+def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
+    return ParsedCall(name, None, raw, end, error)
 
 
-DEEPEST = 100
+MAX_JSON_DEPTH = 100
 """Levels of lists and objects in a call; what renders, copies and stores it recurses into them."""
 
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """A bracket, or a string, whose brackets are none."""
 
 
-def read_json(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """A JSON value. Raises ValueError, with a reason, for what is none; NaN and infinities are none."""
-    if _depth(text) > DEEPEST:
-        raise ValueError(f"it is nested too deeply, more than {DEEPEST} levels")
+    if _depth(text) > MAX_JSON_DEPTH:
+        raise ValueError(f"it is nested too deeply, more than {MAX_JSON_DEPTH} levels")
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
 
 
@@ -189,23 +189,23 @@ def _finite(text: str) -> float:
     return value
 
 
-def call_of(data: object, raw: str, end: int, key: str = "arguments") -> Written:
+def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
     """The call that a JSON value stands for: an object with a "name" and an object of arguments under ``key``."""
     if not isinstance(data, dict):
-        return broken(raw, end, f"a call is a JSON object, got {type(data).__name__}")
+        return malformed_call(raw, end, f"a call is a JSON object, got {type(data).__name__}")
     name = data.get("name")
     if not isinstance(name, str) or not name:
-        return broken(raw, end, 'the call has no "name"')
+        return malformed_call(raw, end, 'the call has no "name"')
     arguments = data.get(key)
     if not isinstance(arguments, dict):
-        return broken(raw, end, f'the call has no "{key}" object', name)
-    return Written(name, arguments, raw, end)
+        return malformed_call(raw, end, f'the call has no "{key}" object', name)
+    return ParsedCall(name, arguments, raw, end)
 
 
-def arguments_of(name: str, text: str, raw: str, end: int) -> Written:
+def arguments_of(name: str, text: str, raw: str, end: int) -> ParsedCall:
     """The call of ``name`` whose arguments ``text`` gives as a JSON object."""
     try:
-        arguments = read_json(text)
+        arguments = parse_json(text)
     except ValueError as error:
-        return broken(raw, end, f"the arguments are not valid JSON: {error}", name)
-    return call_of({"name": name, "arguments": arguments}, raw, end)
+        return malformed_call(raw, end, f"the arguments are not valid JSON: {error}", name)
+    return call_from_json({"name": name, "arguments": arguments}, raw, end)

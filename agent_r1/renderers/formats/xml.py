@@ -12,18 +12,18 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-from agent_r1.renderers.formats.arguments import schema_of, typed
+from agent_r1.renderers.formats.arguments import argument_schema, convert_value
 from agent_r1.renderers.formats.hermes import CLOSE, OPEN
 from agent_r1.renderers.formats.tool_format import (
-    Block,
-    Format,
-    Reading,
+    CallBlock,
+    ParsedCall,
+    ParsedOutput,
+    ToolFormat,
     Tools,
-    Written,
     before,
-    blocks,
-    broken,
-    imitated,
+    find_delimiter,
+    malformed_call,
+    split_blocks,
 )
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>(.*)</function>\s*", re.DOTALL)
@@ -31,23 +31,23 @@ _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOT
 _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 
-class Qwen35(Format):
+class Qwen35(ToolFormat):
     """Example: <tool_call>\\n<function=add>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>"""
 
     name: ClassVar[str] = "qwen3.5"
     marks: ClassVar[tuple[str, ...]] = (OPEN, CLOSE, "</parameter>")
 
-    def read(self, said: str, tools: Tools) -> Reading:
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
         return _reading(said, tools, _function, self.marks)
 
 
-class Glm(Format):
+class Glm(ToolFormat):
     """Example: <tool_call>add\\n<arg_key>a</arg_key>\\n<arg_value>1</arg_value>\\n</tool_call>"""
 
     name: ClassVar[str] = "glm"
     marks: ClassVar[tuple[str, ...]] = (OPEN, CLOSE, "</arg_value>")
 
-    def read(self, said: str, tools: Tools) -> Reading:
+    def read(self, said: str, tools: Tools) -> ParsedOutput:
         return _reading(said, tools, _keyed, self.marks)
 
 
@@ -67,31 +67,31 @@ def _keyed(block: str) -> Parts | str:
     return name.strip(), mark + rest, _ARGUMENT
 
 
-def _reading(said: str, tools: Tools, divide: Callable[[str], Parts | str], marks: tuple[str, ...]) -> Reading:
-    calls = (_writable(_call(block, tools, divide), marks) for block in blocks(said, OPEN, CLOSE))
-    return Reading(before(said, OPEN), tuple(calls))
+def _reading(said: str, tools: Tools, divide: Callable[[str], Parts | str], marks: tuple[str, ...]) -> ParsedOutput:
+    calls = (_writable(_call(block, tools, divide), marks) for block in split_blocks(said, OPEN, CLOSE))
+    return ParsedOutput(before(said, OPEN), tuple(calls))
 
 
-def _writable(call: Written, marks: tuple[str, ...]) -> Written:
+def _writable(call: ParsedCall, marks: tuple[str, ...]) -> ParsedCall:
     """The call, malformed where no template could write it so that it is read as the same: that costs a turn, and
     refusing it later would cost the episode."""
-    if mark := imitated(call.arguments or {}, marks):
-        return broken(call.raw, call.end, f"an argument holds {mark}, which ends it", call.name)
+    if mark := find_delimiter(call.arguments or {}, marks):
+        return malformed_call(call.raw, call.end, f"an argument holds {mark}, which ends it", call.name)
     return call
 
 
-def _call(block: Block, tools: Tools, divide: Callable[[str], Parts | str]) -> Written:
+def _call(block: CallBlock, tools: Tools, divide: Callable[[str], Parts | str]) -> ParsedCall:
     if not block.closed:
-        return broken(block.text, block.end, f"the call is not closed by {CLOSE}")
+        return malformed_call(block.text, block.end, f"the call is not closed by {CLOSE}")
     parts = divide(block.text)
     if isinstance(parts, str):
-        return broken(block.text, block.end, parts)
+        return malformed_call(block.text, block.end, parts)
     name, text, pattern = parts
     given = pattern.findall(text)
     keys = [key for key, _ in given]
     if left := pattern.sub("", text).strip():
-        return broken(block.text, block.end, f"this is no argument: {left[:40]!r}", name)
+        return malformed_call(block.text, block.end, f"this is no argument: {left[:40]!r}", name)
     if twice := next((key for key in keys if keys.count(key) > 1), None):
-        return broken(block.text, block.end, f"argument {twice!r} is given twice", name)
-    arguments = {key: typed(value, schema_of(tools, name, key)) for key, value in given}
-    return Written(name, arguments, block.text, block.end)
+        return malformed_call(block.text, block.end, f"argument {twice!r} is given twice", name)
+    arguments = {key: convert_value(value, argument_schema(tools, name, key)) for key, value in given}
+    return ParsedCall(name, arguments, block.text, block.end)

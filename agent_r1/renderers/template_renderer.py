@@ -24,46 +24,23 @@ from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
-from agent_r1.renderers.formats.tool_format import THINK, Format, Reading
+from agent_r1.renderers.formats.tool_format import THINK, ParsedOutput, ToolFormat
+from agent_r1.renderers.protocol import RenderedPrompt
 from agent_r1.renderers.special_tokens import first_of, last_of, special_tokens
-from agent_r1.renderers.stop_strings import Tail
+from agent_r1.renderers.stop_strings import StopStringMatcher
 
 MARK = "AGENTR1MARK"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What the policy sees next: ``text`` is the whole render, ``ids`` the tokens to add (all, for a new branch).
-
-    Example:
-        Appended(text="...<|im_end|>\\n<|im_start|>user\\n...assistant\\n", ids=(198, 7, ...))
-    """
-
-    text: str
-    ids: tuple[int, ...]
-
-
-class Appended(View):
-    """The state goes on: ``ids`` follow the action's tokens."""
-
-    __slots__ = ()
-
-
-class Rewritten(View):
-    """The past was rendered differently: ``ids`` are a new state from its first token on."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Behaviour:
+class TemplateBehavior:
     """What a template does at a boundary, and why."""
 
     kind: Literal["append", "rewrite", "unsupported"]
     reason: str
 
 
-class Chat:
+class TemplateRenderer:
     """One tokenizer's template and a tool-call format over it.
 
     ``stop_ids`` are the tokens that end an action: what the template writes after an answer, and after a call (mostly
@@ -72,7 +49,7 @@ class Chat:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, format: Format | None = None, stop_token_ids: tuple[int, ...] = ()
+        self, tokenizer: PreTrainedTokenizerBase, format: ToolFormat | None = None, stop_token_ids: tuple[int, ...] = ()
     ) -> None:
         if not tokenizer.chat_template:
             raise UnsupportedChat(
@@ -85,15 +62,17 @@ class Chat:
         self._other_stop_ids = stop_token_ids
         self._around_results: tuple[str, ...] = ()
         asked = Message.user("question")
-        self._shows_tools = _PROBE_TOOL.name in self._render((asked,), (_PROBE_TOOL,), speak=True)
+        self._shows_tools = _PROBE_TOOL.name in self._render((asked,), (_PROBE_TOOL,), add_generation_prompt=True)
         self._ends = self._find_ends()
         # where nothing but an empty line parts messages, that is what follows an action
         self._breaks = (*self._ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
-        self._shows_reasoning = MARK in self.render((asked, Message.assistant("a", (), MARK)), (), speak=False)
-        self._opens_thought = self.render((asked,), (), speak=True).rstrip().endswith(THINK)
+        self._shows_reasoning = MARK in self.render_text(
+            (asked, Message.assistant("a", (), MARK)), (), add_generation_prompt=False
+        )
+        self._opens_thought = self.render_text((asked,), (), add_generation_prompt=True).rstrip().endswith(THINK)
         self._around_results = self._find_around_results()
         self._opened = lru_cache(maxsize=4096)(self._open)
-        self._tail = cache(lambda texts: Tail(texts, self._decode))
+        self._tail = cache(lambda texts: StopStringMatcher(texts, self._decode))
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -104,7 +83,7 @@ class Chat:
         return tuple(dict.fromkeys([*written, *(index for index in others if index is not None)]))
 
     @property
-    def end_id(self) -> int:
+    def end_token_id(self) -> int:
         """The token that ends a turn of the assistant, as the template writes it."""
         return self.stop_token_ids[0]
 
@@ -119,42 +98,42 @@ class Chat:
         _, said = self._divide(self._decode(ids), self._opens_thought)
         return self.format.ended(said, tools)
 
-    def open(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> View:
+    def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> RenderedPrompt:
         """The first state: the rendered messages up to where the assistant speaks."""
-        text = self.render(messages, tools, speak=True)
+        text = self.render_text(messages, tools, add_generation_prompt=True)
         return self._opened(text)
 
-    def _open(self, text: str) -> View:
-        return View(text, self.encode(text))
+    def _open(self, text: str) -> RenderedPrompt:
+        return RenderedPrompt(text, self.encode(text))
 
-    def extend(
+    def bridge_to_next_turn(
         self,
-        view: View,
-        said: tuple[Message, ...],
+        prompt: RenderedPrompt,
+        messages: tuple[Message, ...],
         action: Action,
         action_ids: tuple[int, ...],
-        observed: tuple[Message, ...],
-        tools: tuple[ToolSpec, ...],
-    ) -> Appended | Rewritten:
-        """The next state after ``action``, whose sampled tokens are ``action_ids``, and what was ``observed``.
+        observation: tuple[Message, ...],
+        tools: tuple[ToolSpec, ...] = (),
+    ) -> RenderedPrompt | None:
+        """Return the prompt that follows an action, or None if the template changes earlier text.
 
-        ``said`` is the conversation before the action and ``view`` its state. An action that was cut gets its end
-        token here, where it is not the policy's; one that ended with another token than the template writes there
-        is a past that the template words differently. The bridge begins after what the last token says beyond the end.
+        If the action was cut off, its end token is part of the returned tokens: the policy did not choose it. If it
+        ended with another token than the template writes there, the template words the past differently: None. The
+        bridge begins after the text that the last sampled token holds beyond the end of the action.
         """
-        before = (*said, action.message)
-        text = self.render((*before, *observed), tools, speak=True)
-        rest = text.removeprefix(view.text)
-        if len(rest) + len(view.text) != len(text):
-            return Rewritten(text, self.encode(text))
+        before = (*messages, action.message)
+        text = self.render_text((*before, *observation), tools, add_generation_prompt=True)
+        rest = text.removeprefix(prompt.text)
+        if len(rest) + len(prompt.text) != len(text):
+            return None
         own = self._standing(action.text, action_ids, rest, tools)
-        own = self._rendered_action(rest, view, before, tools) if own is None else own
+        own = self._rendered_action(rest, prompt, before, tools) if own is None else own
         bridge = "" if own is None else rest[len(own) :]
         sampled_end = self._decode(action_ids[len(self._spoken(action_ids)) :])
         if not bridge.startswith(sampled_end or self._breaks):
-            return Rewritten(text, self.encode(text))
+            return None
         beyond = action.text.removeprefix(own or "")
-        return Appended(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
+        return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
 
     def _standing(self, text: str, ids: tuple[int, ...], rest: str, tools: tuple[ToolSpec, ...]) -> str | None:
         """The action as it was said, where the template words it so: whole, or up to where the format ends it."""
@@ -168,17 +147,17 @@ class Chat:
         return rest.startswith(said) and rest.startswith(self._breaks, len(said))
 
     def _rendered_action(
-        self, rest: str, view: View, before: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+        self, rest: str, prompt: RenderedPrompt, before: tuple[Message, ...], tools: tuple[ToolSpec, ...]
     ) -> str | None:
         """The template's own wording of an action that the policy worded differently.
 
         None where the wording depends on what follows, so that keeping the tokens would not be the same state.
         """
-        alone = self.render(before, tools, speak=False)
-        said = alone.removeprefix(view.text)
+        alone = self.render_text(before, tools, add_generation_prompt=False)
+        said = alone.removeprefix(prompt.text)
         places = [place for end in self._ends if (place := said.find(end)) >= 0]
         wording = said[: min(places, default=len(said))]
-        return wording if alone.startswith(view.text) and self._stands(wording, rest) else None
+        return wording if alone.startswith(prompt.text) and self._stands(wording, rest) else None
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
         """What the tokens say. The end token is not part of the text.
@@ -209,7 +188,7 @@ class Chat:
         skipped, reading = self._reading(action_ids, tools)
         return self._places(action_ids, [skipped + call.end for call in reading.calls])
 
-    def length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
+    def action_length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
         """How many of the sampled tokens are the action: all, but where a format ends it without a token.
 
         Tokens past that were sampled for nothing; leaving them out leaves the others' probabilities as they are.
@@ -225,12 +204,12 @@ class Chat:
         skipped, reading = self._reading(action_ids, tools)
         return None if reading.end is None else skipped + reading.end
 
-    def speech(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:
+    def spoken_text(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:
         """What an action says beside its thought and its calls, also where the template can render no thoughts."""
         _, said = self.format.divide(action.text, self._opens_thought)
         return self.format.read(said, tools).content.strip()
 
-    def _reading(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> tuple[int, Reading]:
+    def _reading(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> tuple[int, ParsedOutput]:
         """How many characters of the action's text its thought has, and the reading of the rest."""
         text = self._decode(self._spoken(action_ids))
         _, said = self._divide(text, self._opens_thought)
@@ -262,29 +241,33 @@ class Chat:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
-    def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
+    def render_text(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, add_generation_prompt: bool
+    ) -> str:
         """The template's text; ``speak`` adds the header after which the assistant speaks."""
         instruction = self.format.instruction(tools) if tools and not self._shows_tools else None
         if instruction is None:
-            return self._render(messages, tools, speak=speak)
+            return self._render(messages, tools, add_generation_prompt=add_generation_prompt)
         opening = [message.text for message in messages[:1] if message.role == "system"]
         system = Message.system("\n\n".join([*opening, instruction]))
-        return self._render((system, *messages[len(opening) :]), tools, speak=speak)
+        return self._render((system, *messages[len(opening) :]), tools, add_generation_prompt=add_generation_prompt)
 
-    def _render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
+    def _render(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, add_generation_prompt: bool
+    ) -> str:
         self.format.refuse_unreadable(messages)
         try:
             text = self.tokenizer.apply_chat_template(
-                self.format.shaped([self._harmless(message) for message in messages], tools),
+                self.format.shaped([self._escape_special_tokens(message) for message in messages], tools),
                 tools=[tool.to_openai() for tool in tools] or None,
-                add_generation_prompt=speak,
+                add_generation_prompt=add_generation_prompt,
                 tokenize=False,
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise UnsupportedChat(f"the chat template cannot render this conversation: {error}") from error
         return str(text)
 
-    def _harmless(self, message: Message) -> Message:
+    def _escape_special_tokens(self, message: Message) -> Message:
         """The message, without control tokens in what users and tools say: a page must not be able to end its turn,
         nor its result.
 
@@ -301,9 +284,9 @@ class Chat:
     def _find_ends(self) -> tuple[str, ...]:
         """The special tokens that the template writes right after an answer, and after a call where that differs."""
         asked, answer = Message.user("question"), Message.assistant(MARK)
-        alone = self._after_mark((asked, answer), (), speak=False)
+        alone = self._after_mark((asked, answer), (), add_generation_prompt=False)
         end = last_of(alone, self._special) or first_of(
-            self._after_mark((asked, answer, asked), (), speak=True), self._special
+            self._after_mark((asked, answer, asked), (), add_generation_prompt=True), self._special
         )
         if end is None:
             raise UnsupportedChat(
@@ -316,10 +299,12 @@ class Chat:
         """The special token that follows a call, None where calls cannot be rendered."""
         said = (Message.user("question"), _calling(MARK))
         try:
-            alone = self._after_mark(said, (_PROBE_TOOL,), speak=False)
+            alone = self._after_mark(said, (_PROBE_TOOL,), add_generation_prompt=False)
             if end := last_of(alone, self._special):
                 return end
-            followed = self._after_mark((*said, Message.tool("A page.", "call_0_0")), (_PROBE_TOOL,), speak=True)
+            followed = self._after_mark(
+                (*said, Message.tool("A page.", "call_0_0")), (_PROBE_TOOL,), add_generation_prompt=True
+            )
         except UnsupportedChat:
             return None
         return first_of(followed.removeprefix(alone.rstrip()), self._special)
@@ -328,46 +313,52 @@ class Chat:
         """The tags, no special tokens, between which the template shows what a tool gave."""
         said = (Message.user("question"), _calling("there"), Message.tool(MARK, "call_0_0"))
         try:
-            found = re.search(rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)", self.render(said, (_PROBE_TOOL,), speak=False))
+            found = re.search(
+                rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)",
+                self.render_text(said, (_PROBE_TOOL,), add_generation_prompt=False),
+            )
         except UnsupportedChat:
             return ()
         return found.groups() if found else ()
 
-    def _after_mark(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, speak: bool) -> str:
-        return self.render(messages, tools, speak=speak).rpartition(MARK)[2]
+    def _after_mark(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, add_generation_prompt: bool
+    ) -> str:
+        return self.render_text(messages, tools, add_generation_prompt=add_generation_prompt).rpartition(MARK)[2]
 
-    def behaviour(self, boundary: Literal["tool", "user"], *, thinking: bool) -> Behaviour:
+    def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
         """What the template does where a tool's result, or a user's message, follows an action."""
         try:
             return self._probe(boundary, thinking)
         except UnsupportedChat as error:
-            return Behaviour("unsupported", str(error))
+            return TemplateBehavior("unsupported", str(error))
 
-    def _probe(self, boundary: Literal["tool", "user"], thinking: bool) -> Behaviour:
+    def _probe(self, boundary: Literal["tool", "user"], thinking: bool) -> TemplateBehavior:
         tools = (_PROBE_TOOL,) if boundary == "tool" else ()
         said = (Message.user("What is there?"),)
-        view = self.open(said, tools)
-        if tools and _PROBE_TOOL.name not in view.text:
-            return Behaviour("unsupported", "the chat template does not show tools to the model")
+        prompt = self.render(said, tools)
+        if tools and _PROBE_TOOL.name not in prompt.text:
+            return TemplateBehavior("unsupported", "the chat template does not show tools to the model")
         message = self._probe_message(boundary, thinking)
         observed = (Message.tool("A page.", "call_0_0") if tools else Message.user("And then?"),)
-        grown = self.render((*said, message, *observed), tools, speak=True)
-        ids = self._read_back(grown, view, message, tools)
-        if ids is not None and grown.startswith(view.text):
-            following = self.extend(view, said, self.parse(ids, 0, tools), ids, observed, tools)
-            if isinstance(following, Appended):
-                return Behaviour("append", "the next render starts with this one")
-        alone = self.render((*said, message), tools, speak=False)
-        if ids is not None or self._read_back(alone, view, message, tools) is not None:
-            return Behaviour("rewrite", "the next render changes what was said; the turn starts a new branch")
-        return Behaviour("unsupported", f"what the template writes cannot be read back as {self.format.name} calls")
+        grown = self.render_text((*said, message, *observed), tools, add_generation_prompt=True)
+        ids = self._read_back(grown, prompt, message, tools)
+        if ids is not None and grown.startswith(prompt.text):
+            if self.bridge_to_next_turn(prompt, said, self.parse(ids, 0, tools), ids, observed, tools) is not None:
+                return TemplateBehavior("append", "the next render starts with this one")
+        alone = self.render_text((*said, message), tools, add_generation_prompt=False)
+        if ids is not None or self._read_back(alone, prompt, message, tools) is not None:
+            return TemplateBehavior("rewrite", "the next render changes what was said; the turn starts a new branch")
+        return TemplateBehavior(
+            "unsupported", f"what the template writes cannot be read back as {self.format.name} calls"
+        )
 
     def _read_back(
-        self, text: str, view: View, message: Message, tools: tuple[ToolSpec, ...]
+        self, text: str, prompt: RenderedPrompt, message: Message, tools: tuple[ToolSpec, ...]
     ) -> tuple[int, ...] | None:
         """The tokens of the action as the template words it; None where reading them does not give ``message``."""
-        grown = text.startswith(view.text)
-        opening = view.text if grown else view.text.rstrip("\n").removesuffix(THINK)
+        grown = text.startswith(prompt.text)
+        opening = prompt.text if grown else prompt.text.rstrip("\n").removesuffix(THINK)
         if not text.startswith(opening):
             return None
         rest = text.removeprefix(opening)
