@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Capabilities, Completion, FinishReason, PolicyVersionSpan, Prompt, SamplingParams
-from agent_r1.core.threads import Worker, settle
+from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, Slot, round_up
 from agent_r1.inference.model_runner import Decoder, Piece, checked_bytes_per_token
@@ -98,7 +98,7 @@ class TorchEngine:
         self._running: dict[Slot, _Request] = {}
         self._released: list[str] = []
         self._incoming: list[tuple[WeightUpdate, asyncio.Future[None]]] = []
-        self._worker = Worker("engine")
+        self._worker = WorkerThread("engine", lambda: EngineError("the engine's thread has ended"))
         self._driver: asyncio.Task[None] | None = None
         self._anonymous = 0
         self._closed = False

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import TypeVar
 from weakref import WeakKeyDictionary
+
+from agent_r1.core.threads import DaemonThreads, run_in_thread
 
 T = TypeVar("T")
 
@@ -35,30 +34,30 @@ GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReturnValue:
     """The function came back with this value."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class CallFailure:
     """The function raised; ``reason`` is one line, such as ``ValueError: no such page``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOut:
+class CallTimeout:
     """The function did not come back within ``seconds``."""
 
     seconds: float
 
 
-Outcome = Returned | Raised | TimedOut
+CallOutcome = ReturnValue | CallFailure | CallTimeout
 
 
-async def run(work: Callable[[], object], timeout: float) -> Outcome:
+async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
     """Run ``work`` within ``timeout`` seconds; what goes wrong is a value. Only cancellation passes through.
 
     The time starts when the work does. An async function that blocks the event loop cannot be timed out.
@@ -69,11 +68,11 @@ async def run(work: Callable[[], object], timeout: float) -> Outcome:
         return await _within(_in_thread(work), timeout)
 
 
-async def _within(outcome: Awaitable[Outcome], timeout: float) -> Outcome:
+async def _within(outcome: Awaitable[CallOutcome], timeout: float) -> CallOutcome:
     scope = asyncio.timeout(timeout)
     try:
         async with scope:
-            return await severed(outcome)
+            return await run_detached(outcome)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -82,10 +81,10 @@ async def _within(outcome: Awaitable[Outcome], timeout: float) -> Outcome:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        return TimedOut(timeout) if scope.expired() else _raised(error)
+        return CallTimeout(timeout) if scope.expired() else _raised(error)
 
 
-async def severed(work: Awaitable[T]) -> T:
+async def run_detached(work: Awaitable[T]) -> T:
     """What ``work`` gives, in a task of its own, so that a cancellation of ours is never swallowed by it.
 
     asyncio cancels once, and a bare ``except:`` in a retry loop takes that for one more failure. Such work is left
@@ -120,69 +119,32 @@ async def _kept(work: Awaitable[T]) -> T | _Failure:
         return _Failure(error)
 
 
-async def _awaited(work: Callable[[], object]) -> Outcome:
+async def _awaited(work: Callable[[], object]) -> CallOutcome:
     value = work()
-    return Returned(await value if inspect.isawaitable(value) else value)
+    return ReturnValue(await value if inspect.isawaitable(value) else value)
 
 
-async def _in_thread(work: Callable[[], object]) -> Outcome:
+async def _in_thread(work: Callable[[], object]) -> CallOutcome:
     """Run ``work`` in a thread. A sync function may also return an awaitable, which is awaited here."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Outcome] = loop.create_future()
-
-    def job() -> None:
-        outcome = _caught(work)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, future, outcome)
-
-    _threads.submit(job)
-    outcome = await future
-    if isinstance(outcome, Returned) and inspect.isawaitable(outcome.value):
-        return Returned(await outcome.value)
+    outcome = await run_in_thread(_caught, work, pool=_threads)
+    if isinstance(outcome, ReturnValue) and inspect.isawaitable(outcome.value):
+        return ReturnValue(await outcome.value)
     return outcome
 
 
-def _caught(work: Callable[[], object]) -> Outcome:
+def _caught(work: Callable[[], object]) -> CallOutcome:
     try:
-        return Returned(work())
+        return ReturnValue(work())
     except BaseException as error:  # in a thread of ours, sys.exit() is a tool's failure like any other
         return _raised(error)
 
 
-def _raised(error: BaseException) -> Raised:
+def _raised(error: BaseException) -> CallFailure:
     _log.debug("a tool or reward raised", exc_info=error)
-    return Raised(" ".join(traceback.format_exception_only(error)[-1].split()))
+    return CallFailure(" ".join(traceback.format_exception_only(error)[-1].split()))
 
 
-def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
-    if not future.done():
-        future.set_result(outcome)
-
-
-class _DaemonThreads:
-    """Threads that are reused, and added where none is idle."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._idle = 0
-
-    def submit(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            if self._idle:
-                self._idle -= 1
-            else:
-                threading.Thread(target=self._work, name="agent-r1-tool", daemon=True).start()
-        self._jobs.put(job)
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
-            with self._lock:
-                self._idle += 1
-
-
-_threads = _DaemonThreads()
+_threads = DaemonThreads("agent-r1-tool")
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 

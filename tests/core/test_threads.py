@@ -11,11 +11,11 @@ import weakref
 import pytest
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.threads import Worker
+from agent_r1.core.threads import WorkerThread
 
 
 def test_jobs_are_done_in_order_in_one_other_thread() -> None:
-    worker, seen = Worker("test"), list[int]()
+    worker, seen = WorkerThread("test"), list[int]()
 
     async def give() -> list[int]:
         return await asyncio.gather(
@@ -27,7 +27,7 @@ def test_jobs_are_done_in_order_in_one_other_thread() -> None:
 
 
 def test_what_a_job_raises_is_told_and_the_next_one_is_done() -> None:
-    worker = Worker("test")
+    worker = WorkerThread("test")
 
     async def give() -> int:
         with pytest.raises(ZeroDivisionError):
@@ -39,7 +39,7 @@ def test_what_a_job_raises_is_told_and_the_next_one_is_done() -> None:
 
 def test_a_thread_that_dies_is_told_to_who_waits_and_to_who_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # it is meant to die
-    worker = Worker("test")
+    worker = WorkerThread("test", lambda: EngineError("the thread is gone"))
 
     def die() -> None:
         time.sleep(0.05)  # the others are waiting by then
@@ -59,7 +59,7 @@ def test_the_thread_ends_with_its_worker_and_keeps_nothing_alive() -> None:
     class Heavy:
         pass
 
-    heavy, worker = Heavy(), Worker("ends with its worker")
+    heavy, worker = Heavy(), WorkerThread("ends with its worker")
     held = weakref.ref(heavy)
     asyncio.run(worker.run(lambda heavy: None, heavy))
     del heavy

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from agent_r1.core.events import CheckpointSaved, Recorder
+from agent_r1.core.threads import run_in_thread
 from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
-from agent_r1.training.threads import in_thread
 
 
-class Saver:
+class AsyncCheckpointWriter:
     """Gives snapshots to ``write`` in a thread, and writes down which are on the disk.
 
     A save that failed, for whatever reason, is not tried again; the run learns of it from ``settled``, before its next
@@ -34,7 +34,7 @@ class Saver:
 
     async def _save(self, snapshot: Snapshot) -> CheckpointError | None:
         try:
-            await in_thread(self._write, snapshot)
+            await run_in_thread(self._write, snapshot)
         except CheckpointError as error:
             return error
         except Exception as error:  # whatever it is, the run that waits for it ends in one line

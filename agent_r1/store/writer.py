@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
-import queue
 import sqlite3
-import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,37 +14,38 @@ from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import Event
-from agent_r1.store.rows import inserts
+from agent_r1.core.threads import WorkerThread
+from agent_r1.store.rows import insert_statements
 from agent_r1.store.schema import check_schema, close_writer, open_writer, run_name
-from agent_r1.store.segment import newest_lineage, open_lineage
+from agent_r1.store.segment import latest_segment, open_segment
 
 LOCKS = Path("/proc/locks")
 """The locks that are held, a line each: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
 
 
-class LedgerError(AgentR1Error):
+class RunWriteError(AgentR1Error):
     """Events could not be written: they contradict the ledger, or the disk failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submission:
-    """The events of one ``record`` call, and the promise to its caller."""
+    """The events of one ``record`` call, and the error if they were refused."""
 
     events: tuple[Event, ...]
-    durable: asyncio.Future[None]
+    error: RunWriteError | None = None
 
 
-class Ledger:
+class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` over ``run.db``.
 
     Recording is a group commit: whatever waits while a transaction is being synced becomes the next
     transaction, so that many episodes share one fsync. An attempt is dispatched before anything else is
     said of it, finishes at most once and meets at most one fate; events that contradict this raise
-    LedgerError to their caller alone. After a failed commit the ledger refuses everything: what the disk
+    RunWriteError to their caller alone. After a failed commit the ledger refuses everything: what the disk
     then holds is only what was acknowledged before.
 
     ``run`` is the run's name, by which its attempts are called, wherever its folder lies by now. What is recorded
-    belongs to the newest lineage. One process at a time writes a run: InvalidInput to others, and
+    belongs to the newest segment. One process at a time writes a run: InvalidInput to others, and
     where ``path`` is of another schema.
     """
 
@@ -58,53 +57,45 @@ class Ledger:
             os.close(self._lock)
             raise
         self.run = run_name(self._connection)
-        self._lineage = newest_lineage(self._connection)
-        self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
-        self._failure: LedgerError | None = None
-        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
-        self._thread.start()
+        self._lineage = latest_segment(self._connection)
+        self._waiting: deque[Submission] = deque()
+        self._failure: RunWriteError | None = None
+        self._worker = WorkerThread("run writer", lambda: RunWriteError("the run was closed; nothing more can be written"))
 
-    def open_lineage(self, step: int, config: Mapping[str, Any]) -> None:
-        """Go on from the checkpoint of ``step`` in a new lineage, under ``config``, before anything is recorded.
+    def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
+        """Go on from the checkpoint of ``step`` in a new segment, under ``config``, before anything is recorded.
 
-        What the checkpoint does not know of is superseded, as :func:`agent_r1.store.segment.open_lineage` says.
-        Raises InvalidInput where the run never came to ``step``, LedgerError where the disk fails.
+        What the checkpoint does not know of is superseded, as :func:`agent_r1.store.segment.open_segment` says.
+        Raises InvalidInput where the run never came to ``step``, RunWriteError where the disk fails.
         """
         try:
-            self._lineage = open_lineage(self._connection, step, config)  # the thread waits for its first event
+            self._lineage = open_segment(self._connection, step, config)  # the thread waits for its first event
         except sqlite3.Error as error:
-            raise LedgerError(f"no lineage could be opened: {error}") from error
+            raise RunWriteError(f"no segment could be opened: {error}") from error
 
     async def record(self, *events: Event) -> None:
-        """Write events down, in order, all or none; returns when they are on the disk. Raises LedgerError."""
-        if not self._thread.is_alive():
-            raise LedgerError("the run was closed; nothing more can be written")
-        durable = asyncio.get_running_loop().create_future()
-        self._waiting.put(Submission(events, durable))
-        await durable
+        """Write events down, in order, all or none; returns when they are on the disk. Raises RunWriteError."""
+        submission = Submission(events)
+        self._waiting.append(submission)
+        await self._worker.run(self._commit_waiting)
+        if submission.error is not None:
+            raise submission.error
 
     def close(self) -> None:
         """Write what still waits, then release the file."""
-        self._waiting.put(None)
-        self._thread.join()
+        self._worker.close(wait=True)
         close_writer(self._connection)
         os.close(self._lock)
 
-    def _write(self) -> None:
-        open_for_more = True
-        while open_for_more:
-            batch = [self._waiting.get()]
-            while not self._waiting.empty():
-                batch.append(self._waiting.get())
-            open_for_more = None not in batch
-            submissions = [submission for submission in batch if submission is not None]
-            answers = list(zip(submissions, self._commit(submissions), strict=True))
-            # One wake-up per loop, not per caller: hundreds of callers would fight this thread for the interpreter.
-            for loop in {submission.durable.get_loop() for submission in submissions}:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(_answer, [a for a in answers if a[0].durable.get_loop() is loop])
+    def _commit_waiting(self) -> None:
+        """Commit all events that wait in one transaction: none if an earlier job took this caller's along."""
+        batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if not batch:
+            return
+        for submission, error in zip(batch, self._commit(batch), strict=True):
+            submission.error = error
 
-    def _commit(self, batch: Sequence[Submission]) -> list[LedgerError | None]:
+    def _commit(self, batch: Sequence[Submission]) -> list[RunWriteError | None]:
         if self._failure is None:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -112,22 +103,22 @@ class Ledger:
                 self._connection.execute("COMMIT")
                 return errors
             except Exception as error:  # an exception lost in this thread would leave every caller waiting
-                self._failure = LedgerError(f"the run can no longer be written: {error}")
+                self._failure = RunWriteError(f"the run can no longer be written: {error}")
                 self._connection.close()
         return [self._failure] * len(batch)
 
-    def _apply(self, events: Sequence[Event]) -> LedgerError | None:
+    def _apply(self, events: Sequence[Event]) -> RunWriteError | None:
         try:
-            rows = [insert for event in events for insert in inserts(event, self._lineage)]
+            rows = [insert for event in events for insert in insert_statements(event, self._lineage)]
         except Exception as error:  # one event that cannot be encoded must not fail its neighbours
-            return LedgerError(f"an event cannot be encoded: {error!r}")
+            return RunWriteError(f"an event cannot be encoded: {error!r}")
         self._connection.execute("SAVEPOINT submission")
         refused = None
         for insert in rows:
             try:
                 self._connection.executemany(insert.sql, insert.rows)
             except sqlite3.IntegrityError as error:
-                refused = LedgerError(f"{insert.table} of {insert.rows[0][0]}: {error}")
+                refused = RunWriteError(f"{insert.table} of {insert.rows[0][0]}: {error}")
                 self._connection.execute("ROLLBACK TO submission")
                 break
         self._connection.execute("RELEASE submission")
@@ -166,13 +157,3 @@ def _opened(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _answer(answers: Sequence[tuple[Submission, LedgerError | None]]) -> None:
-    for submission, error in answers:
-        if submission.durable.done():  # the caller was cancelled; its events are written all the same
-            continue
-        if error is None:
-            submission.durable.set_result(None)
-        else:
-            submission.durable.set_exception(error)
