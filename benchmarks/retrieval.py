@@ -31,7 +31,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from agent_r1.model.load import quiet
 from agent_r1.retrieval.client import RemoteRetriever
 from agent_r1.retrieval.config import SearchConfig
-from agent_r1.retrieval.opening import search_of
+from agent_r1.retrieval.open import open_search
 from agent_r1.retrieval.passages import Passage, read_corpus
 from agent_r1.retrieval.retriever import Retriever
 from agent_r1.tasksets.multihop import recall
@@ -49,7 +49,7 @@ SINGLE = 50
 
 def bag_of_words(folder: Path, passages: Sequence[Passage]) -> Path:
     """Write an encoder that knows the words of ``passages`` into ``folder``. Equal passages give equal encoders."""
-    texts = [set(re.findall(r"\w+|[^\w\s]+", passage.searched.lower())) for passage in passages]
+    texts = [set(re.findall(r"\w+|[^\w\s]+", passage.indexed_text.lower())) for passage in passages]
     having = Counter(word for text in texts for word in text)
     words = ["[PAD]", "[UNK]", *sorted(having)]
     model = BertModel(_config(len(words)), add_pooling_layer=False)
@@ -115,9 +115,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Mapping[str, Mapping
     queries = [question.text for question in read_questions(arguments.queries)]
     rows: dict[str, Mapping[str, float]] = {}
     for method in ("bm25", "dense"):
-        found = search_of(_search(method, arguments.passages, folder))
+        found = open_search(_search(method, arguments.passages, folder))
         config = _search(method, arguments.corpus, folder)
-        here = search_of(config)
+        here = open_search(config)
         with served(_options(config)) as there:
             rows[method] = {
                 "recall@5": recall(questions, found),

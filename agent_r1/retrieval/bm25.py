@@ -1,4 +1,4 @@
-"""BM25: passages that share words with the query, rare words first."""
+"""BM25 search (sparse retrieval by shared words)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from agent_r1.retrieval.retriever import TOP_K, Found
 class BM25Index:
     """BM25 (Lucene's variant, k1 1.5, b 0.75, English stop words, no stemming) over titles and texts.
 
-    Built once; searching changes nothing. Raises InvalidInput where the passages hold no word to search for.
+    Immutable once built. Raises InvalidInput if no passage contains an indexable word.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = tuple(passages)
-        words = bm25s.tokenize([passage.searched for passage in self.passages], show_progress=False)
+        words = bm25s.tokenize([passage.indexed_text for passage in self.passages], show_progress=False)
         if not words.vocab:
-            raise InvalidInput("corpus", got="passages without a word", do="give passages of text")
+            raise InvalidInput("corpus", got="passages without any word", do="give passages with text")
         self._index = bm25s.BM25()
         self._index.index(words, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """The best passages for each query, best first; at most ``k``, and none that shares no word with the query.
+        """Return at most ``k`` passages for each query, best first, without passages that share no word with it.
 
         Passages of equal score come in the order of the corpus.
         """
@@ -37,7 +37,7 @@ class BM25Index:
     def _best(self, words: list[str], k: int) -> list[int]:
         scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
         k = min(k, len(scores))
-        # All that tie with the k-th are sorted too: a partition alone would choose among equals arbitrarily.
+        # Sort everything that ties with the k-th: a partition alone would choose among equal scores arbitrarily.
         threshold = np.partition(scores, -k)[-k]
         found = np.flatnonzero((scores >= threshold) & (scores > 0))
         return found[np.argsort(-scores[found], kind="stable")][:k].tolist()

@@ -1,4 +1,4 @@
-"""Vectors on the disk, by what they were made from: made once, checked whenever they are used again."""
+"""A cache of vectors on disk, keyed by a hash of their inputs and verified at each use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """All that decides what vectors are: another origin is another folder.
+    """The inputs that determine a set of vectors; each origin has its own folder.
 
     Example:
         Origin(passages="9f2c..", encoder="77a0..", passage_prefix="", factory="")
@@ -32,35 +32,35 @@ class Origin:
 
     @property
     def key(self) -> str:
-        """A name for a folder."""
+        """The name of the folder."""
         return hashlib.sha256(json.dumps([FORMAT, asdict(self)]).encode()).hexdigest()[:32]
 
 
-def made_once(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """The folder of what ``make`` writes for ``origin``; it is called where there is none yet, or one that is damaged.
+def build_once(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
+    """Return the folder for ``origin``; call ``make`` to fill it if it is missing or damaged.
 
-    ``make`` fills a temporary folder, which gets its name when it is complete and on the disk. Raises InvalidInput
-    where the cache cannot be written.
+    ``make`` fills a temporary folder, which is renamed once it is complete and on disk. Raises InvalidInput if the
+    cache cannot be written.
     """
     folder = cache.expanduser() / origin.key
-    if is_sound(folder, origin):
+    if is_valid(folder, origin):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{origin.key}-", dir=folder.parent))
     except OSError as error:
-        raise InvalidInput("cache", got=f"{cache}: {error.strerror}", do="name a folder to write to") from error
+        raise InvalidInput("cache", got=f"{cache}: {error.strerror}", do="name a writable folder") from error
     try:
         make(temporary)
         _write_manifest(temporary, origin)
-        _take_place(temporary, folder, origin)
+        _move_into_place(temporary, folder, origin)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def is_sound(folder: Path, origin: Origin) -> bool:
-    """Whether the folder holds, bit for bit, what was made for this origin."""
+def is_valid(folder: Path, origin: Origin) -> bool:
+    """Return whether the folder holds the files that were made for this origin, bit for bit."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         return manifest == {"format": FORMAT, "origin": asdict(origin), "files": _files(folder)}
@@ -68,14 +68,14 @@ def is_sound(folder: Path, origin: Origin) -> bool:
         return False
 
 
-def _take_place(temporary: Path, folder: Path, origin: Origin) -> None:
-    """Where another process was faster, and its work is sound, that is kept."""
-    if folder.exists() and not is_sound(folder, origin):
+def _move_into_place(temporary: Path, folder: Path, origin: Origin) -> None:
+    """Rename the folder; if another process was faster and its files are valid, keep those."""
+    if folder.exists() and not is_valid(folder, origin):
         shutil.rmtree(folder)
     try:
         os.rename(temporary, folder)
     except OSError:
-        if not is_sound(folder, origin):
+        if not is_valid(folder, origin):
             raise
 
 
@@ -88,10 +88,10 @@ def _write_manifest(folder: Path, origin: Origin) -> None:
 
 
 def _files(folder: Path) -> Mapping[str, str]:
-    """sha256 of each file but the manifest."""
-    digests = {}
+    """Return the sha256 of each file except the manifest."""
+    checksums = {}
     for path in sorted(folder.iterdir()):
         if path.name != MANIFEST:
             with path.open("rb") as file:
-                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+                checksums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return checksums

@@ -36,7 +36,8 @@ class SearchConfig(BaseModel):
     """A sentence encoder, by its name on the Hugging Face hub or its folder; empty: BM25."""
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
-    """How token vectors become one vector: mean, or cls (the first); auto: as the encoder's folder says, else the mean."""
+    """How token vectors become one vector: mean, or cls (the first); auto: as the encoder's folder says, else the
+    mean."""
 
     query_prefix: str = ""
     """Text put before every query, for encoders trained with an instruction."""
@@ -73,7 +74,8 @@ class RetrieverConfig(SearchConfig):
     """Port to listen on; 0: any free port."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that requests may name; empty: loopback names if the server listens on a loopback address, else any."""
+    """Host names that requests may name; empty: loopback names if the server listens on a loopback address, else
+    any."""
 
     threads: int = Field(default=1, ge=1)
     """Threads of torch; more help only if as many cores are idle."""

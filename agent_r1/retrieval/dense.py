@@ -1,4 +1,4 @@
-"""Dense search: passages and queries as vectors of a sentence encoder, the largest inner product first."""
+"""Dense search: passages and queries as vectors of a sentence encoder, ranked by inner product."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 
 from agent_r1.model.encoder import SentenceEncoder, load_encoder
-from agent_r1.retrieval.cache import Origin, made_once
+from agent_r1.retrieval.cache import Origin, build_once
 from agent_r1.retrieval.config import SearchConfig
-from agent_r1.retrieval.passages import Passage, digest
+from agent_r1.retrieval.passages import Passage, corpus_checksum
 from agent_r1.retrieval.retriever import TOP_K, Found
 from agent_r1.retrieval.vectors import TorchVectors, Vectors, build_faiss, import_faiss, read_faiss
 
 VECTORS, INDEX = "vectors.npy", "index.faiss"
 
 ENCODED_AT_ONCE = 8192
-"""Passages whose vectors are held in memory while an index is made."""
+"""Passages encoded at a time while an index is built."""
 
 
 class DenseIndex:
-    """Passages and their vectors; ``vectors`` are numbered as the passages are.
+    """Passages with their vectors, in the same order.
 
-    A dense search always finds ``k`` passages, however little they have to do with the query.
+    A dense search always returns ``k`` passages, however irrelevant they are.
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class DenseIndex:
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
         if not queries:
             return []
-        asked = self._encoder.encode([self._query_prefix + query for query in queries])
-        nearest = self._vectors.nearest(asked, min(k, len(self.passages)))
+        query_vectors = self._encoder.encode([self._query_prefix + query for query in queries])
+        nearest = self._vectors.nearest(query_vectors, min(k, len(self.passages)))
         return [tuple(self.passages[number] for number in row) for row in nearest]
 
 
 def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
-    """Dense search over ``passages``; their vectors are made once and kept in ``config.cache``. Raises InvalidInput."""
+    """Return a dense index over ``passages``, whose vectors are cached in ``config.cache``. Raises InvalidInput."""
     if config.faiss:
-        import_faiss()  # said before an hour of encoding, not after
+        import_faiss()  # fail before an hour of encoding, not after
     encoder = load_encoder(config.encoder, config.pooling, config.max_tokens, config.batch, config.device)
-    origin = Origin(digest(passages), encoder.digest(), config.passage_prefix, factory="")
-    folder = made_once(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
+    origin = Origin(corpus_checksum(passages), encoder.digest(), config.passage_prefix, factory="")
+    folder = build_once(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
     if config.faiss:
         indexed = Origin(origin.passages, origin.encoder, origin.passage_prefix, config.faiss)
-        made = made_once(config.cache, indexed, partial(_write_index, folder / VECTORS, config.faiss))
+        made = build_once(config.cache, indexed, partial(_write_index, folder / VECTORS, config.faiss))
         return DenseIndex(passages, encoder, read_faiss(made / INDEX, config.probes), config.query_prefix)
     vectors = TorchVectors(_mapped(folder / VECTORS), str(encoder.model.device))
     return DenseIndex(passages, encoder, vectors, config.query_prefix)
@@ -61,7 +61,7 @@ def _write_vectors(passages: Sequence[Passage], encoder: SentenceEncoder, prefix
     vectors = np.lib.format.open_memmap(folder / VECTORS, mode="w+", dtype=np.float32, shape=shape)
     for start in range(0, len(passages), ENCODED_AT_ONCE):
         some = passages[start : start + ENCODED_AT_ONCE]
-        vectors[start : start + len(some)] = encoder.encode([prefix + passage.searched for passage in some])
+        vectors[start : start + len(some)] = encoder.encode([prefix + passage.indexed_text for passage in some])
     vectors.flush()
 
 
@@ -70,5 +70,5 @@ def _write_index(vectors: Path, factory: str, folder: Path) -> None:
 
 
 def _mapped(vectors: Path) -> np.ndarray:
-    """The vectors, read from the file as they are needed. Copy on write, as torch takes no read-only array."""
+    """Return the vectors as a memory map; copy-on-write, because torch accepts no read-only array."""
     return np.load(vectors, mmap_mode="c", allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The passages that a search looks through."""
+"""The passages of a corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.core.jsonl import read_rows
+from agent_r1.core.jsonl import read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +22,23 @@ class Passage:
     text: str
 
     @property
-    def searched(self) -> str:
-        """What a search looks through: the title on a line of its own, then the text."""
+    def indexed_text(self) -> str:
+        """The text that is indexed: the title on its own line, then the text."""
         return f"{self.title}\n{self.text}"
 
 
 def read_corpus(path: Path) -> tuple[Passage, ...]:
     """Read rows of ``title`` and ``text``. Raises InvalidInput, naming the file and the row."""
-    return tuple(Passage(row.text("title"), row.text("text")) for row in read_rows(path))
+    return tuple(Passage(row.get_text("title"), row.get_text("text")) for row in read_records(path))
 
 
 def unique(passages: Iterable[Passage]) -> tuple[Passage, ...]:
-    """Each passage once, in the order they came first."""
+    """Return the passages without duplicates, in order of first occurrence."""
     return tuple(dict.fromkeys(passages))
 
 
-def digest(passages: Iterable[Passage]) -> str:
-    """sha256 of the passages in their order; their number and where each ends count too."""
+def corpus_checksum(passages: Iterable[Passage]) -> str:
+    """Return the sha256 of the passages in order, each title and text prefixed with its length."""
     total = hashlib.sha256()
     for passage in passages:
         for text in (passage.title, passage.text):

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 from agent_r1.retrieval.config import RetrieverConfig, check
-from agent_r1.retrieval.opening import index_of
+from agent_r1.retrieval.open import build_index
 from agent_r1.retrieval.passages import read_corpus
 from agent_r1.retrieval.protocol import Health
 from agent_r1.retrieval.server import RetrievalServer
@@ -24,7 +24,7 @@ def serve(config: RetrieverConfig, on_started: Callable[[str, Health], None]) ->
         torch.set_num_threads(config.threads)
     passages = read_corpus(config.corpus)
     health = Health(status="ok", passages=len(passages), search=config.encoder or "bm25")
-    server = RetrievalServer(index_of(config, passages), health, config.host, config.port, config.allowed_hosts)
+    server = RetrievalServer(build_index(config, passages), health, config.host, config.port, config.allowed_hosts)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: server.stop())
     on_started(server.url, health)

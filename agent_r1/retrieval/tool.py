@@ -1,4 +1,4 @@
-"""The search tool of an agent, over any retriever."""
+"""The search tool of an agent, on top of any retriever."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from agent_r1.core.tool import ToolResult
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrievalError
 from agent_r1.tools.function_tool import Tool, tool
-from agent_r1.tools.tool_errors import Fault, failed
+from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 NOTHING_FOUND = "No passage matches this query."
 
 
 def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """A tool that searches with ``retriever`` and shows ``k`` passages; its results' ``data`` are their titles.
+    """Return a tool that searches with ``retriever`` and shows ``k`` passages; the results' ``data`` are their titles.
 
-    Calls that wait at the same time, across episodes, become one search of many queries. Where the retriever
-    fails, each of them is told so: an agent loses its turn, and no call is tried again one by one.
+    Calls that wait at the same time, across episodes, are sent as one batch. If the retriever fails, each call returns
+    an error; calls are not retried one by one.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
         try:
             found = retriever.search([call["query"] for call in calls], k)
         except RetrievalError as error:
-            return [failed(Fault.RAISED, f"search failed: {error}")] * len(calls)
+            return [error_result(ToolErrorKind.RAISED, f"search failed: {error}")] * len(calls)
         return [_result(passages) for passages in found]
 
     @tool(batch=search_many)
@@ -47,7 +47,7 @@ def _result(found: Sequence[Passage]) -> ToolResult:
 
 
 def render(passages: Sequence[Passage]) -> str:
-    """The passages as an agent reads them.
+    """Return the passages as text for the agent.
 
     Example:
         >>> print(render([Passage("Alba", "A river."), Passage("Bruno", "A king.")]))

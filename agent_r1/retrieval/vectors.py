@@ -1,4 +1,4 @@
-"""Which vectors have the largest inner product with others: exactly in torch, or by an index of faiss."""
+"""Maximum inner product search: exact in torch, or by a faiss index."""
 
 from __future__ import annotations
 
@@ -11,56 +11,57 @@ import torch
 from agent_r1.core.errors import InvalidInput
 
 CHUNK = 65536
-"""Vectors that are compared, or handed to faiss, at a time."""
+"""Vectors scored, or added to a faiss index, at a time."""
 
 
 class Vectors(Protocol):
-    """Vectors, numbered from 0, that can be searched."""
+    """Searchable vectors, numbered from 0."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
-        """For each row of ``queries``, (n, width) float32, the numbers of at most ``k`` vectors, best first."""
+        """Return, for each row of ``queries`` (n, width) float32, the numbers of at most ``k`` vectors, best first."""
         ...
 
 
 class TorchVectors:
-    """Exact search over ``matrix``, (vectors, width) float32, which may be mapped from a file."""
+    """Exact search over ``matrix`` (vectors, width) float32, which may be a memory map.
+
+    Vectors of equal score come in the order of their numbers.
+    """
 
     def __init__(self, matrix: np.ndarray, device: str) -> None:
         self._matrix = torch.from_numpy(matrix).to(device)
 
     @torch.inference_mode()
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
-        asked = torch.from_numpy(queries).to(self._matrix.device)
-        scores = torch.empty((len(queries), 0), device=asked.device)
-        numbers = torch.empty((len(queries), 0), dtype=torch.int64, device=asked.device)
+        query = torch.from_numpy(queries).to(self._matrix.device)  # (n, width)
+        numbers = torch.empty((len(queries), 0), dtype=torch.int64, device=query.device)
         for start in range(0, len(self._matrix), CHUNK):
-            chunk = asked @ self._matrix[start : start + CHUNK].T
-            best = chunk.topk(min(k, chunk.shape[1]), dim=1)
-            scores = torch.cat([scores, best.values], dim=1)
-            numbers = torch.cat([numbers, best.indices + start], dim=1)
-        return _ranked(scores, numbers, k).tolist()
-
-
-def _ranked(scores: torch.Tensor, numbers: torch.Tensor, k: int) -> torch.Tensor:
-    """The ``k`` best numbers of each row, best first; those of equal score in their own order."""
-    numbers, places = numbers.sort(dim=1)
-    order = scores.gather(1, places).sort(dim=1, descending=True, stable=True).indices
-    return numbers.gather(1, order)[:, :k]
+            scores = query @ self._matrix[start : start + CHUNK].T  # (n, chunk)
+            best = scores.topk(min(k, scores.shape[1]), dim=1).indices + start
+            numbers = torch.cat([numbers, best], dim=1)  # (n, candidates)
+        # A matrix product may round the scores of equal vectors differently, by their place in the matrix. The
+        # candidates are scored again one by one, so that ties are exact and the lower number comes first.
+        numbers = numbers.sort(dim=1).values
+        scores = (query[:, None, :] * self._matrix[numbers]).sum(dim=2)  # (n, candidates)
+        order = scores.sort(dim=1, descending=True, stable=True).indices
+        return numbers.gather(1, order)[:, :k].tolist()
 
 
 class FaissVectors:
-    """Search by an index of faiss, exact or not, as its factory string says."""
+    """Search by a faiss index, exact or approximate according to its factory string."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
         _, numbers = self._index.search(queries, k)
-        return [[number for number in row if number >= 0] for row in numbers.tolist()]  # -1: fewer than k were found
+        return [
+            [number for number in row if number >= 0] for row in numbers.tolist()
+        ]  # -1 fills up if fewer than k were found
 
 
 def build_faiss(matrix: np.ndarray, factory: str) -> Any:
-    """An index of faiss over ``matrix``, trained on it where its kind needs that. Raises InvalidInput."""
+    """Return a faiss index over ``matrix``, trained on it if its kind needs training. Raises InvalidInput."""
     faiss = import_faiss()
     try:
         index = faiss.index_factory(matrix.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
@@ -75,7 +76,7 @@ def build_faiss(matrix: np.ndarray, factory: str) -> Any:
 
 
 def read_faiss(path: Path, probes: int) -> FaissVectors:
-    """The index in a file."""
+    """Load an index from a file."""
     faiss = import_faiss()
     index = faiss.read_index(str(path))
     if isinstance(index, faiss.IndexIVF):
@@ -84,7 +85,7 @@ def read_faiss(path: Path, probes: int) -> FaissVectors:
 
 
 def import_faiss() -> Any:
-    """faiss, which is an extra. Raises InvalidInput where it is not installed."""
+    """Import faiss, an optional dependency. Raises InvalidInput if it is not installed."""
     try:
         import faiss
     except ImportError as error:

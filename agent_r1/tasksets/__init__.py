@@ -1,4 +1,4 @@
-"""Ready worlds, by name. A world is imported only when it is built."""
+"""Task sets by name. A task set's module is imported only when the task set is built."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
-from agent_r1.sandbox.config import DEFAULT_LEVEL, Level
+from agent_r1.sandbox.config import DEFAULT_LEVEL, SandboxLevel
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A world that can be named: one line on what it is, and how it is built from (data, corpus, seed).
+    """A task set that can be named: a one-line description, and how to build it from (data, corpus, seed).
 
     ``corpus`` is a file, or the address of a retrieval server.
     """
@@ -25,17 +25,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class CodeEntry:
-    """A world that runs code which the policy wrote: it is built for a level of the sandbox too."""
+    """A task set that runs code written by the policy; it is built for a sandbox level as well."""
 
     description: str
-    build: Callable[[Path | None, str | Path | None, int, Level], TaskSet]
+    build: Callable[[Path | None, str | Path | None, int, SandboxLevel], TaskSet]
 
 
-def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, sandbox: Level | None = None) -> TaskSet:
-    """Build the world called ``name``.
+def build(
+    name: str, data: Path | None, corpus: str | Path | None, seed: int, sandbox: SandboxLevel | None = None
+) -> TaskSet:
+    """Build the task set called ``name``.
 
-    Raises InvalidInput where there is none, its files cannot be used, or the sandbox's level does not hold on this
-    machine or is named for a world that runs no code.
+    Raises InvalidInput if there is none, if its files cannot be used, or if the sandbox level is not available on this
+    machine or is given for a task set that runs no code.
     """
     if name not in WORLDS:
         nearest = difflib.get_close_matches(name, WORLDS, n=1)
@@ -82,13 +84,13 @@ def _multihop(name: str) -> Callable[[Path | None, str | Path | None, int], Task
     return build
 
 
-def _math(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
+def _math(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
     from agent_r1.tasksets import math
 
     return math.build(data, corpus, seed, level)
 
 
-def _code(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
+def _code(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
     from agent_r1.tasksets import code
 
     return code.build(data, corpus, seed, level)

@@ -1,4 +1,4 @@
-"""ReferenceSolutions of tasks whose scorers read an ``<answer>`` and compare it with the gold ones."""
+"""Reference solutions for tasks whose scorers compare the text of an ``<answer>`` with gold answers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from agent_r1.rewards.answers import gold_answers
 
 
 def answer(text: str) -> Message:
-    """The assistant's last word."""
+    """Return the assistant's final message."""
     return Message.assistant(f"<answer>{text}</answer>")
 
 
 def answer_solutions(
     task: Task, searches: tuple[Message, ...], other: str, max_turns: int, full: Mapping[str, float]
 ) -> ReferenceSolutions:
-    """The solutions of a question.
+    """Return the reference solutions of a question.
 
     Args:
-        task: the question; its ``data["answers"]`` are all right.
-        searches: tool calls on the way to the answer, one per turn, fewer than ``max_turns``.
-        other: an answer that is wrong, as that of another task.
-        max_turns: after so many calls the episode is over.
-        full: what a right answer earns and a wrong one does not, by reward.
+        task: the question; every entry of ``data["answers"]`` is right.
+        searches: tool calls before the answer, one per turn, fewer than ``max_turns``.
+        other: a wrong answer, for example that of another task.
+        max_turns: bound on the turns of an episode.
+        full: rewards by name that a right answer earns and a wrong one does not.
     """
     first, *aliases = gold_answers(task)
     gold = (

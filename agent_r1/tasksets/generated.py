@@ -1,4 +1,4 @@
-"""What the worlds that are drawn from a seed share."""
+"""Shared parts of task sets that are generated from a seed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 
 
-def takes_no_files(world: str, data: Path | None, corpus: str | Path | None) -> None:
-    """Raise InvalidInput where files are given."""
+def takes_no_files(taskset: str, data: Path | None, corpus: str | Path | None) -> None:
+    """Raise InvalidInput if files are given."""
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
-            raise InvalidInput(what, got=given, do=f"leave it out: {world} is generated")
+            raise InvalidInput(what, got=given, do=f"leave it out: {taskset} is generated")

@@ -1,4 +1,4 @@
-"""Rows of files, and of data sets on the Hugging Face hub by way of the ``datasets`` library, which is an extra."""
+"""Read rows from files, and from data sets on the Hugging Face hub (with the optional ``datasets`` library)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.jsonl import Row, read_rows
+from agent_r1.core.jsonl import JsonRecord, read_records
 
 PREFIX = "hf:"
 
@@ -20,7 +20,7 @@ _FORM = "write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG@SPLIT, such as hf:hotpo
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A data set on the hub, or in a folder that ``datasets`` can load; ``split`` is one of its own, None: all.
+    """A data set on the hub, or in a folder that ``datasets`` can load; ``split`` None means all splits.
 
     Example:
         HubName("hotpotqa/hotpot_qa", "distractor", "validation") is hf:hotpotqa/hotpot_qa:distractor@validation
@@ -31,7 +31,7 @@ class HubName:
     split: str | None
 
     def at(self, split: str) -> HubName:
-        """The same data set, one split of it."""
+        """Return the name of one split of the same data set."""
         return HubName(self.name, self.config, split)
 
     def __str__(self) -> str:
@@ -41,17 +41,17 @@ class HubName:
 
 
 def is_hub(source: Path) -> bool:
-    """Whether a source of rows is on the hub and not a file."""
+    """Return whether a source of rows is on the hub rather than a file."""
     return str(source).startswith(PREFIX)
 
 
-def rows_of(source: Path) -> Iterator[Row]:
-    """The rows of a file, or of one split on the hub. Raises InvalidInput where it cannot be read."""
-    return hub_rows(source) if is_hub(source) else read_rows(source)
+def rows_of(source: Path) -> Iterator[JsonRecord]:
+    """Return the rows of a file, or of one split on the hub. Raises InvalidInput if it cannot be read."""
+    return hub_rows(source) if is_hub(source) else read_records(source)
 
 
 def hub_name(source: Path) -> HubName:
-    """Read a name. Raises InvalidInput for one of another form."""
+    """Parse a hub name. Raises InvalidInput if its form is wrong."""
     match = _NAME.fullmatch(str(source))
     if match is None:
         raise InvalidInput("--data", got=str(source), do=_FORM)
@@ -59,12 +59,13 @@ def hub_name(source: Path) -> HubName:
 
 
 def hub_splits(name: HubName) -> tuple[str, ...]:
-    """The splits that a data set has. Raises InvalidInput where it cannot be loaded."""
+    """Return the splits of a data set. Raises InvalidInput if it cannot be loaded."""
     return tuple(_loaded(name))
 
 
-def hub_rows(source: Path) -> Iterator[Row]:
-    """The rows of one split, numbered from 1. Raises InvalidInput where it cannot be loaded, or is not one split."""
+def hub_rows(source: Path) -> Iterator[JsonRecord]:
+    """Return the rows of one split, numbered from 1. Raises InvalidInput if it cannot be loaded or is not one
+    split."""
     name = hub_name(source)
     splits = _loaded(name)
     wanted = name.split or (next(iter(splits)) if len(splits) == 1 else None)
@@ -73,11 +74,11 @@ def hub_rows(source: Path) -> Iterator[Row]:
             "--data", got=str(name), do=f"end it with one of {', '.join(f'@{split}' for split in splits)}"
         )
     for number, values in enumerate(splits[wanted], start=1):
-        yield Row(source, number, values)
+        yield JsonRecord(source, number, values)
 
 
 def _loaded(name: HubName) -> Mapping[str, Any]:
-    """The rows by split."""
+    """Load the rows by split."""
     try:
         import datasets
     except ImportError as error:
@@ -85,6 +86,8 @@ def _loaded(name: HubName) -> Mapping[str, Any]:
         raise InvalidInput("--data", got=f"{name} without the datasets package", do=do) from error
     try:
         return dict(datasets.load_dataset(name.name, name.config))
-    except Exception as error:  # no such name, no such configuration, no connection, a broken file: a kind for each
+    except (
+        Exception
+    ) as error:  # unknown name, unknown configuration, no connection, broken file: each raises its own type
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise InvalidInput("--data", got=str(name), do=f"name a data set that can be loaded ({reason})") from error

@@ -1,7 +1,7 @@
-"""Memory over turns: a fact is told at first, others follow turn by turn, and at last the first is asked for.
+"""Memory over turns: a fact is given first, others follow turn by turn, and at the end the first is asked for.
 
-The *distance* is the number of turns between the two. RolloutContext rules that drop or shorten what lies back are tried here:
-what they lose shows in the splits of greater distance.
+The *distance* is the number of turns in between. Context policies that drop or shorten old turns are tried here: the
+information that they lose shows in the splits of greater distance.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""The distances of a split, through which its tasks rotate. The greatest is never trained on."""
+"""The distances of each split; tasks rotate through them. The greatest distance is never trained on."""
 
 TASKS = 400
-"""Of each split; four times as many to train on."""
+"""Tasks per split; four times as many for training."""
 
 MAX_TURNS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the user says turn by turn: facts of different entities and relations, and a question about the first.
+    """The user's messages turn by turn: facts about different entities and relations, then a question about the
+    first.
 
     Example:
         Told(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
@@ -55,7 +56,7 @@ class Told:
 
 
 class Teller:
-    """The user: it says what it has to say, whatever it hears, and ends when its question was answered."""
+    """A user that says its messages in order, whatever the agent replies, and ends after its question is answered."""
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
         told: Told = task.data["told"]
@@ -64,7 +65,7 @@ class Teller:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """The world; ``seed`` draws the training tasks. Raises InvalidInput where files are given: it reads none."""
+    """Build the task set; ``seed`` draws the training tasks. Raises InvalidInput if files are given."""
     takes_no_files("memory", data, corpus)
     return TaskSet(
         name="memory",
@@ -82,7 +83,7 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "task": "memory", "max_tokens":
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """The tasks of a split, always in the same order. Raises InvalidInput for a split that does not exist."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput for an unknown split."""
     if split not in DISTANCES:
         raise InvalidInput("split of memory", got=split, do=f"give one of {', '.join(DISTANCES)}")
     drawn, count = (f"train/{seed}", 4 * TASKS) if split == "train" else (split, TASKS)
@@ -97,7 +98,7 @@ def _task(split: str, index: int, rng: random.Random) -> Task:
 
 
 def tell(distance: int, rng: random.Random) -> Told:
-    """A fact, ``distance`` others, and the question."""
+    """Draw a fact, ``distance`` other facts, and the question."""
     names = rng.sample(ENTITIES, 2 * (distance + 1))
     relations = rng.sample(RELATIONS, distance + 1)
     facts = list(zip(names[::2], relations, names[1::2], strict=True))
@@ -107,7 +108,8 @@ def tell(distance: int, rng: random.Random) -> Told:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """To remember until the end; wrong is to answer with the newest thing heard, too early, or not at all."""
+    """Return the solutions: right is to remember until the end; wrong is the newest value, an early answer, or
+    none."""
     told: Told = task.data["told"]
     noted = [Message.assistant("Noted.") for _ in told.turns[1:]]
     newest = told.turns[-2].rstrip(".").rpartition(" ")[2]
@@ -119,7 +121,7 @@ def solutions(task: Task) -> ReferenceSolutions:
             ReferenceSolution("the answer before it is asked for", script(*too_early)),
             ReferenceSolution("no answer", script(*noted, Message.assistant("I forgot."))),
         ),
-        full={"em": 1.0},
+        expected_rewards={"em": 1.0},
     )
 
 

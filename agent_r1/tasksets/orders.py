@@ -1,8 +1,8 @@
-"""Orders: an agent serves a customer by tools over a small database; after tau-bench (arXiv 2406.12045), in small.
+"""Orders: an agent serves a customer with tools over a small database (after tau-bench, arXiv 2406.12045, much
+smaller).
 
-The customer has a hidden wish, says half of it, and tells the rest when asked, one thing at a time. The reward is 1
-where the conversation came to its end, the database is then as the wish would have it, with nothing else in it changed,
-and the customer was told the price.
+The customer has a hidden wish, states half of it, and answers questions about the rest, one at a time. The reward is 1
+if the conversation ended, the database is changed exactly as the wish requires, and the customer was given the price.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SYSTEM = Message.system(
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One row of the database.
+    """One order in the database.
 
     Example:
         Order("lamp", "red", "Oslo", price=41)
@@ -64,7 +64,7 @@ Database = Mapping[str, Order]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the customer wants of one order: another value of ``field``, or, where that is ``cancel``, an end to it.
+    """The customer's wish for one order: a new value of ``field``, or its cancellation if ``field`` is "cancel".
 
     Example:
         Wish("A17", "colour", "blue")
@@ -76,7 +76,7 @@ class Wish:
     value: str
 
     def fulfilled(self, database: Database) -> Database:
-        """The database as it is to be."""
+        """Return the database as the wish requires it."""
         change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
         return {**database, self.order: replace(database[self.order], **change)}
 
@@ -88,23 +88,23 @@ class Shop:
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """An order and its number, however that was written. Raises ValueError where there is none."""
+        """Return an order and its number, however the number is spelled. Raises ValueError if there is none."""
         number = order.strip().upper()
         if number not in self.orders:
             raise ValueError(f"there is no order {order}")
         return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
-        """Write a row. The result carries the whole database, for the reward."""
+        """Replace an order. The result carries the whole database, for the reward."""
         self.orders[number] = order
         return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class Shops:
-    """Opens the shop of each episode."""
+    """Opens the database of each episode."""
 
     async def open(self, task: Task, context: RolloutContext) -> Shop:
         return Shop(dict(task.data["orders"]))
@@ -120,7 +120,7 @@ async def look_up(order: str, resources: Resources) -> str:
     Args:
         order: its number
     """
-    number, found = (await resources.of(_SHOPS)).find(order)
+    number, found = (await resources.get(_SHOPS)).find(order)
     state = "cancelled" if found.cancelled else "open"
     return f"{number}: {found.colour} {found.item} to {found.city}, price {found.price}, {state}"
 
@@ -134,7 +134,7 @@ async def change(order: str, field: Literal["colour", "city"], value: str, resou
         field: what to change
         value: what it is to be
     """
-    shop = await resources.of(_SHOPS)
+    shop = await resources.get(_SHOPS)
     number, found = shop.find(order)
     return shop.changed(number, replace(found, colour=value) if field == "colour" else replace(found, city=value))
 
@@ -146,15 +146,15 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
     Args:
         order: its number
     """
-    shop = await resources.of(_SHOPS)
+    shop = await resources.get(_SHOPS)
     number, found = shop.find(order)
     return shop.changed(number, replace(found, cancelled=True))
 
 
 class Customer:
-    """The scripted user: it answers a question, and leaves when it is told something that holds none.
+    """The scripted user: it answers a question, and leaves after a message without a question.
 
-    It answers one thing at a time: asked for several at once, it says so.
+    It answers one thing at a time: if several are requested at once, it asks for one question at a time.
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
@@ -177,7 +177,7 @@ def _answer(wish: Wish, topic: str = "") -> str:
 
 
 def part(task: Task) -> str:
-    """Who the customer is, for a model that plays it (:class:`~agent_r1.envs.user_env.ModelUser`); it leaves by DONE."""
+    """Return the instructions for a model that plays the customer (:class:`~agent_r1.envs.user_env.ModelUser`)."""
     wish: Wish = task.data["wish"]
     want = "cancel it" if wish.field == "cancel" else f"have its {wish.field} changed to {wish.value}"
     return (
@@ -188,10 +188,11 @@ def part(task: Task) -> str:
 
 
 def served(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
-    """``served``: 1.0 where all is as wished; ``state`` and ``told`` are its halves, the database and the price.
+    """Return ``served`` (1.0 if all is as wished) and its halves: ``state`` (the database) and ``told`` (the
+    price).
 
-    The customer was told where the conversation came to its end, and of the prices there are what it was said in
-    sentences that ask nothing names this order's, and no other. Thoughts and calls are not said to it.
+    ``told`` requires that the conversation ended and that the statements to the customer (not questions, thoughts or
+    calls) name this order's price and no other.
     """
     orders: Database = task.data["orders"]
     wish: Wish = task.data["wish"]
@@ -204,19 +205,19 @@ def served(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
 
 
 def _stated(trajectory: Trajectory) -> Iterator[str]:
-    """The sentences said to the customer that are no questions."""
+    """Return the sentences addressed to the customer that are not questions."""
     for turn in trajectory.env_turns:
         if not turn.action.message.calls:
             yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))
 
 
 def _rows(orders: Database) -> dict[str, dict[str, Any]]:
-    """The database as values that JSON can hold."""
+    """Return the database as JSON-serializable values."""
     return {number: asdict(order) for number, order in orders.items()}
 
 
-def world(user: User, seed: int) -> TaskSet:
-    """The world with a user of one's own for the customer; ``seed`` draws the training tasks."""
+def taskset(user: User, seed: int) -> TaskSet:
+    """Build the task set with a given user as the customer; ``seed`` draws the training tasks."""
     return TaskSet(
         name="orders",
         env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),
@@ -228,13 +229,13 @@ def world(user: User, seed: int) -> TaskSet:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """The world. Raises InvalidInput where files are given: it reads none."""
+    """Build the task set. Raises InvalidInput if files are given."""
     takes_no_files("orders", data, corpus)
-    return world(Customer(), seed)
+    return taskset(Customer(), seed)
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """The tasks of a split, always in the same order. Raises InvalidInput for a split that does not exist."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput for an unknown split."""
     if split not in SPLITS:
         raise InvalidInput("split of orders", got=split, do=f"give one of {', '.join(SPLITS)}")
     drawn = f"train/{seed}" if split == "train" else split
@@ -266,7 +267,8 @@ def _wish(orders: Database, rng: random.Random) -> Wish:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """To ask, look up, act and tell; wrong is to leave one of these out, to act on another order, or never to end."""
+    """Return the solutions: right is to ask, look up, act and report; wrong leaves one of these out, acts on
+    another order, or never ends."""
     wish: Wish = task.data["wish"]
     orders: Database = task.data["orders"]
     other = next(number for number in orders if number != wish.order)
@@ -298,7 +300,7 @@ def solutions(task: Task) -> ReferenceSolutions:
             ),
             ReferenceSolution("told, and never ended", script(_acts(wish), *[more] * MAX_TURNS)),
         ),
-        full={"served": 1.0},
+        expected_rewards={"served": 1.0},
     )
 
 

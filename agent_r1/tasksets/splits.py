@@ -1,4 +1,4 @@
-"""Which questions of a benchmark are for training, which for choosing a checkpoint, and which for the table."""
+"""Divide the questions of a benchmark into training, validation (chooses the checkpoint) and test (the table)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agent_r1.tasksets.hub import hub_name, hub_splits, is_hub
 
 SPLITS = ("train", "validation", "test")
 WHOLE = "all"
-"""The split of all questions, which only a data set has that brings no test part of its own."""
+"""The split of all questions. Only a data set without a test part of its own has it."""
 
 _MOST = {"test": 1000, "validation": 128}
 
 
 class Asked(Protocol):
-    """A question of a benchmark: its words, and itself as a task of a split."""
+    """A question of a benchmark: its text, and how it becomes a task of a split."""
 
     @property
     def text(self) -> str: ...
@@ -31,23 +31,24 @@ class Asked(Protocol):
 Question = TypeVar("Question", bound=Asked)
 Splits = Mapping[str, tuple[Question, ...]]
 Read = Callable[[Path], tuple[Question, ...]]
-"""Reads a file of questions, or a split on the hub. Raises InvalidInput, naming the row, where it cannot."""
+"""Reads a file of questions, or a split on the hub. Raises InvalidInput that names the row if it cannot."""
 
 HELD_BACK = ("validation", "dev", "test")
-"""Which part of a data set is tested, the first that it has, where the answers of its test part are not given out."""
+"""The part of a data set that is tested (the first that exists) if the answers of its test part are not public."""
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""The same, where they are."""
+"""The same, if they are public."""
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
-    """The questions of each split; a split may be () where ``data`` is a folder.
+    """Return the questions of each split; a split may be () if ``data`` is a folder.
 
-    A folder holds a file per split, ``train.json`` or ``train.jsonl`` and so on, or a folder ``train`` where ``read``
-    takes folders. A single file is divided by :func:`divide`, and has a split ``WHOLE`` besides, in an order that no
-    seed moves. For a data set on the hub see :func:`_hub`. ``seed`` orders the training questions.
+    A folder holds a file per split (``train.json`` or ``train.jsonl`` etc.), or a folder ``train`` if ``read`` accepts
+    folders. A single file is divided by :func:`divide`, and also has the split ``WHOLE``, in an order that does not
+    depend on the seed. For a data set on the hub see :func:`_hub`. ``seed`` orders the training questions.
 
-    Raises InvalidInput: see ``read``; a folder without such files; a question in two splits; too few questions.
+    Raises InvalidInput as ``read`` does, and for a folder without such files, a question in two splits, or too few
+    questions.
     """
     if is_hub(data):
         splits = _hub(data, read, tested)
@@ -61,17 +62,17 @@ def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def whole_of(splits: Splits[Question]) -> str | None:
-    """The split that an agent is evaluated on which was trained elsewhere, in place of the test split."""
+    """Return the split on which an agent that was trained on other data is evaluated, in place of the test split."""
     return WHOLE if WHOLE in splits else None
 
 
 def everything(splits: Splits[Question]) -> tuple[Question, ...]:
-    """The questions of all splits, each once."""
+    """Return the questions of all splits without duplicates."""
     return tuple(chain.from_iterable(questions for split, questions in splits.items() if split != WHOLE))
 
 
 def tasks_of(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
-    """What a world gives as its tasks. Raises InvalidInput for a split that ``data`` does not have."""
+    """Return a task set's ``tasks`` function. It raises InvalidInput for a split that ``data`` does not have."""
     tasks = {split: tuple(question.task(split) for question in questions) for split, questions in splits.items()}
 
     def of(split: str) -> Sequence[Task]:
@@ -84,11 +85,11 @@ def tasks_of(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[T
 
 
 def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
-    """Divide the questions of one file: a fifth, at most 1000, for test, a tenth, at most 128, for
-    validation, the rest for training.
+    """Divide the questions of one file: a fifth, at most 1000, for test, a tenth, at most 128, for validation, the
+    rest for training.
 
-    The text of a question decides, by its hash, so that equal questions stay together and the test
-    questions of a file are the same for every seed: what one run trained on, no evaluation of it meets.
+    The hash of a question's text decides, so that equal questions stay together and the test questions of a file are
+    the same for every seed: no evaluation contains a question that a run was trained on.
     """
     ordered = shuffled(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))
@@ -105,10 +106,11 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
-    """The splits of a data set on the hub that has a training part and one with answers to test on.
+    """Return the splits of a data set on the hub that has a training part and a part with answers to test on.
 
-    The part that papers report is tested, the first of ``tested``; it chooses no checkpoint: for that, training
-    questions are set apart. A data set of one split, or one split of a data set (``@``), is divided like a file.
+    The part that papers report is tested, the first one of ``tested``. It does not choose the checkpoint: training
+    questions are set aside for that. A data set with one split, or one split of a data set (``@``), is divided like a
+    file.
     """
     name = hub_name(data)
     there = hub_splits(name)
@@ -125,7 +127,7 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
 
 
 def without(questions: Sequence[Question], others: Sequence[Asked]) -> tuple[Question, ...]:
-    """The questions that are not asked among the others."""
+    """Return the questions that do not occur among the others."""
     asked = set(map(key, others))
     return tuple(question for question in questions if key(question) not in asked)
 
@@ -153,12 +155,12 @@ def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
 
 
 def shuffled(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
-    """In the order of their hashes, the same everywhere."""
+    """Return the questions in the order of their hashes, which is the same on every machine."""
     return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
 
 
 def key(question: Asked) -> str:
-    """What makes two questions the same: their words, whatever their case and spaces."""
+    """Return the key by which two questions are equal: their text without case and spacing."""
     return words_of(question.text)
 
 

@@ -1,9 +1,9 @@
-"""TinyWiki behind a search that fails, and that gives old pages: what is learned is to try again, and to check.
+"""TinyWiki behind a search that fails and returns outdated pages: the agent learns to retry and to check.
 
-A call of the search raises, or gives an edition of the page whose values stand beside the wrong relations. No text says
-so; but old editions of one page differ from each other, so that a page that is read twice alike is true. Only the final
-answer is rewarded. How often the search does what is a matter of the split; when it does is drawn by the task and by
-how often the page was asked for, so that all attempts at a task meet the same luck.
+A search call raises, or returns an edition of the page whose values stand beside the wrong relations. No text says so,
+but outdated editions of a page differ from each other, so a page that is read twice with equal content is true. Only
+the final answer is rewarded. The rates depend on the split; the draws depend on the task and on how often the page was
+searched, so all attempts at a task meet the same failures.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
 from agent_r1.tools import Resources, tool
 
 MAX_TURNS = 20
-"""Enough to read three pages twice alike, whatever the luck, and to answer."""
+"""Enough turns to read three pages twice with equal content under the worst draws, and to answer."""
 
 FRESH = 3
-"""Of every three times that a page is asked for it is given fresh at least once, so that no task is hopeless; luck
-says which, so that no third time can be believed without a look at the others."""
+"""Of every three searches for a page at least one is fresh, so that no task is hopeless; which one is drawn, so
+that no
+third search can be trusted without comparing it with the others.
+"""
 
 Fortune = Literal["fresh", "old", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How many searches fail, and how many give an old page, as shares of those that luck decides.
+    """Shares of searches that fail and that return an outdated page, among those that are drawn.
 
     Example:
         Rates(failed=0.2, old=0.2)
@@ -57,7 +59,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split: the questions of which split of TinyWiki, asked of how bad a search."""
+    """A split: the TinyWiki split whose questions it uses, and the rates of its search."""
 
     questions: str
     rates: Rates
@@ -74,16 +76,16 @@ SPLITS: Mapping[str, Split] = {
 
 @dataclass(slots=True)
 class Desk:
-    """Counts how often each page was asked for in an episode."""
+    """Counts the searches for each page in an episode."""
 
     asked: Counter[str] = field(default_factory=Counter)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class Desks:
-    """Opens a desk for each episode."""
+    """Opens a counter for each episode."""
 
     async def open(self, task: Task, context: RolloutContext) -> Desk:
         return Desk()
@@ -102,13 +104,13 @@ async def search(query: str, task: Task, resources: Resources) -> str:
     titles = [word for word in re.findall(r"\w+", query) if word in _wiki(task).facts]
     if not titles:
         return NOTHING
-    desk = await resources.of(_DESKS)
+    desk = await resources.get(_DESKS)
     desk.asked[titles[0]] += 1
     return edition(task, titles[0], desk.asked[titles[0]])
 
 
 def edition(task: Task, title: str, time: int) -> str:
-    """What the search gives for a page that is asked for the ``time``-th time. Raises ConnectionError."""
+    """Return the result of the ``time``-th search for a page. Raises ConnectionError if it fails."""
     match fortune(task, title, time):
         case "failed":
             raise ConnectionError("try again")
@@ -119,7 +121,7 @@ def edition(task: Task, title: str, time: int) -> str:
 
 
 def fortune(task: Task, title: str, time: int) -> Fortune:
-    """What befalls the ``time``-th search for a page, counted from 1."""
+    """Return the outcome of the ``time``-th search for a page, counted from 1."""
     if time == _surely_fresh(task, title, time):
         return "fresh"
     rates: Rates = task.data["rates"]
@@ -130,7 +132,7 @@ def fortune(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Which of the three times that ``time`` is among is fresh whatever the rates."""
+    """Return which search of the three that contain ``time`` is fresh whatever the rates are."""
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
 
@@ -140,10 +142,10 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """The wiki with the edition of one page that its ``time``-th search gives where it gives an old one.
+    """Return the wiki with the outdated edition of one page that its ``time``-th search returns.
 
-    No relation keeps its value. The first four editions agree in nothing, and those of the first 66 searches all
-    differ: before the 67th, only the truth is read twice alike.
+    No relation keeps its value. The first four editions have no value in common, and those of the first 66 searches all
+    differ: before the 67th, only the true page is read twice with equal content.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
@@ -158,14 +160,14 @@ Order = tuple[int, ...]
 
 @cache
 def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
-    """The orders of so many places in which none keeps its own: the shifts, which agree nowhere, and the others."""
+    """Return the orders of that many places in which no place keeps its own: the cyclic shifts, then the others."""
     shifts = tuple(tuple((place + by) % count for place in range(count)) for by in range(1, count))
     moved = (order for order in permutations(range(count)) if all(at != place for place, at in enumerate(order)))
     return shifts, tuple(order for order in moved if order not in shifts)
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """The world; ``seed`` draws the training wikis. Raises InvalidInput where files are given: it reads none."""
+    """Build the task set; ``seed`` draws the training wikis. Raises InvalidInput if files are given."""
     takes_no_files("unreliable", data, corpus)
     return TaskSet(
         name="unreliable",
@@ -183,7 +185,7 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "task": "unreliable", "context"
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """The tasks of a split, always in the same order. Raises InvalidInput for a split that does not exist."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput for an unknown split."""
     if split not in SPLITS:
         raise InvalidInput("split of unreliable", got=split, do=f"give one of {', '.join(SPLITS)}")
     made = SPLITS[split]
@@ -194,7 +196,8 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """To believe a page once it was read twice alike; wrong is to answer with another value, early, or not at all."""
+    """Return the solutions: right is to trust a page read twice with equal content; wrong is another value, an
+    early answer, or none."""
     chain: Chain = task.data["chain"]
     titles = (chain.start, *chain.values[:-1])
     searches = [tool_call("search", query=title) for title in titles for _ in range(_needed(task, title))]
@@ -206,12 +209,12 @@ def solutions(task: Task) -> ReferenceSolutions:
             ReferenceSolution("one page too early", script(searches[0], _answer(titles[-1]))),
             ReferenceSolution("searches to the end", script(*(searches[:1] * MAX_TURNS))),
         ),
-        full={"em": 1.0},
+        expected_rewards={"em": 1.0},
     )
 
 
 def _needed(task: Task, title: str) -> int:
-    """How often a page has to be asked for until it was read fresh twice."""
+    """Return how many searches for a page it takes until it was fresh twice."""
     fresh = time = 0
     while fresh < 2:
         time += 1

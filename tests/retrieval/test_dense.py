@@ -12,11 +12,11 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.encoder import load_encoder
 from agent_r1.retrieval import vectors as vectors_module
-from agent_r1.retrieval.cache import Origin, is_sound, made_once
+from agent_r1.retrieval.cache import Origin, is_valid, build_once
 from agent_r1.retrieval.config import SearchConfig, check
 from agent_r1.retrieval.dense import VECTORS, DenseIndex, open_dense
-from agent_r1.retrieval.opening import open_retriever
-from agent_r1.retrieval.passages import Passage, digest, read_corpus
+from agent_r1.retrieval.open import open_retriever
+from agent_r1.retrieval.passages import Passage, corpus_checksum, read_corpus
 from agent_r1.retrieval.vectors import FaissVectors, TorchVectors, build_faiss
 from agent_r1.tasksets.multihop import recall
 from agent_r1.tasksets.multihop.questions import read_questions
@@ -105,7 +105,7 @@ def test_the_prefix_stands_before_queries_only(config: SearchConfig) -> None:
 # ---- what is kept on the disk
 
 
-def test_vectors_are_made_once(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_build_once(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     passages = read_corpus(config.corpus)
     first = open_dense(config, passages).search(["lake"], 3)
 
@@ -149,14 +149,14 @@ def test_what_is_cut_short_leaves_nothing_behind(tmp_path: Path) -> None:
         raise RuntimeError("the machine is full")
 
     with pytest.raises(RuntimeError):
-        made_once(tmp_path, origin, fail)
+        build_once(tmp_path, origin, fail)
     assert list(tmp_path.iterdir()) == []
-    assert not is_sound(tmp_path / origin.key, origin)
+    assert not is_valid(tmp_path / origin.key, origin)
 
 
 def test_passages_differ_where_their_borders_do() -> None:
-    assert digest([Passage("ab", "c")]) != digest([Passage("a", "bc")])
-    assert digest([Passage("a", "b")]) != digest([Passage("a", "b"), Passage("a", "b")])
+    assert corpus_checksum([Passage("ab", "c")]) != corpus_checksum([Passage("a", "bc")])
+    assert corpus_checksum([Passage("a", "b")]) != corpus_checksum([Passage("a", "b"), Passage("a", "b")])
 
 
 # ---- what names a search

@@ -25,13 +25,13 @@ from agent_r1.core.task import Task
 from agent_r1.envs import NaiveRag, ToolEnv
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import RemoteRetriever, open_remote
-from agent_r1.retrieval.opening import open_retriever
+from agent_r1.retrieval.open import open_retriever
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health
 from agent_r1.retrieval.retriever import RetrievalError
 from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.retrieval.tool import search_tool
-from agent_r1.tools import Fault
+from agent_r1.tools import ToolErrorKind
 
 QUERIES = ["Who rules Alba?", "lake", "quantum", "", "Zoë", 'a "quoted" \n line']
 
@@ -264,7 +264,7 @@ def test_a_server_that_is_down_costs_each_agent_its_turn_and_no_more(passages) -
     assert all(text.startswith("search failed: the retrieval server at http://127.0.0.1:") for text in told)
     assert time.monotonic() - began < 2  # one try for all of them, and not one for each
     result = asyncio.run(tool.run({"query": "x"}, Task("t", ()), RolloutContext(AttemptId("r", "t", 0, 0), 0)))
-    assert (result.ok, result.error) == (False, Fault.RAISED)
+    assert (result.ok, result.error) == (False, ToolErrorKind.RAISED)
 
 
 def test_naive_rag_does_not_read_an_error_as_a_passage() -> None:

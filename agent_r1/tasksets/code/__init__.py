@@ -1,4 +1,4 @@
-"""Code: functions to write (HumanEval, MBPP), tried over turns on the examples shown, judged by tests that are not."""
+"""Code: write functions (HumanEval, MBPP), try them over turns on public examples, and be graded by hidden tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.sandbox import Level, Sandbox, SandboxConfig
+from agent_r1.sandbox import Sandbox, SandboxConfig, SandboxLevel
 from agent_r1.tasksets.code.exam import packages_for
 from agent_r1.tasksets.code.problems import read_problems
 from agent_r1.tasksets.code.scorer import CodeScorer, repairs
@@ -24,18 +24,20 @@ SYSTEM = (
 )
 
 
-def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
-    """The world of a file of problems.
+def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
+    """Build the task set of a file of problems.
 
     Args:
-        data: a file, a folder with one per split, or a data set on the hub (see ``problems`` and ``tasks.splits``).
-        corpus: nothing is searched here.
+        data: a file, a folder with a file per split, or a data set on the hub (see ``problems`` and
+        ``tasksets.splits``).
+        corpus: must be None; nothing is searched.
         seed: orders the training problems.
-        level: of the sandbox that solutions run in.
+        level: sandbox level in which solutions run.
 
     Raises:
-        InvalidInput: a file is missing or broken, its tests need a package that is not there, or the sandbox's level
-            does not hold here.
+        InvalidInput: a file is missing or malformed, its tests need a package that is not installed, or the sandbox
+        level
+            is not available.
     """
     if data is None:
         raise InvalidInput(
@@ -55,5 +57,5 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level)
         whole=whole_of(splits),
         solutions=solutions_of(MAX_TURNS),
         measures=repairs,
-        sandbox=sandbox.in_force,
+        sandbox=sandbox.isolation,
     )

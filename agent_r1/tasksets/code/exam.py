@@ -1,4 +1,4 @@
-"""The exam of a problem: the tests that nobody is shown, and what stands around them."""
+"""The exam of a problem: its hidden tests and the code around them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _SEEDED = "import random\nrandom.seed(0)\n"
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """How a solution is examined. All but the solution is trusted source.
+    """How a solution is tested. Everything except the solution is trusted source.
 
-    ``calls`` are the names that it has to define. In the tests' process ``setup`` is run before the ``tests``; in the
-    solution's process ``given`` is run before it and ``after`` behind it. ``handed`` names what ``after`` makes for
-    the tests: objects of the solution's own classes, which the tests can only hand back.
+    ``calls`` are the names that the solution must define. In the tests' process ``setup`` runs before ``tests``; in
+    the
+    solution's process ``given`` runs before the solution and ``after`` runs behind it. ``handed`` names objects that
+    ``after``
+    creates for the tests: instances of the solution's own classes, which the tests can only pass back.
 
     Example:
         Exam(("area",), "assert area(square) == 4", after="square = Square(2)", handed=("square",))
@@ -37,16 +39,16 @@ class Exam:
     handed: tuple[str, ...] = ()
 
     async def judge(self, sandbox: Sandbox, solution: str) -> Verdict:
-        """The verdict of :meth:`Sandbox.judge`. Tests that draw at random draw the same numbers each time."""
+        """Return the verdict of :meth:`Sandbox.grade`. Tests that draw random numbers draw the same ones each time."""
         handing = "".join(f"{name} = {_HAND}({name!r})\n" for name in self.handed)
         calls = (*self.calls, _HAND) if self.handed else self.calls
         seeded = _SEEDED if "random" in self.tests else ""
-        return await sandbox.judge(
+        return await sandbox.grade(
             self._candidate(solution), handing + self.tests, calls=calls, setup=f"{self.setup}\n{seeded}"
         )
 
     def _candidate(self, solution: str) -> str:
-        """Three sources, each by itself: a solution may begin with ``from __future__``, and its lines count from 1."""
+        """Return three separate sources: a solution may begin with ``from __future__``, and its lines count from 1."""
         after = self.after + (_HANDER if self.handed else "")
         parts = [(source, name) for source, name in zip((self.given, solution, after), _FILES, strict=True) if source]
         return "\n".join(f"exec(compile({source!r}, {name!r}, 'exec'))" for source, name in parts)
@@ -56,9 +58,9 @@ _FILES = ("given.py", "solution.py", "after.py")
 
 
 def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
-    """The folders that the sandbox has to show, for the packages that exams import (EvalPlus's import numpy).
+    """Return the folders that the sandbox must show for the packages that exams import (EvalPlus imports numpy).
 
-    Raises InvalidInput where a package is not installed.
+    Raises InvalidInput if a package is not installed.
     """
     packages = {name for exam in exams for name in imported(f"{exam.setup}\n{exam.tests}")}
     folders = set()

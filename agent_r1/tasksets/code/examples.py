@@ -1,4 +1,4 @@
-"""The examples that a task shows to whoever solves it: a call, and what it gives. Both are Python expressions."""
+"""The public examples of a task: a call and its expected value, both Python expressions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Example:
 
 
 def of_assertion(source: str) -> Example:
-    """The example that an assertion is: of ``assert f(1) == 2`` the two sides, of any other what must be true.
+    """Convert an assertion to an example: the two sides of ``assert f(1) == 2``, or a condition that must be true.
 
-    Raises SyntaxError where it is no assertion.
+    Raises SyntaxError if it is not an assertion.
 
     Example:
         >>> of_assertion("assert not odd(2)")
@@ -43,9 +43,9 @@ def of_assertion(source: str) -> Example:
 
 
 def of_docstring(source: str, function: str) -> tuple[Example, ...]:
-    """The examples in the docstring of a function: those of doctest's form, else lines such as ``f(1) ➞ 2``.
+    """Return the examples in a function's docstring: doctests, or else lines such as ``f(1) ➞ 2``.
 
-    What cannot be read as a call and a literal is left out.
+    Lines that are not a call and a literal are left out.
     """
     found = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
@@ -55,7 +55,7 @@ def of_docstring(source: str, function: str) -> tuple[Example, ...]:
 def _doctests(docs: str) -> Iterator[Example]:
     try:
         examples = doctest.DocTestParser().get_examples(docs)
-    except ValueError:  # its indentation is not doctest's
+    except ValueError:  # its indentation differs from doctest's
         return
     for example in examples:
         if _parses(example.source.strip()) and _is_literal(example.want.strip()):
@@ -63,7 +63,7 @@ def _doctests(docs: str) -> Iterator[Example]:
 
 
 def _line(line: str, function: str) -> Iterator[Example]:
-    """The example of a line, where it has one: the shortest call, and the longest literal behind it."""
+    """Return the example in a line, if there is one: the shortest call, and the longest literal behind it."""
     start = line.find(f"{function}(")
     ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []
     end = next((end for end in ends if _is_plain_call(line[start:end])), None)
@@ -86,7 +86,7 @@ def _parses(text: str) -> bool:
 
 
 def _is_plain_call(text: str) -> bool:
-    """Whether it is a call with literals; one with names, ``f(n)``, is prose."""
+    """Return whether it is a call with literals; a call with names, ``f(n)``, is prose."""
     if not _parses(text):
         return False
     call = ast.parse(text, mode="eval").body

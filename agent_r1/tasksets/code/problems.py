@@ -1,4 +1,4 @@
-"""Functions to write, with their tests, as the benchmarks' files give them: HumanEval, MBPP."""
+"""Functions to write, with their tests, as in the benchmarks' files: HumanEval, MBPP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.core.jsonl import Row
+from agent_r1.core.jsonl import JsonRecord
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.tasksets.code.exam import Exam
@@ -20,10 +20,11 @@ _FORMATS = "HumanEval (entry_point, test, ..) or MBPP (code, test_list, ..)"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row of a file: what is asked for, the examples that are shown, the exam that is not, and a right solution.
+    """One row of a file: the request, the public examples, the hidden exam, and a right solution.
 
     Example:
-        Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3", (Example("add(1, 2)", "3"),),
+        Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3", (Example("add(1, 2)",
+        "3"),),
                 Exam(("add",), "assert add(2, 2) == 4"), "def add(a, b): return a + b")
     """
 
@@ -34,72 +35,72 @@ class Problem:
     solution: str
 
     def task(self, split: str) -> Task:
-        """The problem as a task. Of its data only the examples are ever shown."""
+        """Return the problem as a task. Only the examples among its data are ever shown to the agent."""
         data = {"examples": self.examples, "exam": self.exam, "solution": self.solution}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
 def read_problems(source: Path) -> tuple[Problem, ...]:
-    """Read a file of problems, or a split on the hub (see ``tasks.hub``).
+    """Read a file of problems, or a split on the hub (see ``tasksets.hub``).
 
-    What a row holds tells its format; fields that are not named here, such as HumanEval+'s, are not looked at. MBPP+'s
-    rows are refused, as their further tests are under ``test`` and are not run.
+    The fields of a row decide its format; other fields, such as HumanEval+'s, are ignored. Rows of MBPP+ are refused,
+    because their further tests are under ``test`` and would not run.
 
     - HumanEval's: ``task_id``, ``prompt``, ``entry_point``, ``test``, ``canonical_solution``
     - MBPP's: ``task_id``, ``text``, ``code``, ``test_list``, ``test_setup_code``; or sanitized, ``prompt`` and
       ``test_imports`` in place of ``text`` and ``test_setup_code``
 
-    Raises InvalidInput, naming the file and the row.
+    Raises InvalidInput that names the file and the row.
     """
     problems: dict[str, Problem] = {}
     for row in rows_of(source):
         try:
             problem = _humaneval(row) if "entry_point" in row.values else _mbpp(row)
         except (SyntaxError, ValueError) as error:
-            raise row.fault(f"code that is not Python ({error})", "mend that row") from error
+            raise row.error(f"code that is not Python ({error})", "mend that row") from error
         if problem.id in problems:
-            raise row.fault(f"the id {problem.id!r} for a second time", "give every row an id of its own")
+            raise row.error(f"the id {problem.id!r} for a second time", "give every row an id of its own")
         problems[problem.id] = problem
     return tuple(problems.values())
 
 
-def _humaneval(row: Row) -> Problem:
-    """The prompt is given to the solution too: it has the imports, and the functions that the tests may use."""
-    name, prompt, test = row.text("entry_point"), _source(row, "prompt"), _source(row, "test")
+def _humaneval(row: JsonRecord) -> Problem:
+    """The prompt is also given to the solution: it has the imports, and functions that the tests may use."""
+    name, prompt, test = row.get_text("entry_point"), _source(row, "prompt"), _source(row, "test")
     if not test.strip():
-        raise row.fault("no tests", f"give rows of {_FORMATS}")
+        raise row.error("no tests", f"give rows of {_FORMATS}")
     exam = Exam((name,), f"{test}\ncheck({name})", setup=prompt, given=prompt)
     text = f"Write the function {name}.\n\n```python\n{prompt.strip()}\n```"
     solution = prompt + _source(row, "canonical_solution")
     for source in (exam.tests, solution):
         parsed(source)
-    return Problem(row.text("task_id"), text, of_docstring(prompt, name), exam, solution)
+    return Problem(row.get_text("task_id"), text, of_docstring(prompt, name), exam, solution)
 
 
-def _mbpp(row: Row) -> Problem:
-    """The first test is shown, as it tells the function's name; the others are not."""
+def _mbpp(row: JsonRecord) -> Problem:
+    """The first test is public, because it shows the function's name; the others are hidden."""
     tests = _texts(row, "test_list")
     if not tests:
-        raise row.fault("no tests", f"give rows of {_FORMATS}")
+        raise row.error("no tests", f"give rows of {_FORMATS}")
     if _source(row, "test").strip():
         do = "leave test out to be judged by test_list only, or give MBPP's own rows"
-        raise row.fault("MBPP+'s field test, which is not run", do)
+        raise row.error("MBPP+'s field test, which is not run", do)
     solution = _source(row, "code")
     setup = "\n".join([*_texts(row, "test_imports"), _source(row, "test_setup_code")]).strip()
     written = defined(solution)
-    if written & used(setup):  # it makes objects of the solution's own classes
+    if written & used(setup):  # it creates instances of the solution's own classes
         after, shown = setup, tuple(sorted(assigned(setup) & used("\n".join(tests))))
         exam = Exam(_named(written, tests), "\n".join(tests), after=after, handed=shown)
     else:
         exam = Exam(_named(written, tests), "\n".join(tests), setup=setup)
     if not exam.calls:
-        raise row.fault("tests that call nothing of the code", "mend that row")
-    text = f"{row.text('text', 'prompt')}\n\nFor example:\n\n```python\n{tests[0].strip()}\n```"
+        raise row.error("tests that call nothing of the code", "mend that row")
+    text = f"{row.get_text('text', 'prompt')}\n\nFor example:\n\n```python\n{tests[0].strip()}\n```"
     return Problem(f"MBPP/{row.values.get('task_id', row.number)}", text, _shown(tests[0]), exam, solution)
 
 
 def _shown(test: str) -> tuple[Example, ...]:
-    """The example to try a solution on; none where the test is more than one assertion, which is shown all the same."""
+    """Return the example to try a solution on; none if the public test is more than one assertion."""
     statements = parsed(test.strip()).body
     return (of_assertion(test),) if len(statements) == 1 and isinstance(statements[0], ast.Assert) else ()
 
@@ -108,16 +109,16 @@ def _named(written: set[str], tests: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(written & used("\n".join(tests))))
 
 
-def _source(row: Row, name: str) -> str:
-    """The code under a name, its indentation kept; "" where the row has none."""
+def _source(row: JsonRecord, name: str) -> str:
+    """Return the code under a name with its indentation; "" if the row has none."""
     value = row.values.get(name) or ""
     if not isinstance(value, str):
-        raise row.fault(f"{name} that is no text", f"give {name} as the benchmark's files do")
+        raise row.error(f"{name} that is no text", f"give {name} as the benchmark's files do")
     return value.replace("\r\n", "\n")
 
 
-def _texts(row: Row, name: str) -> list[str]:
+def _texts(row: JsonRecord, name: str) -> list[str]:
     value = row.values.get(name) or []
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise row.fault(f"{name} that is no list of texts", f"give {name} as MBPP's files do")
+        raise row.error(f"{name} that is no list of texts", f"give {name} as MBPP's files do")
     return value

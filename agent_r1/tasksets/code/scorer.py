@@ -1,4 +1,5 @@
-"""Whether an attempt's solution passes its exam, whether its first one did, and whether it keeps the form."""
+"""Score an attempt: whether its solution passes the exam, whether its first code did, and whether it has the right
+form."""
 
 from __future__ import annotations
 
@@ -25,15 +26,16 @@ _CLOSER = re.compile(r"^[ \t]*```(?![`\w])", re.MULTILINE)
 class CodeScorer:
     """Implements core ``Scorer``. Rewards:
 
-    - ``passed``: 1 where the final solution passes the exam, else 0, also where there is none; None where it could
-      not be judged, which is never the solution's fault
-    - ``form``: 1 where the last action holds a solution and every call was valid, else 0; whatever the solution is
-    - ``first_passed``: as ``passed``, of the first code that was given to ``run_tests``, or as the final solution
+    - ``passed``: 1 if the final solution passes the exam, else 0, also if there is none; None if it could not be
+    graded,
+      which is never the solution's fault
+    - ``form``: 1 if the last action contains a solution and every call was valid, else 0, whatever the solution is
+    - ``first_passed``: as ``passed``, for the first code given to ``run_tests``, or else for the final solution
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self.sandbox = sandbox.in_force
+        self.sandbox = sandbox.isolation
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
         exam: Exam = task.data["exam"]
@@ -48,10 +50,11 @@ class CodeScorer:
 
 
 def solution_in(text: str) -> str | None:
-    """What is in the last whole ```` ```python ```` block of a text; None where there is none or it is blank.
+    """Return the content of the last complete ```` ```python ```` block of a text; None if there is none or it is
+    blank.
 
-    ``py``, ``Python`` and ``python3`` are Python too, and a block may be indented, as in a list. Strict: the fences
-    begin lines of their own, and a block that was cut off is none.
+    ``py``, ``Python`` and ``python3`` count as Python, and a block may be indented, as in a list. Strict: fences begin
+    lines of their own, and a block that was cut off does not count.
     """
     text = text.replace("\r\n", "\n")
     blocks = [block for opener in _OPENER.finditer(text) if (block := _closed(text, opener.end())) is not None]
@@ -59,7 +62,7 @@ def solution_in(text: str) -> str | None:
 
 
 def _closed(text: str, start: int) -> str | None:
-    """The block from ``start``; None where it is cut off, by the end of the text or by the next opener."""
+    """Return the block from ``start``; None if it is cut off by the end of the text or by the next opening fence."""
     closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
     if closer is None or (opener is not None and opener.start() < closer.start()):
         return None
@@ -67,29 +70,30 @@ def _closed(text: str, start: int) -> str | None:
 
 
 def final_code(trajectory: Trajectory) -> str | None:
-    """The solution in the last action; None where that holds none or still calls a tool."""
+    """Return the solution in the last action; None if it contains none or still calls a tool."""
     text = final_text(trajectory)
     return None if text is None else solution_in(text)
 
 
 def first_code(trajectory: Trajectory) -> str | None:
-    """The first code that was run by ``run_tests``; without any, the final solution."""
+    """Return the first code that ``run_tests`` ran; without any, the final solution."""
     return next(iter(codes_of(trajectory)), None)
 
 
 def codes_of(trajectory: Trajectory) -> tuple[str, ...]:
-    """Every code that was run by ``run_tests``, and the final solution."""
+    """Return every code that ``run_tests`` ran, and the final solution."""
     tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
     final = final_code(trajectory)
     return tried if final is None else (*tried, final)
 
 
 def repairs(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """How often the first code was right (``first_pass_rate``), and how often it was mended where it was not.
+    """Return how often the first code was right (``first_pass_rate``), and how often it was fixed otherwise.
 
-    ``fix_rate`` is the share that passed in the end of the attempts whose first code failed and that gave a second;
-    ``no_second_try_rate`` is the share of those whose first code failed that did not. Both are left out where there
-    are no such attempts. Those that could not be judged are not looked at.
+    ``fix_rate``: of the attempts whose first code failed and that tried again, the share that passed in the end.
+    ``no_second_try_rate``: of those whose first code failed, the share that did not try again. Both are left out if
+    there
+    are no such attempts. Attempts that could not be graded are ignored.
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]
@@ -104,7 +108,7 @@ def _of(trajectory: Trajectory, name: str) -> Any:
 
 
 def _tried(turn: Turn) -> list[str]:
-    calls = zip(turn.action.message.calls, turn.results, strict=False)  # those of the last turn are not run
+    calls = zip(turn.action.message.calls, turn.results, strict=False)  # calls of the last turn are not executed
     given = [(call.arguments or {}).get("code") for call, _ in calls if call.name == RUN_TESTS]
     return [code for code in given if isinstance(code, str)]
 

@@ -1,4 +1,4 @@
-"""Right and wrong ways to act in a problem, by which the world is checked."""
+"""Right and wrong solutions of a problem, with which the task set is checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """The solution that comes with a problem, also after trying; wrong are one that returns None, and bad form."""
+    """Return the problem's own solution, also after a trial; wrong are one that returns None, and wrong forms."""
 
     def of(task: Task) -> ReferenceSolutions:
         exam: Exam = task.data["exam"]
@@ -40,12 +40,12 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def block(source: str) -> Message:
-    """The assistant's last word."""
+    """Return the assistant's final message."""
     return Message.assistant(f"```python\n{source.strip()}\n```")
 
 
 def returning_none(source: str, names: tuple[str, ...]) -> str:
-    """The source, in which these functions do nothing but return None.
+    """Return the source with these functions replaced by ones that only return None.
 
     Example:
         >>> returning_none("def f(x):\\n    return x", ("f",))

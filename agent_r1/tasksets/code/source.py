@@ -1,4 +1,5 @@
-"""What a Python source says of itself, without being run. All raise SyntaxError or ValueError where it is no Python."""
+"""Static analysis of Python source. Every function raises SyntaxError or ValueError if the source is not valid
+Python."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from collections.abc import Iterator
 
 
 def parsed(source: str) -> ast.Module:
-    """The syntax tree; what Python warns of, such as odd escapes in benchmarks' solutions, is nobody's concern here."""
+    """Return the syntax tree; warnings, such as odd escapes in benchmark solutions, are suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 def defined(source: str) -> set[str]:
-    """The functions and classes that it defines, and what it gives a value to in its own lines: ``f = lambda x: x``."""
+    """Return the functions and classes that it defines, and the names assigned at top level: ``f = lambda x: x``."""
     named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     body = parsed(source).body
     values = {name for node in body if not isinstance(node, named) for name in assigned(ast.unparse(node))}
@@ -23,17 +24,17 @@ def defined(source: str) -> set[str]:
 
 
 def used(source: str) -> set[str]:
-    """The names that it reads."""
+    """Return the names that it reads."""
     return set(_names(source, ast.Load))
 
 
 def assigned(source: str) -> set[str]:
-    """The names that it gives values to."""
+    """Return the names that it assigns."""
     return set(_names(source, ast.Store))
 
 
 def imported(source: str) -> set[str]:
-    """The packages that it imports."""
+    """Return the packages that it imports."""
     nodes = list(ast.walk(parsed(source)))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}

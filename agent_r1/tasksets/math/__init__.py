@@ -8,7 +8,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import require_extra
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.sandbox import Level, Sandbox, SandboxConfig
+from agent_r1.sandbox import Sandbox, SandboxConfig, SandboxLevel
 from agent_r1.tasksets.math.problems import read_problems
 from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
 from agent_r1.tasksets.math.solutions import solutions_of
@@ -23,17 +23,18 @@ SYSTEM = (
 )
 
 
-def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level) -> TaskSet:
-    """The world of a file of problems.
+def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
+    """Build the task set of a file of problems.
 
     Args:
-        data: a file, a folder with one per split, or a data set on the hub (see ``problems`` and ``tasks.splits``).
-        corpus: nothing is searched here.
+        data: a file, a folder with a file per split, or a data set on the hub (see ``problems`` and
+        ``tasksets.splits``).
+        corpus: must be None; nothing is searched.
         seed: orders the training problems.
-        level: of the sandbox that the python tool runs in.
+        level: sandbox level of the python tool.
 
     Raises:
-        InvalidInput: a file is missing or broken, math-verify is missing, or the sandbox's level does not hold here.
+        InvalidInput: a file is missing or malformed, math-verify is missing, or the sandbox level is not available.
     """
     if data is None:
         raise InvalidInput(
@@ -53,5 +54,5 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Level)
         validation="validation" if splits["validation"] else None,
         whole=whole_of(splits),
         solutions=solutions_of(everything(splits), MAX_TURNS),
-        sandbox=sandbox.in_force,
+        sandbox=sandbox.isolation,
     )

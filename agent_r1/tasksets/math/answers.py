@@ -10,9 +10,10 @@ _BRACE = re.compile(r"(?:\\\\)|(?:\\[{}])|(?P<brace>[{}])")
 
 
 def stated_answer(text: str) -> str | None:
-    r"""What is in the last whole ``\boxed{..}``; without any, what follows the last ``#### ``; None where neither is.
+    r"""Return the content of the last complete ``\boxed{..}``; if there is none, the text after the last ``#### ``;
+    else None.
 
-    Strict: a box whose braces do not close, or that is blank, is none.
+    Strict: a box whose braces do not close, or that is blank, does not count.
 
     Example:
         >>> stated_answer(r"Either \boxed{2} or \boxed{\frac{1}{2}}."), stated_answer("So 6 * 3 = 18.\n#### 18")
@@ -26,7 +27,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""What is in the last ``\boxed{..}`` or ``\fbox{..}`` that closes; a single character may stand without braces.
+    r"""Return the content of the last closed ``\boxed{..}`` or ``\fbox{..}``; a single character needs no braces.
 
     Example:
         >>> boxed_answer(r"\boxed{\{1, 2\}}"), boxed_answer(r"\boxed 7"), boxed_answer(r"\boxed{1")
@@ -37,7 +38,8 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _braced(text: str, start: int) -> str | None:
-    """From ``start`` to the brace that closes the one before it; None where none does. Escaped braces are text."""
+    """Return the text from ``start`` to the brace that closes the one before it; None if none does. Escaped braces
+    are text."""
     depth = 1
     for found in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(found["brace"] or "", 0)

@@ -26,9 +26,9 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 
 
 def refusal(gold: str, said: str, question: str) -> str | None:
-    """Why ``said`` is no answer to ``question``, before it is computed; None where it may be one.
+    """Return why ``said`` cannot be an answer to ``question`` whatever its value; None if it may be one.
 
-    Both answers are :func:`normal`. What reads as the gold answer does is never refused.
+    Both answers are :func:`normal`. An answer that reads the same as the gold answer is never refused.
     """
     if same_text(gold, said):
         return None
@@ -46,7 +46,7 @@ def refusal(gold: str, said: str, question: str) -> str | None:
 
 
 def alike(gold: str, said: str) -> str:
-    """The gold answer, a column or row of numbers as a tuple where a tuple was said."""
+    """Return the gold answer, with a column or row vector as a tuple if a tuple was given."""
     found = _VECTOR.fullmatch(gold.strip())
     if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
         return gold
@@ -55,12 +55,12 @@ def alike(gold: str, said: str) -> str:
 
 
 def expressions(question: str) -> tuple[str, ...]:
-    """The mathematics of a question, as it stands there between dollars or brackets."""
+    """Return the mathematical expressions of a question, as they stand between dollars or brackets."""
     return tuple(next(filter(None, found)).strip() for found in _EXPRESSION.findall(question))
 
 
 def same_text(gold: str, said: str) -> bool:
-    """Whether two answers, both :func:`normal`, read the same."""
+    """Return whether two answers, both :func:`normal`, read the same."""
     return _key(said) == _key(gold)
 
 
@@ -79,7 +79,8 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """What is left to be computed. An answer with letters is symbolic, and may be a sum of its terms."""
+    """Return the number of operations left to compute. An answer with letters is symbolic and may be a sum of
+    terms."""
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)
     if re.search("[a-zA-Z]", _LETTERS.sub("", text)):
@@ -105,5 +106,5 @@ def _kind(answer: str) -> str:
 
 
 def _may_equal(gold: str, said: str) -> bool:
-    """A list may be a set that was written without its braces; nothing else may be another kind."""
+    """Return whether two kinds may be equal: a list may be a set written without braces; other kinds must agree."""
     return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

@@ -1,4 +1,4 @@
-"""One way to write an answer: what people write around mathematics is taken off, and numbers are written alike."""
+"""Normalize answers: strip the text that people write around mathematics, and write numbers uniformly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NAME = re.compile(r"[a-zA-Z]")
 
 
 def normal(answer: str) -> str:
-    r"""The answer as math-verify reads it. What this does not know it leaves as it stands.
+    r"""Return the answer in the form that math-verify reads. Unknown notation is left unchanged.
 
     Example:
         >>> normal("£1,000."), normal("18 miles per hour"), normal("1 1/2"), normal("x<2")
@@ -64,7 +64,8 @@ def normal(answer: str) -> str:
 
 
 def exact(answer: str) -> str:
-    r"""A repeating decimal as the fraction that it is, which math-verify does not know; any other as it stands.
+    r"""Return a repeating decimal as a fraction, because math-verify does not know them; other answers are
+    unchanged.
 
     Example:
         >>> exact(r"0.1\overline{6}")
@@ -79,7 +80,7 @@ def exact(answer: str) -> str:
 
 
 def squashed(text: str) -> str:
-    """What a text says, for comparing it with another: without spaces, braces, and marks that only look nice."""
+    """Return a text without spaces, braces and layout marks, for comparison with another."""
     text = _FRACTION.sub(_over, text)
     bare = re.sub(r"\\(?:left|right|text|mathrm|mathbf|displaystyle)\b|\\[,!;: ]|\^\{?\\circ\}?|[\s{}$]", "", text)
     return re.sub(r"\\[dt]frac\b", r"\\frac", bare).casefold()
@@ -115,7 +116,7 @@ def _over(found: re.Match[str]) -> str:
 
 
 def _as_intervals(text: str) -> str:
-    r"""Inequalities of one letter as intervals: ``x<2 or x>3``, ``1 \le x < 2``."""
+    r"""Write inequalities of one letter as intervals: ``x<2 or x>3``, ``1 \le x < 2``."""
     parts = re.split(r"\s*(?:\bor\b|\\text\s*\{\s*or\s*\}|\\cup)\s*", text)
     intervals = [_interval(part) for part in parts]
     return r"\cup".join(each for each in intervals if each) if all(intervals) else text

@@ -1,4 +1,4 @@
-"""Whether an attempt's final answer is the gold one, and whether it keeps the form that was asked for."""
+"""Score the final answer of an attempt: whether it equals the gold answer, and whether it has the required form."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Rewards, Trajectory
-from agent_r1.envs.adapters.pool import Pool
+from agent_r1.envs.adapters.pool import WorkerPool
 from agent_r1.rewards.answers import calls_are_valid, final_text
 from agent_r1.tasksets.math.answers import stated_answer
 from agent_r1.tasksets.math.form import alike, refusal
 from agent_r1.tasksets.math.normal import exact, normal
-from agent_r1.tools.execution import Raised, Returned, TimedOut
+from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 
 _log = logging.getLogger(__name__)
 
 SECONDS = 5.0
-"""What comparing two answers may take. The usual one takes milliseconds."""
+"""Limits of comparing two answers. A comparison usually takes milliseconds."""
 
 LONGEST = 1000
-"""Characters of an answer; no benchmark has one half as long, and what is longer is wrong without being parsed."""
+"""Characters of an answer; no benchmark has one half as long. Longer answers are wrong without being parsed."""
 
 _VERIFIER = "agent_r1.tasksets.math.verifier"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Whether an answer is right. None: that could not be found out, for ``reason``.
+    """Whether an answer is right; None if that could not be decided, with the ``reason``.
 
     Example:
         Checked(None, "score timed out")
@@ -40,13 +40,13 @@ class Checked:
 
 
 class AnswerChecker:
-    """Compares answers in processes that are killed where they hang (:class:`Pool`); never in this one."""
+    """Compares answers in separate processes, which are killed if they hang (:class:`Pool`)."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self._pool = Pool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
+        self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Whether ``said`` is right. One that cannot be computed, where the gold answer can, is wrong."""
+        """Return whether ``said`` is right. If only the gold answer can be computed, ``said`` is wrong."""
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
         said = normal(said)
@@ -61,11 +61,11 @@ class AnswerChecker:
 
     async def _compared(self, gold: str, said: str) -> Checked:
         match await self._pool.call("same", gold, said):
-            case Returned(value=bool() as same):
+            case ReturnValue(value=bool() as same):
                 return Checked(same)
-            case TimedOut():
+            case CallTimeout():
                 return Checked(None, "score timed out")
-            case Raised(reason=reason):
+            case CallFailure(reason=reason):
                 return Checked(None, f"score failed: {reason}")
             case outcome:
                 return Checked(None, f"score failed: {outcome}")
@@ -74,9 +74,10 @@ class AnswerChecker:
 class MathScorer:
     """Implements core ``Scorer``. Rewards:
 
-    - ``correct``: 1 where the final answer equals ``task.data["answer"]`` and is one (see ``form``), else 0, also
-      where there is no answer; None where that could not be found out, as the gold answer cannot be computed
-    - ``form``: 1 where the last action states an answer and every call was valid, else 0; whatever the answer is
+    - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see ``form``),
+    else 0,
+      also if there is no answer; None if it cannot be decided because the gold answer cannot be computed
+    - ``form``: 1 if the last action states an answer and every call was valid, else 0, whatever the answer is
     """
 
     def __init__(self, checker: AnswerChecker) -> None:
@@ -86,7 +87,7 @@ class MathScorer:
         said = [_answer_of(trajectory) for trajectory in group]
         different = [
             answer for answer in dict.fromkeys(said) if answer is not None
-        ]  # a group agrees more often than not
+        ]  # answers within a group are often equal
         gold, question = task.data["answer"], task.messages[-1].text
         checks = await asyncio.gather(*(self._checker.check(gold, answer, question) for answer in different))
         checked = dict(zip(different, checks, strict=True))

@@ -1,4 +1,4 @@
-"""Right and wrong ways to act in a problem, by which the world is checked."""
+"""Right and wrong solutions of a problem, with which the task set is checked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """The gold answer in its forms; wrong are the answer of another problem, one more, what the question says already,
-    a sum that is not added up, and answers out of form."""
+    """Return the gold answer in its forms; wrong are another problem's answer, the answer plus one, an expression
+    of the
+    question, an uncomputed sum, and answers of the wrong form.
+    """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
     def of(task: Task) -> ReferenceSolutions:
@@ -45,12 +47,13 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
 
 
 def boxed(answer: str) -> Message:
-    """The assistant's last word."""
+    """Return the assistant's final message."""
     return Message.assistant(rf"The answer is \boxed{{{answer}}}.")
 
 
 def one_more(answer: str) -> tuple[str, ...]:
-    r"""The answer and one: of an integer its sum, of any other mathematics the sum as written; infinity has none.
+    r"""Return the answer plus one: the sum of an integer, the written sum of other mathematics, nothing for
+    infinity.
 
     Example:
         >>> one_more("1,999"), one_more(r"\frac{1}{2}"), one_more(r"\infty")
@@ -63,7 +66,8 @@ def one_more(answer: str) -> tuple[str, ...]:
 
 
 def not_added_up(answer: str) -> str:
-    """An integer as a sum, which is its value and no answer; of any other answer a sum of something else.
+    """Return an integer as a sum, which has its value but is not an answer; for other answers a sum with another
+    value.
 
     Example:
         >>> not_added_up("18")
@@ -76,10 +80,11 @@ def not_added_up(answer: str) -> str:
 
 
 def copies(question: str, gold: str) -> tuple[str, ...]:
-    """The expressions of a question, but for those that read as the answer does."""
+    """Return the expressions of a question, except those that read the same as the answer."""
     return tuple(each for each in expressions(question) if not same_text(normal(gold), normal(each)))
 
 
 def are_apart(one: str, other: str) -> bool:
-    """Whether two answers have other digits; those that differ otherwise may mean the same, as ``x=5`` and ``5`` do."""
+    """Return whether two answers have different digits; answers that differ otherwise may mean the same (``x=5``
+    and ``5``)."""
     return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

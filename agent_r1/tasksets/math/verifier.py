@@ -1,6 +1,6 @@
-"""The other side of ``scorer``: whether two answers are the same mathematics, by math-verify.
+"""The process behind ``scorer``: compares two answers with math-verify.
 
-Only processes that may be killed import this: what sympy makes of an answer can take for ever, or all memory.
+Only processes that may be killed import this: sympy may take forever, or all memory, on an answer.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import resource
 from math_verify import parse, verify
 
 MEMORY = 4 * 2**30
-"""Bytes of address space; what needs more raises MemoryError."""
+"""Bytes of address space; beyond it a MemoryError is raised."""
 
 
 class Verifier:
-    """Compares answers, in a process whose memory it limits."""
+    """Compares answers in a process with limited memory."""
 
     def __init__(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def same(self, gold: str, said: str) -> bool:
-        r"""Whether ``said`` is equal to ``gold``, both bare LaTeX or plain numbers. The order matters to math-verify.
+        r"""Return whether ``said`` equals ``gold``, both bare LaTeX or plain numbers. math-verify depends on the
+        order.
 
-        Its own time limits are off: they would call wrong what is not known.
+        Its own time limits are disabled: they would turn an undecided comparison into a wrong answer.
         """
         return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 

@@ -14,9 +14,9 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.naive_rag import NaiveRag
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.opening import open_retriever
+from agent_r1.retrieval.open import open_retriever
 from agent_r1.retrieval.passages import unique
-from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrieverFailed
+from agent_r1.retrieval.retriever import TOP_K, RetrievalError, Retriever
 from agent_r1.retrieval.tool import search_tool
 from agent_r1.rewards.answers import exact_match, f1, gated_exact_match, sub_match
 from agent_r1.rewards.normalization import exact_match_score
@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 MAX_TURNS = 5
 MAX_OUTPUT = 4000
-"""Characters of a search result: five passages of Wikipedia's usual length. The paper's 2048 cut the last ones off."""
+"""Characters of a search result: five passages of the usual Wikipedia length. The paper's 2048 cut off the last
+ones."""
 
 AGENT_SYSTEM = (
     "Answer the question. Look facts up with the search tool, one at a time and as often as you need. "
@@ -44,7 +45,7 @@ RAG_SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of a world by split; ``evaluation`` are the splits of the table, ``whole`` the one of all."""
+    """Questions by split; ``evaluation`` are the splits of the table, ``whole`` is the split of all questions."""
 
     splits: Splits[Question]
     evaluation: tuple[str, ...]
@@ -52,17 +53,17 @@ class Questions:
 
 
 def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """The world of one benchmark, or of several.
+    """Build the task set of one benchmark, or of a mixture.
 
     Args:
-        name: what the world is called, such as ``hotpotqa``.
-        data: a file of questions, a folder with one per split (see ``splits``), a data set on the hub (see
-            ``hub``), or a TOML file that mixes some of these (see ``mixture``).
-        corpus: what to search (see ``retrieval.opening``); without it, the passages that came with the questions.
+        name: name of the task set, such as ``hotpotqa``. data: a file of questions, a folder with a file per split
+        (see ``splits``), a data set on the hub (see ``hub``), or
+            a TOML file that mixes several (see ``mixture``).
+        corpus: the corpus to search (see ``retrieval.open``); if None, the passages that came with the questions.
         seed: draws and orders the training questions.
 
     Raises:
-        InvalidInput: a file is missing or broken, or there are no passages to search.
+        InvalidInput: a file is missing or malformed, or there are no passages to search.
     """
     if data is None:
         raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
@@ -103,9 +104,10 @@ def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
 
 
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
-    """An answer after one search for the question; wrong is, among others, the answer of another question.
+    """Return the solutions: right is the answer after one search; wrong is, for example, the answer of another
+    question.
 
-    Sub-match is no full mark: a question may name the answer among others, and so earns it.
+    Sub-match is not part of the full reward: a question may contain the answer, and so a copy of it would earn it.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in everything(splits)))
 
@@ -119,7 +121,7 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 
 
 def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
-    """Recall of the supporting titles by one search for the question; None where no question names any."""
+    """Return a function that measures recall of the supporting titles; None if no question names any."""
     if not any(question.supporting for question in everything(splits)):
         return None
 
@@ -127,7 +129,7 @@ def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str]
         questions = [question for question in splits[split] if question.supporting]
         try:
             return {f"recall@{TOP_K}": recall(questions, retriever)} if questions else {}
-        except RetrieverFailed as error:
+        except RetrievalError as error:
             _log.warning("recall@%d of %s was not measured: %s", TOP_K, split, error)
             return {}
 
@@ -135,7 +137,8 @@ def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str]
 
 
 def recall(questions: Sequence[Question], retriever: Retriever) -> float:
-    """The mean share of a question's supporting titles among the ``TOP_K`` passages that a search for it finds."""
+    """Return the mean share of a question's supporting titles among the ``TOP_K`` passages found by searching for
+    it."""
     found = retriever.search([question.text for question in questions])
     shares = [
         len(set(question.supporting) & {passage.title for passage in passages}) / len(question.supporting)

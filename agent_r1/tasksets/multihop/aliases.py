@@ -1,4 +1,4 @@
-"""Other names of answers: the file ``id_aliases.json`` that comes with 2WikiMultihopQA."""
+"""Other names of answers: the file ``id_aliases.json`` of 2WikiMultihopQA."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_r1.core.jsonl import read_rows
+from agent_r1.core.jsonl import read_records
 
 ALIASES_FILE = "id_aliases.json"
 
@@ -15,17 +15,17 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """The other names of the entities in ``wanted`` by their Wikidata id; aliases and demonyms, as in 2Wiki's script.
+    """Return other names of the entities in ``wanted`` by Wikidata id: aliases and demonyms, as in 2Wiki's script.
 
-    Rows are ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises InvalidInput, naming the row.
+    Rows are ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises InvalidInput that names the row.
     """
     names: dict[str, tuple[str, ...]] = {}
-    for row in read_rows(path):
-        entity = row.text("Q_id")
+    for row in read_records(path):
+        entity = row.get_text("Q_id")
         if entity in wanted:
             try:
                 both = [_NAMES.validate_python(row.values.get(field) or []) for field in ("aliases", "demonyms")]
             except ValidationError as error:
-                raise row.fault("aliases that are no texts", "give aliases and demonyms as lists of texts") from error
+                raise row.error("aliases that are no texts", "give aliases and demonyms as lists of texts") from error
             names[entity] = tuple(name.strip() for some in both for name in some if name.strip())
     return names

@@ -1,4 +1,4 @@
-"""A mixture of data sets, described by a TOML file: what is trained on, and what each column of the table is.
+"""A mixture of data sets, described by a TOML file: the training questions, and the columns of the table.
 
 [train.hotpotqa]
 data = "hotpot_train_v1.1.json"
@@ -32,11 +32,12 @@ from agent_r1.tasksets.multihop.questions import Question, read_questions
 from agent_r1.tasksets.splits import Splits, shuffled, without
 
 RESERVED = ("train", "validation", "all")
-"""Splits of every multi-hop world: no data set may be called so, as its test questions are a split of its name."""
+"""Splits of every multi-hop task set. No data set may have such a name, because its test questions form a split of
+its name."""
 
 
 class Portion(BaseModel):
-    """Questions of one data set: ``count`` of them, drawn at random; all of them where it is None."""
+    """``count`` questions of one data set, drawn at random; all of them if it is None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,19 +57,19 @@ class MixtureFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The questions by split; ``tests`` are the splits of the table, one for each tested data set, by its name."""
+    """Questions by split; ``tests`` are the splits of the table, one per tested data set, with its name."""
 
     splits: Splits[Question]
     tests: tuple[str, ...]
 
 
 def read_mixture(path: Path, seed: int) -> Mixture:
-    """Read the file and the questions it names; paths are relative to its folder.
+    """Read the file and the questions that it names; paths are relative to its folder.
 
-    Tested questions are the same for every seed, also where they are counted; ``seed`` draws the training ones. What
-    is tested is not validated on, and neither is trained on: such questions are passed over, whatever their file.
+    Test questions are the same for every seed, even if only a number of them is drawn; ``seed`` draws the training
+    questions. Questions that are tested are used neither for validation nor for training, whatever file they are in.
 
-    Raises InvalidInput: the file is broken, a data set cannot be read, or has fewer questions than are wanted.
+    Raises InvalidInput if the file is malformed, or a data set cannot be read or has too few questions.
     """
     file = _read(path)
     draw = _Draw(path)
@@ -76,7 +77,7 @@ def read_mixture(path: Path, seed: int) -> Mixture:
     held = _joined(tests)
     validations = draw.portions("validation", file.validation, "split", held)
     trained = draw.portions("train", file.train, str(seed), (*held, *_joined(validations)))
-    # In an order of its own: by the one it was drawn in, questions of the larger data set would come first.
+    # Shuffle once more: in the order of drawing, questions of the larger data set would come first.
     train = shuffled(_joined(trained), f"mixed by {seed}")
     return Mixture({"train": train, "validation": _joined(validations), **tests}, tuple(tests))
 
@@ -91,7 +92,7 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """What each portion of a split gets, in the order that ``salt`` gives; nothing that is held for another."""
+        """Return the questions of each portion of a split in the order that ``salt`` gives, without reserved ones."""
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 
     def _portion(
@@ -106,7 +107,7 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Where a portion's questions are; a file's name is relative to that of the mixture."""
+    """Return the source of a portion's questions; a file name is relative to that of the mixture."""
     return Path(data) if is_hub(Path(data)) else path.parent / data
 
 

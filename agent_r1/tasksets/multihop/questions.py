@@ -1,4 +1,4 @@
-"""Multi-hop questions with their answers, as the benchmarks' files give them."""
+"""Multi-hop questions with their answers, as in the benchmarks' files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.jsonl import Row
+from agent_r1.core.jsonl import JsonRecord
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.retrieval.passages import Passage
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 class Question:
     """One row of a question file.
 
-    ``answers`` are all that count as right. ``supporting`` are the titles of the passages that prove
-    the answer, ``context`` the passages that came with the question, and ``hops`` what each step on the way
-    comes to, the last one included; () where the file has none.
+    ``answers`` are all right answers. ``supporting`` are the titles of the passages that prove the answer, ``context``
+    the passages that came with the question, and ``hops`` the answers of all steps including the last; () if the file
+    has none.
 
     Example:
         Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...),
@@ -40,25 +40,25 @@ class Question:
     hops: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
-        """The question as a task. Its data are for scorers and are never shown."""
+        """Return the question as a task. Its data are for scorers and never shown to the agent."""
         data = {"answers": self.answers, "supporting": self.supporting, "hops": self.hops}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
 def read_questions(source: Path) -> tuple[Question, ...]:
-    """Read a file of questions, or a split on the hub (see ``hub``); the format is recognised by what rows hold.
+    """Read a file of questions, or a split on the hub (see ``hub``); the fields of its rows decide the format.
 
     - HotpotQA's own, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]]
       pairs, ``supporting_facts`` as [title, sentence number] pairs, ``_id``
     - 2WikiMultihopQA's own: the same, with ``evidences`` as [subject, relation, object] triples and ``answer_id``,
-      by which ``id_aliases.json`` beside the file tells the answer's other names
+      with which ``id_aliases.json`` beside the file gives other names of the answer
     - MuSiQue's own: ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``; rows that are
       not answerable are left out, as in its answer metric
-    - the hub's versions of these, where lists of pairs are columns: ``{"title": [..], "sentences": [..]}``
-    - rows of a question (``question``, ``Question`` or ``query``) and of an answer, a text or a list of all right ones
+    - the hub's versions of these, in which lists of pairs are columns: ``{"title": [..], "sentences": [..]}``
+    - rows with a question (``question``, ``Question`` or ``query``) and an answer, a text or a list of all right ones
       (``answer``, ``answers`` or ``golden_answers``)
 
-    Raises InvalidInput, naming the file and the row.
+    Raises InvalidInput that names the file and the row.
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}
@@ -67,7 +67,7 @@ def read_questions(source: Path) -> tuple[Question, ...]:
             continue
         question = _question(row)
         if question.id in questions:
-            raise row.fault(f"the id {question.id!r} for a second time", "give every row an id of its own")
+            raise row.error(f"the id {question.id!r} for a second time", "give every row an id of its own")
         questions[question.id] = question
         if isinstance(entity := row.values.get("answer_id"), str) and entity:
             entities[question.id] = entity
@@ -76,12 +76,12 @@ def read_questions(source: Path) -> tuple[Question, ...]:
     return tuple(_with_aliases(questions, entities, source.parent / ALIASES_FILE).values())
 
 
-def _question(row: Row) -> Question:
+def _question(row: JsonRecord) -> Question:
     named = next((row.values[name] for name in ("_id", "id", "query_id") if row.values.get(name) is not None), None)
     paragraphs = paragraphs_of(row)
     return Question(
         id=f"row-{row.number}" if named is None else str(named),
-        text=row.text("question", "Question", "query"),
+        text=row.get_text("question", "Question", "query"),
         answers=answers_of(row),
         supporting=_once([each.title for each in paragraphs if each.is_supporting] or supporting_of(row)),
         context=tuple(Passage(each.title, each.paragraph_text) for each in paragraphs) or context_of(row),
@@ -94,7 +94,7 @@ def _once(titles: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
-    """The questions, their answers with the other names of the entity that answers."""
+    """Return the questions with the other names of the entity that is the answer added to their answers."""
     if not entities:
         return questions
     if not file.is_file():

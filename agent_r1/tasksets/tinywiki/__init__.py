@@ -1,4 +1,4 @@
-"""TinyWiki: a generated encyclopedia, and questions that need one, two or three of its pages in a row."""
+"""TinyWiki: a generated encyclopedia, and questions that need one, two or three of its pages in sequence."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RECIPE: Mapping[str, Any] = {
     "evaluate_every": 2,
     "pass_k": 16,
 }
-"""The reward is the exact match; F1, and which searches found a page, are measured only."""
+"""The reward is exact match; F1 and whether a search found a page are measured only."""
 
 
 FIND = replace(search, spec=replace(search.spec, name="find"))
-"""The search under another name, for the split ``renamed-tool``."""
+"""The search tool under another name, for the split ``renamed-tool``."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """The world; ``seed`` draws the training wikis. Raises InvalidInput where files are given: it reads none."""
+    """Build the task set; ``seed`` draws the training wikis. Raises InvalidInput if files are given."""
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
             raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
@@ -56,7 +56,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """The answer by the pages on the way to it; wrong is, among others, to stop one page too early."""
+    """Return the solutions: right is the answer by way of its pages; wrong is, for example, to stop one page early."""
     chain = task.data["chain"]
     on_the_way = (chain.start, *chain.values[:-1])
     tool = FIND if task.split == "renamed-tool" else search

@@ -1,4 +1,4 @@
-"""tiny-base, the model that TinyWiki comes with, and the settings that fit it."""
+"""tiny-base, the model that is shipped with TinyWiki, and settings that fit it."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ TINY_BASE_RECIPE: Mapping[str, Any] = {
     "trainer.critic_learning_rate": 1e-3,
     "trainer.micro_tokens": 4096,
 }
-"""Settings by dotted key for any task that tiny-base is trained on."""
+"""Settings by dotted key for any task set that tiny-base is trained on."""

@@ -1,4 +1,4 @@
-"""The fixed vocabulary of TinyWiki: what entities and relations may be called."""
+"""The fixed vocabulary of TinyWiki: names of entities and relations."""
 
 from itertools import product
 
@@ -24,7 +24,7 @@ _MIDDLES = ("a", "e", "i", "o", "u")
 _ENDS = ("ban", "dra", "mis")
 
 ENTITIES: tuple[str, ...] = tuple("".join(parts) for parts in product(_STARTS, _MIDDLES, _ENDS))
-"""240 pronounceable names, one word each. Which of them exist, and as what, differs from wiki to wiki."""
+"""240 pronounceable names of one word. Which of them exist, and in which role, differs from wiki to wiki."""
 
 RELATIONS: tuple[str, ...] = (
     "bridge",
@@ -40,9 +40,9 @@ RELATIONS: tuple[str, ...] = (
     "temple",
     "twin",
 )
-"""What one entity can be to another."""
+"""The relations between entities."""
 
 UNSEEN_RELATION = "market"
-"""In no text that anything is trained on; in some wikis it stands in the place of ``REPLACED_RELATION``."""
+"""A relation that occurs in no training text; in some wikis it takes the place of ``REPLACED_RELATION``."""
 
 REPLACED_RELATION = "temple"

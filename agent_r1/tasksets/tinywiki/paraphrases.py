@@ -1,4 +1,4 @@
-"""Questions of TinyWiki in words that are never trained on: each asks for what the two styles ask for."""
+"""TinyWiki questions in wordings that are never trained on; each means the same as a question of the two styles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent_r1.tasksets.tinywiki.wiki import Chain
 
 
 def who(chain: Chain) -> str:
-    """One word of style a is another.
+    """Style a with one word replaced.
 
     Example:
         "Who is the capital of the mayor of Alba?"
@@ -17,7 +17,7 @@ def who(chain: Chain) -> str:
 
 
 def command(chain: Chain) -> str:
-    """Style a without a question.
+    """Style a as a request.
 
     Example:
         "Find the capital of the mayor of Alba."
@@ -26,7 +26,7 @@ def command(chain: Chain) -> str:
 
 
 def topic(chain: Chain) -> str:
-    """Style a, its last word first.
+    """Style a with the entity first.
 
     Example:
         "Alba: what is the capital of the mayor of it?"
@@ -35,7 +35,7 @@ def topic(chain: Chain) -> str:
 
 
 def swapped(chain: Chain) -> str:
-    """Style b, its first sentence second.
+    """Style b with its sentences in another order.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"
@@ -49,7 +49,7 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""Made of words that tiny-base knows, so that the wording is what is tried, and not the vocabulary."""
+"""Only words that tiny-base knows, so that the wording is tested and not the vocabulary."""
 
 
 def _nested(chain: Chain) -> str:

@@ -17,7 +17,7 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Style a: the last relation is named first.
+    """Style a: the last relation comes first.
 
     Example:
         "What is the capital of the mayor of Alba?"
@@ -35,21 +35,21 @@ def forward(chain: Chain) -> str:
 
 
 STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
-"""How questions are worded in training."""
+"""The wordings of questions in training."""
 
 _WORDINGS = {**STYLES, **PARAPHRASES}
 
 
 def conversation(question: str) -> tuple[Message, ...]:
-    """The messages that open an episode."""
+    """Return the messages that open an episode."""
     return (INSTRUCTION, Message.user(question))
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a split is made: of which wikis, and in which wordings and lengths its questions rotate.
+    """The recipe of a split: its wikis, and the wordings and lengths through which its questions rotate.
 
-    Where a ``relation`` is given, every question asks for it.
+    If ``relation`` is given, every question asks for it.
 
     Example:
         Split("test", wikis=4, tasks=400, kinds=(("style-a", 1), ("style-a", 2)))
@@ -77,24 +77,23 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
     "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
-"""Questions rotate through the kinds, so that any first part of a split is balanced.
+"""Questions rotate through the kinds, so that any prefix of a split is balanced.
 
-A quarter of the questions is 1-hop, the rest 2-hop. 3-hop questions are never trained on. Validation, whose wikis
-share no fact with the test wikis, has a third of them, because the checkpoint it chooses has to hold up there, too.
-``one-hop`` is a control: a reader that is given the right page has to know the answer. The last three are variants
-of the two styles: what was learned is tried, unchanged, on other wordings, on a tool of another name (which the world's
-environment for that split has), and on a relation that stands in no page of training.
+A quarter of the questions is 1-hop, the rest 2-hop. RL never trains on 3-hop questions. A third of the validation
+questions, whose wikis share no fact with the test wikis, is 3-hop, because the checkpoint chosen by validation has to
+hold up there as well. ``one-hop`` is a control: a reader that is given the right page has to know the answer. The last
+three splits try the agent on other wordings, on a renamed tool, and on a relation that is in no page of training.
 """
 
 
 _TRIES = 1000
-"""Chains drawn for one question; a wiki has far more than a split asks of it."""
+"""Chains drawn for one question; a wiki has far more than a split needs."""
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """The tasks of a split, always in the same order. ``seed`` draws the training wikis; all else is the same for all.
+    """Return the tasks of a split, always in the same order. ``seed`` draws the training wikis only.
 
-    Raises InvalidInput for a split that does not exist.
+    Raises InvalidInput for an unknown split.
     """
     if split not in SPLITS:
         raise InvalidInput("tinywiki split", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -105,7 +104,7 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """A question that was not asked before of its wiki; it is added to ``asked``."""
+    """Draw a question that its wiki has not had yet, and add it to ``asked``."""
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
     rng = random.Random(f"{prefix}/{split}/{index}")

@@ -1,4 +1,4 @@
-"""The one retriever of TinyWiki: the tool and the Naive RAG baseline both ask it, for one page."""
+"""The retriever of TinyWiki, used by the search tool and by the naive RAG baseline; it returns one page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NOTHING = "No page."
 
 
 def retrieve(wiki: Wiki, query: str) -> str:
-    """The text of the page whose title stands in the query; the first such title where there are several.
+    """Return the page whose title occurs in the query; the first such title if there are several.
 
-    Titles are single words, each of one page, so all weigh the same: this is the order in which BM25 over
-    titles ranks them, ties going to the word that stands first.
+    Titles are single words, each of one page, so all have equal weight: BM25 over titles would rank them in the same
+    order, with ties broken by position in the query.
     """
     named = [word for word in re.findall(r"\w+", query) if word in wiki.facts]
     return wiki.page(named[0]) if named else NOTHING

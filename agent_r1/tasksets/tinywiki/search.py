@@ -23,5 +23,5 @@ async def search(query: str, task: Task) -> str:
 
 
 def found(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
-    """1.0 for a search that gave a page; 0.0 for one that found none, and for a call that could not be run."""
+    """Return 1.0 for a search that returned a page; 0.0 if it found none or the call could not be run."""
     return {"found": float(result.ok and result.parts != (Text(NOTHING),))}

@@ -1,4 +1,4 @@
-"""Wikis: generated encyclopedias of one page per entity, and the chains of facts through them."""
+"""Wikis: generated encyclopedias with one page per entity, and chains of facts through them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELAT
 CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
 """A fact (entity, relation, value) belongs to one class: the sum of the three vocabulary positions, modulo 3.
 
-A wiki holds facts of its own class only, so wikis of different classes share none, by construction.
+A wiki contains only facts of its own class, so wikis of different classes share no fact by construction.
 """
 
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""Wikis of this name are the test wikis, whose facts of one relation go by a word that no other wiki has."""
+"""Wikis with this name are test wikis in which one relation has a name that no other wiki uses."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5
 
 
 def fact_class(entity: str, relation: str, value: str) -> int:
-    """The class that owns a fact."""
+    """Return the class of a fact."""
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A walk from ``start`` along ``relations``; ``values[i]`` is where relation ``i`` leads.
+    """A walk from ``start`` along ``relations``; ``values[i]`` is the value of relation ``i``.
 
     Example:
         Chain("Alba", ("mayor", "capital"), ("Bruno", "Corin")): the capital of the mayor of Alba is Corin.
@@ -61,7 +61,7 @@ class Wiki:
         return tuple(self.facts)
 
     def page(self, title: str) -> str:
-        """The page as text.
+        """Return the page as text.
 
         Example:
             "Alba: mayor Bruno. river Dovra."
@@ -69,7 +69,7 @@ class Wiki:
         return f"{title}: " + " ".join(f"{relation} {value}." for relation, value in self.facts[title].items())
 
     def renamed(self, relation: str, name: str) -> Wiki:
-        """The same facts, where one relation goes by another name."""
+        """Return the same wiki with one relation renamed."""
         return Wiki(
             {
                 title: {name if known == relation else known: v for known, v in facts.items()}
@@ -78,7 +78,7 @@ class Wiki:
         )
 
     def chain(self, hops: int, rng: random.Random) -> Chain:
-        """A walk of ``hops`` facts that meets no entity and no relation twice."""
+        """Draw a walk of ``hops`` facts that repeats neither an entity nor a relation."""
         while True:
             walk = self._walk(hops, rng)
             if len({walk.start, *walk.values}) == hops + 1 and len(set(walk.relations)) == hops:
@@ -96,7 +96,8 @@ class Wiki:
 
 @lru_cache(maxsize=256)
 def open_wiki(name: str) -> Wiki:
-    """The wiki of this name, the same on every machine. The part before the first slash is its class, or ``UNSEEN``.
+    """Return the wiki with this name, the same on every machine. The part before the first slash is its class, or
+    ``UNSEEN``.
 
     Example:
         open_wiki("test/0")
@@ -108,13 +109,13 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """A fresh wiki whose facts are all of class ``owner``."""
+    """Draw a new wiki whose facts all have class ``owner``."""
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """One page's facts; no value stands twice on a page, none is the page itself."""
+    """Draw the facts of one page: no value occurs twice, and none is the page itself."""
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]

@@ -1,1 +1,1 @@
-"""What runs in the sandbox: read as text by the world, imported by nobody."""
+"""Code that runs in the sandbox: the task set reads it as text, and no module imports it."""

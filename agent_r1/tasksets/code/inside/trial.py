@@ -1,14 +1,15 @@
-"""A trial: runs a solution and the examples of its task, and prints what came of it, for its author to read."""
+"""A trial: runs a solution and the examples of its task, and prints the results for the agent."""
 
 import linecache
 import traceback
 
 NAME = "solution.py"
-LONGEST = 500  # characters of a value that is shown
+LONGEST = 500  # characters shown of a value
 
 
 def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) -> None:
-    """``given`` is run before the solution and ``after`` behind it; examples are expressions: a call, what it gives."""
+    """``given`` runs before the solution and ``after`` behind it; examples are pairs of a call and its expected
+    value."""
     linecache.cache[NAME] = (len(code), None, f"{code}\n".splitlines(True), NAME)
     names: dict[str, object] = {"__name__": "solution"}
     try:
@@ -27,7 +28,7 @@ def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) 
 
 
 def tried(call: str, wanted: str, names: dict[str, object]) -> str:
-    """What is wrong with an example; "" where nothing is."""
+    """Return a description of the failure of an example; "" if it passes."""
     try:
         given = eval(call, names)
         right = bool(given == eval(wanted, names))
@@ -37,7 +38,7 @@ def tried(call: str, wanted: str, names: dict[str, object]) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """The traceback from the solution's first line on; that of a syntax error has none."""
+    """Return the traceback from the solution's first line on; a syntax error has none."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != NAME:
         frames = frames.tb_next

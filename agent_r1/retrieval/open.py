@@ -1,4 +1,4 @@
-"""From what ``--corpus`` names to a retriever."""
+"""Open the retriever that ``--corpus`` names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDRESSES = ("http://", "https://")
 
 
 def open_retriever(corpus: str | Path) -> Retriever:
-    """The retriever that ``corpus`` names. Raises InvalidInput where it cannot be used.
+    """Return the retriever that ``corpus`` names. Raises InvalidInput if it cannot be used.
 
     - the address of a retrieval server, ``http://host:port``
     - a TOML file with settings of :class:`SearchConfig`; its paths are relative to its own folder
@@ -27,33 +27,32 @@ def open_retriever(corpus: str | Path) -> Retriever:
     if name.startswith(ADDRESSES):
         return open_remote(name)
     if name.endswith(".toml"):
-        return search_of(_read_config(Path(name)))
+        return open_search(_read_config(Path(name)))
     return _indexed(Path(name))
 
 
 _INDEXED: WeakValueDictionary[tuple[Path, int, int, int, int], BM25Index] = WeakValueDictionary()
-"""Indexes that somebody holds, by file, as it is: a second world over a large corpus (what a run was trained on, beside
-what it is evaluated on) costs no second index."""
+"""Indexes in use, by the identity of their file, so that a second task set over a large corpus shares its index."""
 
 
 def _indexed(corpus: Path) -> BM25Index:
     if not corpus.is_file():
-        return BM25Index(read_corpus(corpus))  # which says what is wrong
-    there = corpus.stat()
-    # a copy that keeps the time of the original is told by its own inode, and by when that was changed
-    key = (corpus.resolve(), there.st_size, there.st_mtime_ns, there.st_ino, there.st_ctime_ns)
+        return BM25Index(read_corpus(corpus))  # raises the error that explains it
+    stat = corpus.stat()
+    # The inode and its change time distinguish a copy that keeps the modification time of the original.
+    key = (corpus.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
     if (index := _INDEXED.get(key)) is None:
         index = _INDEXED[key] = BM25Index(read_corpus(corpus))
     return index
 
 
-def search_of(config: SearchConfig) -> Retriever:
-    """A search in this process. Raises InvalidInput."""
+def open_search(config: SearchConfig) -> Retriever:
+    """Return a search in this process. Raises InvalidInput."""
     check(config)
-    return index_of(config, read_corpus(config.corpus)) if config.encoder else _indexed(config.corpus)
+    return build_index(config, read_corpus(config.corpus)) if config.encoder else _indexed(config.corpus)
 
 
-def index_of(config: SearchConfig, passages: Sequence[Passage]) -> Retriever:
+def build_index(config: SearchConfig, passages: Sequence[Passage]) -> Retriever:
     if not config.encoder:
         return BM25Index(passages)
     from agent_r1.retrieval.dense import open_dense  # loads torch
