@@ -22,16 +22,16 @@ from dataclasses import asdict, dataclass
 from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
 from agent_r1.sandbox.inside.attacks import ATTACKS
-from agent_r1.sandbox.isolation import Jail, Layer
-from agent_r1.sandbox.outcome import Outcome
-from agent_r1.sandbox.process import start
-from agent_r1.sandbox.selftest import SMALL, World, assault, layers_in_force, world
+from agent_r1.sandbox.isolation import Confinement, IsolationLayer
+from agent_r1.sandbox.result import ExecutionResult
+from agent_r1.sandbox.process import start_process
+from agent_r1.sandbox.selftest import SMALL, World, assault, layers_in_force, taskset
 
 NAMES = tuple(ATTACKS)
 AT_ONCE = 4
 ORPHAN_SECONDS = 1.0
 
-PAIRS = ({Layer.NETWORK, Layer.SYSCALLS}, {Layer.PROCESSES, Layer.FILES}, {Layer.CGROUP, Layer.LIMITS})
+PAIRS = ({IsolationLayer.NETWORK, IsolationLayer.SYSCALLS}, {IsolationLayer.PROCESSES, IsolationLayer.FILES}, {IsolationLayer.CGROUP, IsolationLayer.LIMITS})
 
 ORPHAN = """
 import os, time
@@ -91,28 +91,28 @@ class Row:
     tried: int
 
 
-async def tried(name: str, layers: frozenset[Layer], outside: World) -> Row:
+async def tried(name: str, layers: frozenset[IsolationLayer], outside: World) -> Row:
     """Every attack in a process of its own, and the orphan."""
     places = asyncio.Semaphore(AT_ONCE)
-    jail = Jail(layers, SMALL)
+    confinement = Confinement(layers, SMALL)
 
     async def one(attack: str) -> bool:
         async with places:
-            return any(attempt.hit for attempt in (await assault(jail, outside, [attack]))[1])
+            return any(attempt.hit for attempt in (await assault(confinement, outside, [attack]))[1])
 
     hits = await asyncio.gather(*map(one, NAMES))
-    orphan = ["orphan"] if await leaves_an_orphan(jail) else []
+    orphan = ["orphan"] if await leaves_an_orphan(confinement) else []
     got_through = [attack for attack, hit in zip(NAMES, hits, strict=True) if hit]
     return Row(name, (*got_through, *orphan), len(NAMES) + 1)
 
 
-async def leaves_an_orphan(jail: Jail) -> bool:
+async def leaves_an_orphan(confinement: Confinement) -> bool:
     """Whether somebody still holds the program's end of a pipe a second after the program was closed."""
     read, write = os.pipe()
-    process = await start(jail, extra=(write,))
+    process = await start_process(confinement, extra=(write,))
     os.close(write)
     with os.fdopen(read, "rb", buffering=0) as pipe:
-        if isinstance(process, Outcome):
+        if isinstance(process, ExecutionResult):
             raise RuntimeError(process.error)
         await process.call("program", ORPHAN)
         await process.close()
@@ -121,11 +121,11 @@ async def leaves_an_orphan(jail: Jail) -> bool:
         return pipe.read(1) is None
 
 
-def configurations(short: bool) -> list[tuple[str, frozenset[Layer]]]:
+def configurations(short: bool) -> list[tuple[str, frozenset[IsolationLayer]]]:
     default = layers_in_force(SandboxConfig())
     if short:
         return [("default", default), ("no sandbox", frozenset())]
-    single = [(f"without {layer}", default - {layer}) for layer in Layer if layer in default]
+    single = [(f"without {layer}", default - {layer}) for layer in IsolationLayer if layer in default]
     double = [(f"without {' and '.join(sorted(pair))}", default - pair) for pair in PAIRS]
     return [("default", default), *single, *double, ("no sandbox", frozenset())]
 
@@ -135,7 +135,7 @@ Judge = Callable[[Sandbox, str, str], Awaitable[bool]]
 
 
 async def judged(sandbox: Sandbox, candidate: str, tests: str) -> bool:
-    return (await sandbox.judge(candidate, tests, calls=("solve",))).passed is True
+    return (await sandbox.grade(candidate, tests, calls=("solve",))).passed is True
 
 
 async def beside(sandbox: Sandbox, candidate: str, tests: str) -> bool:
@@ -156,7 +156,7 @@ async def forged(judge: Judge) -> tuple[str, ...]:
 
 
 async def measure(short: bool) -> list[Row]:
-    with world() as outside:
+    with taskset() as outside:
         rows = [await tried(name, layers, outside) for name, layers in configurations(short)]
     verdicts = (("verdicts: judge", judged), ("verdicts: tests beside the candidate", beside))
     return [*rows, *[Row(name, await forged(judge), len(FORGERIES)) for name, judge in verdicts]]
@@ -183,7 +183,7 @@ def main() -> int:
 
 def not_promised() -> set[str]:
     """What the default level does not claim to stop here: without a cgroup memory is limited per process only."""
-    return set() if Layer.CGROUP in layers_in_force(SandboxConfig()) else {"memory_of_many"}
+    return set() if IsolationLayer.CGROUP in layers_in_force(SandboxConfig()) else {"memory_of_many"}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_r1.sandbox import Interpreter, Sandbox, SandboxConfig
-from agent_r1.sandbox.isolation import Jail, Layer, interpreter
+from agent_r1.sandbox.isolation import Confinement, IsolationLayer, interpreter
 from agent_r1.sandbox.selftest import layers_in_force, run
 
 Call = Callable[[], Awaitable[object]]
@@ -37,17 +37,17 @@ def calls(sandbox: Sandbox, kept: Interpreter) -> dict[str, Call]:
     """What is measured, by name."""
     layers = layers_in_force(sandbox.config)
     without = {
-        f"fresh, without {layer}": lambda layer=layer: run(Jail(layers - {layer}, sandbox.config.limits), PROGRAM)
-        for layer in Layer
+        f"fresh, without {layer}": lambda layer=layer: run(Confinement(layers - {layer}, sandbox.config.limits), PROGRAM)
+        for layer in IsolationLayer
         if layer in layers
     }
     return {
         "plain python": plain,
-        "fresh, no sandbox": lambda: run(Jail(frozenset(), sandbox.config.limits), PROGRAM),
+        "fresh, no sandbox": lambda: run(Confinement(frozenset(), sandbox.config.limits), PROGRAM),
         "fresh, default": lambda: sandbox.run(PROGRAM),
         **without,
         "kept, default": lambda: kept.run(PROGRAM),
-        "verdict of two tests": lambda: sandbox.judge(
+        "verdict of two tests": lambda: sandbox.grade(
             "def f(n): return n + 1", "assert f(1) == 2\nassert f(2) == 3", calls=("f",)
         ),
     }

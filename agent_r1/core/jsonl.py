@@ -12,11 +12,11 @@ from agent_r1.core.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JsonRecord:
     """One row of a file. ``number`` counts from 1: entries of a JSON list, or lines of a JSONL file.
 
     Example:
-        Row(Path("dev.jsonl"), 17, {"question": "Who rules Alba?", "answer": "Bruno"})
+        JsonRecord(Path("dev.jsonl"), 17, {"question": "Who rules Alba?", "answer": "Bruno"})
     """
 
     path: Path
@@ -35,7 +35,7 @@ class Row:
         raise self.fault(f"no {names[0]}", f"give every row a text under {names[0]!r}")
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_records(path: Path) -> Iterator[JsonRecord]:
     """The rows of a JSON list or of a JSONL file; which of the two it is, its first character says.
 
     Raises InvalidInput: no such file, broken JSON, not UTF-8 (each with the line), a row that is no object, or no rows.
@@ -49,22 +49,22 @@ def read_rows(path: Path) -> Iterator[Row]:
                         f"{path}, row {number}", got=type(values).__name__, do="make every row a JSON object"
                     )
                 count += 1
-                yield Row(path, number, values)
+                yield JsonRecord(path, number, values)
     except OSError as error:
         raise _unreadable(path, error) from error
     if not count:
         raise InvalidInput(str(path), got="an empty file", do="give a file with at least one row")
 
 
-def read_object(path: Path) -> Row:
-    """The one row of a file that holds a single JSON object. Raises InvalidInput as :func:`read_rows` does."""
+def read_record(path: Path) -> JsonRecord:
+    """The one row of a file that holds a single JSON object. Raises InvalidInput as :func:`read_records` does."""
     try:
         values = _parsed(path, path.read_bytes(), 1)
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(values, dict):
         raise InvalidInput(str(path), got=type(values).__name__, do="make it a JSON object")
-    return Row(path, 1, values)
+    return JsonRecord(path, 1, values)
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidInput:

@@ -22,18 +22,18 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
-from agent_r1.tools.execution import Outcome, Raised, Returned, TimedOut, run
+from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue, run_with_timeout
 
 GAME_SECONDS = 3600.0
 """How long a game may take where nothing else is said, the thinking of its players included."""
 
 
-class PlayerLeft(AgentR1Error):
+class PlayerDropped(AgentR1Error):
     """A player was asked whose attempt is over: its engine failed, or its tokens ran out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class GameOver:
     """The game is over; ``failure`` says why it has no result."""
 
     failure: str | None = None
@@ -45,8 +45,8 @@ class Player:
 
     number: int
     asked: bool = False
-    news: asyncio.Queue[str | Over] = field(default_factory=asyncio.Queue)
-    said: asyncio.Queue[Action | PlayerLeft] = field(default_factory=asyncio.Queue)
+    news: asyncio.Queue[str | GameOver] = field(default_factory=asyncio.Queue)
+    said: asyncio.Queue[Action | PlayerDropped] = field(default_factory=asyncio.Queue)
     pending: list[str] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
@@ -54,12 +54,12 @@ class Player:
         self.pending.append(text)
 
     async def ask(self, text: str) -> str:
-        """What the player says to this. Raises PlayerLeft where it says nothing any more."""
+        """What the player says to this. Raises PlayerDropped where it says nothing any more."""
         self.asked = True
         self.news.put_nowait("\n".join((*self.pending, text)))
         self.pending.clear()
         said = await self.said.get()
-        if isinstance(said, PlayerLeft):
+        if isinstance(said, PlayerDropped):
             self.said.put_nowait(said)  # whoever asks again hears it again
             raise said
         return said.message.text
@@ -79,18 +79,18 @@ class Match:
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
         self._game, self._task, self._seed, self._seconds = game, task, seed, seconds
         self._players = tuple(Player(number) for number in range(players))
-        self.seats = tuple(Seat(player) for player in self._players)
+        self.seats = tuple(PlayerEnv(player) for player in self._players)
 
     async def play(self) -> tuple[float, ...] | None:
         """Play to the end; each player's return, None where the game failed. Its seats have to be lived meanwhile."""
-        result: tuple[float, ...] | Over = Over("it was cancelled")
+        result: tuple[float, ...] | GameOver = GameOver("it was cancelled")
         try:
-            result = _result(await run(self._returns, self._seconds))
+            result = _result(await run_with_timeout(self._returns, self._seconds))
         finally:
-            over = result if isinstance(result, Over) else Over()
+            over = result if isinstance(result, GameOver) else GameOver()
             for player in self._players:
                 player.news.put_nowait(over)
-        return None if isinstance(result, Over) else result
+        return None if isinstance(result, GameOver) else result
 
     async def _returns(self) -> tuple[float, ...]:
         given = await self._game(self._players, self._task, random.Random(self._seed))
@@ -100,26 +100,26 @@ class Match:
         return returns
 
 
-def _result(outcome: Outcome) -> tuple[float, ...] | Over:
+def _result(outcome: CallOutcome) -> tuple[float, ...] | GameOver:
     """The returns of a game, or why it has none."""
     match outcome:
-        case Raised(reason=reason):
-            return Over(reason)
-        case TimedOut(seconds=seconds):
-            return Over(f"it took longer than {seconds:g} seconds")
-        case Returned(value=returns):
+        case CallFailure(reason=reason):
+            return GameOver(reason)
+        case CallTimeout(seconds=seconds):
+            return GameOver(f"it took longer than {seconds:g} seconds")
+        case ReturnValue(value=returns):
             return cast(tuple[float, ...], returns)
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class PlayerEnv:
     """A player's place in one match: an environment, and its one episode."""
 
     player: Player
     tools: tuple[ToolSpec, ...] = ()
     start: tuple[Message, ...] = ()
 
-    async def open(self, task: Task, context: RolloutContext) -> Seat:
+    async def open(self, task: Task, context: RolloutContext) -> PlayerEnv:
         """Waits until the player is asked for the first time."""
         first = await self._heard()
         if not first:
@@ -135,7 +135,7 @@ class Seat:
 
     async def close(self) -> None:
         """The game may go on without the player, if it can."""
-        self.player.said.put_nowait(PlayerLeft(f"player {self.player.number} left"))
+        self.player.said.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _heard(self) -> tuple[Message, ...]:
         """What the player is asked; nothing where the game is over."""

@@ -11,8 +11,8 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.envs.tool_env import MAX_OUTPUT, opening
 from agent_r1.tools.function_tool import Tool
-from agent_r1.tools.schema import in_words
-from agent_r1.tools.tool_errors import shown
+from agent_r1.tools.schema import describe_parameters
+from agent_r1.tools.tool_errors import truncate_output
 
 
 class NaiveRag:
@@ -34,7 +34,7 @@ class NaiveRag:
 
     def __init__(self, retrieve: Tool, *, system: str | None = None, max_output: int = MAX_OUTPUT) -> None:
         if list(retrieve.spec.parameters.get("required", ())) != ["query"]:
-            got = f"the arguments {in_words(retrieve.spec.parameters)}"
+            got = f"the arguments {describe_parameters(retrieve.spec.parameters)}"
             raise InvalidInput(f"tool {retrieve.spec.name!r}", got=got, do="let it need query only")
         self._retrieve, self._system, self._max_output = retrieve, system, max_output
 
@@ -50,7 +50,7 @@ class NaiveRag:
         return OneTurn(tuple(messages))
 
     async def _passages(self, question: str, task: Task, context: RolloutContext) -> str:
-        result = shown(await self._retrieve.run({"query": question}, task, context), self._max_output)
+        result = truncate_output(await self._retrieve.run({"query": question}, task, context), self._max_output)
         text = "".join(part.text for part in result.parts if isinstance(part, Text))
         if not result.ok:
             raise AgentR1Error(f"the retrieval for task {task.id} failed: {text}")

@@ -15,11 +15,11 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Scorer
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, named
-from agent_r1.sandbox import Sandbox, declared
+from agent_r1.sandbox import Sandbox, validate_sandbox
 from agent_r1.tools.execution import DEFAULT_TIMEOUT
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.resources import Resources
-from agent_r1.tools.tool_errors import malformed_call, shown, unknown_tool
+from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, unknown_tool_result
 
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
 """Process rewards by name, of one action and what its calls gave; called for every action, () where none was run."""
@@ -80,7 +80,7 @@ class ToolEnv:
         self.scorers: tuple[Scorer, ...] = (FunctionScorer(named(rewards)),) if rewards else ()
         self.max_turns, self.system, self.max_output, self.timeout = max_turns, system, max_output, timeout
         self.turn_rewards, self.call_rewards = turn_rewards, call_rewards
-        self._said = declared(sandbox)
+        self._said = validate_sandbox(sandbox)
 
     @property
     def sandbox(self) -> str | None:
@@ -121,14 +121,14 @@ class ToolEpisode:
         await self.resources.close()
 
     async def _run(self, call: ToolCall) -> ToolResult:
-        return shown(await self._result(call), self.env.max_output)
+        return truncate_output(await self._result(call), self.env.max_output)
 
     async def _result(self, call: ToolCall) -> ToolResult:
         if call.error is not None or call.arguments is None:
-            return malformed_call(call.error or "it has no arguments")
+            return malformed_call_result(call.error or "it has no arguments")
         tool = self.env.by_name.get(call.name)
         if tool is None:
-            return unknown_tool(call.name, tuple(self.env.by_name))
+            return unknown_tool_result(call.name, tuple(self.env.by_name))
         return await tool.run(call.arguments, self.task, self.context, self.env.timeout, self.resources)
 
     def _turn_rewards(self, action: Action, results: tuple[ToolResult, ...]) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from agent_r1.core.environment import Ask, Episode, RolloutContext, Transition
+from agent_r1.core.environment import Episode, ModelClient, RolloutContext, Transition
 from agent_r1.core.messages import Action, Message, Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
@@ -132,7 +132,7 @@ NUDGE = "(You said nothing. Please answer.)"
 class ModelUser:
     """A user that a model plays: it is told in a system message who it is, and hears the agent as its user.
 
-    ``ask`` is any model: a frozen policy (:func:`agent_r1.rollout.model_client.asking`) or an endpoint. ``part(task)`` says
+    ``ask`` is any model: a frozen policy (:func:`agent_r1.rollout.model_client.chat_client`) or an endpoint. ``part(task)`` says
     who the user is and what it wants. The user ends the conversation by saying ``farewell``, or by saying nothing
     though it was asked twice. It hears what the agent says to it, without thoughts that the chat keeps apart; an action
     that calls tools, well or badly, was not said to it, and what calls gave it does not see either. The two sides
@@ -142,7 +142,7 @@ class ModelUser:
         ModelUser(ask, lambda task: f"You want {task.data['wish']}. Say DONE when you have it.", "DONE")
     """
 
-    ask: Ask
+    ask: ModelClient
     part: Callable[[Task], str]
     farewell: str
 

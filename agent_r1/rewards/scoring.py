@@ -15,8 +15,15 @@ from agent_r1.core.environment import ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import RewardValue, Scores, Trajectory, Unscored
-from agent_r1.sandbox import level_of
-from agent_r1.tools.execution import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
+from agent_r1.sandbox import sandbox_level
+from agent_r1.tools.execution import (
+    DEFAULT_TIMEOUT,
+    CallFailure,
+    CallOutcome,
+    CallTimeout,
+    ReturnValue,
+    run_with_timeout,
+)
 
 RewardFunction = Callable[[Trajectory, Task], Any]
 """Gives (or, async, promises) a number, a tuple with one for each turn, or a mapping of names to these."""
@@ -43,14 +50,14 @@ class FunctionScorer:
         """Where the functions run code that the policy wrote, by what they say; None where they run none."""
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
-            level_of(function.sandbox) for function in functions if isinstance(function, ExecutesCode)
+            sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)
         )
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
         return tuple(await asyncio.gather(*(self._rewards(trajectory, task) for trajectory in group)))
 
     async def _rewards(self, trajectory: Trajectory, task: Task) -> Scores:
-        runs = (run(partial(function, trajectory, task), self.timeout) for function in self.functions.values())
+        runs = (run_with_timeout(partial(function, trajectory, task), self.timeout) for function in self.functions.values())
         scores: dict[str, RewardValue | Unscored] = {}
         for name, outcome in zip(self.functions, await asyncio.gather(*runs), strict=True):
             for key, value in _values(name, outcome).items():
@@ -72,15 +79,15 @@ def named(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
     return by_name
 
 
-def _values(name: str, outcome: Outcome) -> Mapping[str, object]:
+def _values(name: str, outcome: CallOutcome) -> Mapping[str, object]:
     match outcome:
-        case Returned(value=Mapping() as values):
+        case ReturnValue(value=Mapping() as values):
             return {str(key): value for key, value in values.items()}
-        case Returned(value=value):
+        case ReturnValue(value=value):
             return {name: value}
-        case Raised(reason=reason):
+        case CallFailure(reason=reason):
             return {name: Unscored(reason)}
-        case TimedOut(seconds=seconds):
+        case CallTimeout(seconds=seconds):
             return {name: Unscored(f"it took longer than {seconds:g} seconds")}
 
 

@@ -1,64 +1,64 @@
-"""Where somebody else's code begins: what it raises becomes a failure of ours, and what it gives is looked at."""
+"""Isolation of user code: convert its exceptions and validate its return values."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import get_args
 
 from agent_r1.core.environment import Transition
-from agent_r1.core.messages import Message, RoleName, ToolCall
+from agent_r1.core.messages import Message, RoleName, ToolCall, from_openai
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Rewards, RewardValue, Unscored
-from agent_r1.tools.tool_errors import flaws, kind_of, part_flaws
+from agent_r1.tools.tool_errors import describe_type, part_errors, validation_errors
 
-OURS, PYTHON = Path(__file__).parents[1], Path(os.__file__).parent
+PACKAGE_FOLDER, PYTHON_FOLDER = Path(__file__).parents[1], Path(os.__file__).parent
 
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
-LONGEST = 500
-"""Characters of an exception's text that are kept: a reason is stored with each attempt."""
+MAX_ERROR_CHARACTERS = 500
+"""Longer exception texts are cut, because a reason is stored with each attempt."""
 
 
-def told(error: BaseException) -> str:
-    """An exception in one line, with the place in the user's own code that it comes from; of a group the first.
+def format_error(error: BaseException) -> str:
+    """Return an exception as one line, with the innermost line of the user's own code in its traceback.
+
+    Of an exception group, only the first exception is formatted.
 
     Example:
-        ValueError: no such page (world.py:12, in find)
+        ValueError: no such page (env.py:12, in find)
     """
-    while isinstance(error, BaseExceptionGroup):  # it says nothing but how many there are
+    while isinstance(error, BaseExceptionGroup):  # its own text gives only the number of exceptions
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {_text(error)}{_where(error)}"
-
-
-def _text(error: BaseException) -> str:
     try:
-        return " ".join(str(error).split())[:LONGEST]
-    except Exception:  # its own __str__ is somebody else's code too
-        return "its text cannot be shown"
+        text = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
+    except Exception:  # __str__ of the exception is user code too
+        text = "its text cannot be shown"
+    return f"{type(error).__name__}: {text}{_location(error)}"
 
 
-def _where(error: BaseException) -> str:
-    """The innermost line that is neither ours, nor Python's, nor an installed package's."""
+def _location(error: BaseException) -> str:
+    """Return the innermost traceback line outside this package, Python and installed packages."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)
-        known = file.is_relative_to(OURS) or file.is_relative_to(PYTHON) or "site-packages" in file.parts
-        if not known and file.is_file():
+        foreign = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
+        if not foreign and "site-packages" not in file.parts and file.is_file():
             return f" ({file.name}:{line}, in {frame.f_code.co_name})"
     return ""
 
 
 @contextmanager
-def boundary(failure: Callable[[str], Exception]) -> Iterator[None]:
-    """What is raised inside leaves as ``failure(reason)``; only a cancellation from outside and an interrupt pass.
+def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
+    """Convert every exception of the block to ``failure(reason)``.
 
-    That may be no Exception: other languages' libraries raise their panics as a BaseException. A cancellation that
-    nobody asked for is the code's own: some task inside it was cancelled, and it let that out.
+    BaseException is converted too, because some native libraries derive their panics from it. Interrupts and a
+    cancellation of the current task pass. A CancelledError without such a cancellation is converted: it comes from a
+    task inside the user's code that was cancelled.
     """
     try:
         yield
@@ -66,29 +66,31 @@ def boundary(failure: Callable[[str], Exception]) -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise failure(told(error)) from error
+        raise failure(format_error(error)) from error
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        raise failure(told(error)) from error
+        raise failure(format_error(error)) from error
 
 
-def as_transition(given: object) -> Transition:
-    """What an environment's step gave, if it can be shown to a policy, learned from and written down.
+def validate_transition(given: object) -> Transition:
+    """Return the result of an environment's step as a valid Transition, with float rewards.
 
-    Raises TypeError that says what cannot: found out later, it would end the run and not the episode.
+    Raises:
+        TypeError: a value cannot be shown to a policy, used for training or stored. Without this check the error would
+            surface later and end the run instead of the episode.
     """
     if not isinstance(given, Transition):
-        raise TypeError(f"the step gave {kind_of(given)}, and no Transition")
+        raise TypeError(f"the step returned {describe_type(given)}, not a Transition")
     if given.end not in ENDS:
-        raise TypeError(f"the step gave {given.end!r} as its end, and none of {ENDS}")
+        raise TypeError(f"the step returned end={given.end!r}, which is not one of {ENDS}")
     for result in given.results:
         if not isinstance(result, ToolResult):
-            raise TypeError(f"the step gave {kind_of(result)} among its results, and no ToolResult")
-        for flaw in flaws(result):
-            raise TypeError(f"the step gave a ToolResult that cannot be used: {flaw}")
+            raise TypeError(f"the step returned {describe_type(result)} in its results, not a ToolResult")
+        for problem in validation_errors(result):
+            raise TypeError(f"the step returned a ToolResult that cannot be used: {problem}")
     return Transition(
-        as_messages(given.messages),
+        validate_messages(given.messages),
         _numbers(given.rewards),
         given.end,
         tuple(given.results),
@@ -96,26 +98,41 @@ def as_transition(given: object) -> Transition:
     )
 
 
-def as_messages(given: Sequence[object]) -> tuple[Message, ...]:
-    """Messages that an environment gave. Raises TypeError as :func:`as_transition` does."""
+def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
+    """Return the messages of an environment. OpenAI-style dictionaries are converted.
+
+    Raises:
+        TypeError: an element is not a message, or holds a value that cannot be used.
+    """
     messages = []
-    for message in given:
+    for item in given:
+        message = _from_openai(item) if isinstance(item, Mapping) else item
         if not isinstance(message, Message):
-            raise TypeError(f"it gave {kind_of(message)}, and no Message")
-        for flaw in _message_flaws(message):
-            raise TypeError(f"it gave a Message that cannot be used: {flaw}")
+            raise TypeError(f"the environment gave {describe_type(message)}, not a Message")
+        for problem in _message_errors(message):
+            raise TypeError(f"the environment gave a Message that cannot be used: {problem}")
         messages.append(message)
     return tuple(messages)
 
 
-def as_rewards(given: Mapping[str, object]) -> Rewards:
-    """The rewards that a scorer gave a trajectory; None is what it could not score. Raises TypeError where one is
-    neither a number, nor one number per turn, nor Unscored or None."""
+def _from_openai(given: Mapping[object, object]) -> Message:
+    try:
+        return from_openai({str(name): value for name, value in given.items()})
+    except ValueError as error:
+        raise TypeError(f"the environment gave {error}") from error
+
+
+def validate_rewards(given: Mapping[str, object]) -> Rewards:
+    """Return the rewards of a scorer for one trajectory as numbers; None if a reward could not be computed.
+
+    Raises:
+        TypeError: a reward is neither a number, nor a tuple of numbers, nor Unscored, nor None.
+    """
     return {str(name): _reward(str(name), value) for name, value in given.items()}
 
 
-def objections(given: Mapping[str, object]) -> Iterator[str]:
-    """Why each reward that a scorer could not give is missing, as far as it says so."""
+def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
+    """Yield the reason of each reward that a scorer could not compute."""
     for name, value in given.items():
         if isinstance(value, Unscored):
             yield f"reward {name} could not be scored: {value.reason}"
@@ -133,19 +150,19 @@ def _numbers(given: Mapping[str, object]) -> dict[str, float]:
 
 def _number(name: str, value: object) -> float:
     if not isinstance(value, Real):
-        raise TypeError(f"reward {name} is {kind_of(value)}, and no number")
+        raise TypeError(f"reward {name} is {describe_type(value)}, not a number")
     return float(value)
 
 
-def _message_flaws(message: Message) -> Iterator[str]:
-    yield from part_flaws(message.parts)
+def _message_errors(message: Message) -> Iterator[str]:
+    yield from part_errors(message.parts)
     if message.role not in ROLES:
-        yield f"its role is {message.role!r}, and none of {ROLES}"
-    for what, value in (("reasoning", message.reasoning), ("call_id", message.call_id)):
+        yield f"its role is {message.role!r}, which is not one of {ROLES}"
+    for name, value in (("reasoning", message.reasoning), ("call_id", message.call_id)):
         if not isinstance(value, str | None):
-            yield f"its {what} is {kind_of(value)}, and neither text nor None"
+            yield f"its {name} is {describe_type(value)}, neither text nor None"
     if not isinstance(message.calls, tuple) or not all(map(_is_call, message.calls)):
-        yield "its calls are no tuple of Calls whose id, name and raw are text"
+        yield "its calls are not a tuple of ToolCalls whose id, name and raw are text"
 
 
 def _is_call(call: object) -> bool:

@@ -1,21 +1,21 @@
 """Where code that a model wrote runs: a container without network, made anew in milliseconds. See docs/sandbox.md."""
 
-from agent_r1.sandbox.config import Level, Limits, SandboxConfig
+from agent_r1.sandbox.config import Limits, SandboxConfig, SandboxLevel
 from agent_r1.sandbox.interpreter import Interpreter
-from agent_r1.sandbox.outcome import Ended, Outcome, Output, Verdict
-from agent_r1.sandbox.sandbox import Sandbox, declared, level_of, unconfined
+from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Output, Verdict
+from agent_r1.sandbox.sandbox import Sandbox, find_unconfined_sandbox, sandbox_level, validate_sandbox
 
 __all__ = [
-    "Ended",
+    "ExecutionStatus",
     "Interpreter",
-    "Level",
+    "SandboxLevel",
     "Limits",
-    "Outcome",
+    "ExecutionResult",
     "Output",
     "Sandbox",
     "SandboxConfig",
     "Verdict",
-    "declared",
-    "level_of",
-    "unconfined",
+    "validate_sandbox",
+    "sandbox_level",
+    "find_unconfined_sandbox",
 ]

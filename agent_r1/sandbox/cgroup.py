@@ -22,15 +22,15 @@ _serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class CgroupVersion:
     """The file names of one cgroup version. ``limits`` are written in this order; the first has to exist."""
 
     limits: tuple[str, ...]
     events: str
 
 
-V1 = Interface(("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "memory.oom_control")
-V2 = Interface(("memory.max",), "memory.events")
+V1 = CgroupVersion(("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "memory.oom_control")
+V2 = CgroupVersion(("memory.max",), "memory.events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Cgroup:
     """One cgroup of ours. ``procs`` is the file into which a process writes its id to join."""
 
     path: Path
-    interface: Interface
+    interface: CgroupVersion
 
     @property
     def procs(self) -> Path:
@@ -92,7 +92,7 @@ def clear_stale_cgroups() -> None:
                     path.rmdir()
 
 
-def _parents() -> Iterator[tuple[Path, Interface]]:
+def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
     """This process's own cgroups: a sandbox elsewhere would escape the limits that hold for its trainer."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -106,7 +106,7 @@ def _parents() -> Iterator[tuple[Path, Interface]]:
             yield ROOT / "memory" / path.lstrip("/"), V1
 
 
-def _limited(path: Path, interface: Interface, memory: int) -> bool:
+def _limited(path: Path, interface: CgroupVersion, memory: int) -> bool:
     """Whether the limit is in force. The kernel makes the files of a cgroup; one that is missing is not created."""
     names = [name for name in interface.limits if (path / name).exists()]
     for name in names:

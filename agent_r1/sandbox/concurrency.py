@@ -7,12 +7,12 @@ import os
 from contextlib import AbstractAsyncContextManager
 from weakref import WeakKeyDictionary
 
-AT_ONCE = 2 * (os.cpu_count() or 1)
+MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
 """Calls at work at the same time in one event loop; the next ones wait, and their time does not run yet."""
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-def turn() -> AbstractAsyncContextManager[None]:
+def slot() -> AbstractAsyncContextManager[None]:
     """Wait for a place to run in."""
-    return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+    return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Level = Literal["bubblewrap", "none"]
-DEFAULT_LEVEL: Level = "bubblewrap"
+SandboxLevel = Literal["bubblewrap", "none"]
+DEFAULT_LEVEL: SandboxLevel = "bubblewrap"
 
 _MIB = 2**20
 _SETTINGS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -54,7 +54,7 @@ class SandboxConfig(BaseModel):
 
     model_config = _SETTINGS
 
-    level: Level = DEFAULT_LEVEL
+    level: SandboxLevel = DEFAULT_LEVEL
     """bubblewrap: a container of its own without network; none: a plain process with your rights."""
 
     limits: Limits = Limits()

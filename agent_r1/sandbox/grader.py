@@ -15,25 +15,25 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1.sandbox.isolation import Jail
-from agent_r1.sandbox.outcome import Ended, Outcome, Verdict
-from agent_r1.sandbox.process import start
+from agent_r1.sandbox.isolation import Confinement
+from agent_r1.sandbox.process import start_process
+from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Verdict
 
 _EXAM = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
 
 
-async def judge(jail: Jail, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
-    """See :meth:`Sandbox.judge`. The limits hold for each of the two processes."""
+async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
+    """See :meth:`Sandbox.grade`. The limits hold for each of the two processes."""
     nonce = secrets.token_hex(16)
     examiner_line, candidate_line = socket.socketpair()
     with examiner_line, candidate_line:
         serves = f"{_EXAM}\nserve({candidate_line.fileno()}, {candidate!r})"
         asks = f"{_EXAM}\nexamine({examiner_line.fileno()}, {setup!r}, {tests!r}, {tuple(calls)!r}, {nonce!r})"
-        judged = asyncio.create_task(_run(jail, serves, candidate_line))
+        judged = asyncio.create_task(_run(confinement, serves, candidate_line))
         try:
-            examined = await _run(jail, asks, examiner_line)
+            examined = await _run(confinement, asks, examiner_line)
             examiner_line.close()
-            if examined.ended is Ended.OK and examined.stderr.data.endswith(nonce.encode()):
+            if examined.ended is ExecutionStatus.OK and examined.stderr.data.endswith(nonce.encode()):
                 return Verdict(True)
             _, number, reason = examined.stderr.text.rpartition(f"{nonce} ")
             if number:
@@ -44,11 +44,11 @@ async def judge(jail: Jail, candidate: str, tests: str, calls: Sequence[str], se
             await asyncio.gather(judged, return_exceptions=True)
 
 
-async def _run(jail: Jail, source: str, line: socket.socket) -> Outcome:
+async def _run(confinement: Confinement, source: str, line: socket.socket) -> ExecutionResult:
     """Run one side; our copy of its end of the line is closed once it has its own."""
-    process = await start(jail, extra=(line.fileno(),))
+    process = await start_process(confinement, extra=(line.fileno(),))
     line.close()
-    if isinstance(process, Outcome):
+    if isinstance(process, ExecutionResult):
         return process
     try:
         return await process.call("program", source)
@@ -56,11 +56,11 @@ async def _run(jail: Jail, source: str, line: socket.socket) -> Outcome:
         await process.close()
 
 
-def _failed(examined: Outcome, judged: Outcome) -> Verdict:
+def _failed(examined: ExecutionResult, judged: ExecutionResult) -> Verdict:
     """The candidate's own end, where that was early, explains more than what the tests saw of it."""
     for side in (judged, examined):
-        if side.ended is Ended.NOT_STARTED:
+        if side.ended is ExecutionStatus.NOT_STARTED:
             return Verdict(None, side.error)
-    told = judged if judged.ended is not Ended.OK else examined
+    told = judged if judged.ended is not ExecutionStatus.OK else examined
     last = told.error.strip().splitlines()[-1:] or ["the tests did not reach their end"]
     return Verdict(False, last[0])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from agent_r1.sandbox.concurrency import turn
-from agent_r1.sandbox.isolation import Jail
-from agent_r1.sandbox.outcome import Ended, Outcome
-from agent_r1.sandbox.process import Process, start
+from agent_r1.sandbox.concurrency import slot
+from agent_r1.sandbox.isolation import Confinement
+from agent_r1.sandbox.process import SandboxProcess, start_process
+from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 
 
 class Interpreter:
@@ -24,20 +24,20 @@ class Interpreter:
         await interpreter.close()
     """
 
-    def __init__(self, jail: Jail) -> None:
-        self._jail = jail
-        self._process: Process | None = None
+    def __init__(self, confinement: Confinement) -> None:
+        self._confinement = confinement
+        self._process: SandboxProcess | None = None
         self._lost = self._closed = False
         self._line = asyncio.Lock()
 
-    async def run(self, source: str) -> Outcome:
+    async def run(self, source: str) -> ExecutionResult:
         """Run one cell; the value of its last expression is printed. Calls at the same time run in their order."""
-        async with self._line, turn():
+        async with self._line, slot():
             if self._closed:
-                return Outcome(Ended.NOT_STARTED, error="this interpreter was closed")
+                return ExecutionResult(ExecutionStatus.NOT_STARTED, error="this interpreter was closed")
             if self._process is None:
-                started = await start(self._jail)
-                if isinstance(started, Outcome):
+                started = await start_process(self._confinement)
+                if isinstance(started, ExecutionResult):
                     return started
                 self._process = started
             restarted, self._lost = self._lost, True  # until the call came back: it may be cancelled
@@ -55,7 +55,7 @@ class Interpreter:
                 await self._process.close()
                 self._process = None
 
-    async def _call(self, process: Process, source: str) -> Outcome:
+    async def _call(self, process: SandboxProcess, source: str) -> ExecutionResult:
         keep = False
         try:
             outcome = await process.call("cell", source)

@@ -16,7 +16,7 @@ from agent_r1.sandbox.config import Limits
 WORKER = Path(__file__).parent / "inside" / "worker.py"
 
 
-class Layer(StrEnum):
+class IsolationLayer(StrEnum):
     """One line of defence. docs/sandbox.md has the table of which attack each of them stops."""
 
     FILES = "files"
@@ -28,7 +28,7 @@ class Layer(StrEnum):
     CGROUP = "cgroup"
 
 
-ALL = frozenset(Layer)
+ALL_LAYERS = frozenset(IsolationLayer)
 
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -45,17 +45,17 @@ _serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Jail:
+class Confinement:
     """How a process is confined: layers, limits, and what it may import from. No layers: a plain process."""
 
-    layers: frozenset[Layer]
+    layers: frozenset[IsolationLayer]
     limits: Limits
     packages: tuple[Path, ...] = ()
 
     @property
     def spare_user(self) -> bool:
         """Whether programs run as a user of their own; only root can arrange that, others get a user namespace."""
-        return Layer.USER in self.layers and os.geteuid() == 0
+        return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
     def command(self, control: int, filter_fd: int | None) -> list[str]:
         """The command line of the worker; ``control`` and ``filter_fd`` are the descriptors it inherits."""
@@ -69,7 +69,7 @@ class Jail:
         return _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(map(str, self.packages))}
 
     def _rlimits(self) -> str:
-        if Layer.LIMITS not in self.layers:
+        if IsolationLayer.LIMITS not in self.layers:
             return ""
         limits = self.limits
         values = {
@@ -87,19 +87,19 @@ class Jail:
     def _bubblewrap(self, filter_fd: int | None) -> Iterator[str]:
         yield from ("--die-with-parent", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox")
         yield from ("--unshare-cgroup-try", "--cap-drop", "ALL")
-        if Layer.NETWORK in self.layers:
+        if IsolationLayer.NETWORK in self.layers:
             yield "--unshare-net"
-        if Layer.PROCESSES in self.layers:
+        if IsolationLayer.PROCESSES in self.layers:
             yield "--unshare-pid"
         if self.spare_user:
             yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")  # for the worker, which then drops them
         if os.geteuid() != 0:
             yield "--unshare-user"
-        if Layer.USER in self.layers and os.geteuid() != 0:
+        if IsolationLayer.USER in self.layers and os.geteuid() != 0:
             yield from ("--disable-userns", "--uid", str(_NOBODY), "--gid", str(_NOBODY))
-        if Layer.SYSCALLS in self.layers:
+        if IsolationLayer.SYSCALLS in self.layers:
             yield from ("--seccomp", str(filter_fd))
-        yield from self._files() if Layer.FILES in self.layers else self._host()
+        yield from self._files() if IsolationLayer.FILES in self.layers else self._host()
 
     def _files(self) -> Iterator[str]:
         """The interpreter, read-only, and a /tmp of limited size; nothing else is there."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agent_r1.sandbox.cgroup import Cgroup, make_cgroup
-from agent_r1.sandbox.isolation import Jail, Layer
-from agent_r1.sandbox.outcome import Ended, Outcome, Output
+from agent_r1.sandbox.isolation import Confinement, IsolationLayer
+from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Output
 from agent_r1.sandbox.syscalls import filter_program
 
 START_SECONDS = 30.0
@@ -30,7 +30,7 @@ _LONGEST_REPORT = 2**16
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 
 Kind = Literal["cell", "program"]
-_ENDINGS = {b"o": Ended.OK, b"e": Ended.RAISED, b"m": Ended.OUT_OF_MEMORY}
+_ENDINGS = {b"o": ExecutionStatus.OK, b"e": ExecutionStatus.RAISED, b"m": ExecutionStatus.OUT_OF_MEMORY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,37 +73,37 @@ class _Stream:
         return output
 
 
-class Process:
-    """A worker in a jail. Make one with :func:`start`; close it, whatever happens."""
+class SandboxProcess:
+    """A worker in a jail. Make one with :func:`start_process`; close it, whatever happens."""
 
     def __init__(
         self,
-        jail: Jail,
-        process: asyncio.subprocess.Process,
+        confinement: Confinement,
+        process: asyncio.subprocess.SandboxProcess,
         control: socket.socket,
         streams: tuple[_Stream, _Stream],
         group: Cgroup | None,
     ) -> None:
-        self._jail, self._process, self._control, self._group = jail, process, control, group
+        self._confinement, self._process, self._control, self._group = confinement, process, control, group
         self._streams, self._ready = streams, False
         self._loop = asyncio.get_running_loop()
         for stream in streams:
             self._loop.add_reader(stream.source, self._on_output, stream)
 
-    async def call(self, kind: Kind, source: str) -> Outcome:
+    async def call(self, kind: Kind, source: str) -> ExecutionResult:
         """Run a source text. Whatever happens is an outcome; where ``alive`` is False the process is gone."""
         text = source.encode("utf-8", "replace")
         try:
             wrong = await self._begin(kind[:1].encode() + len(text).to_bytes(8, "little") + text)
             if wrong is not None:
-                return Outcome(Ended.NOT_STARTED, error=f"the sandbox did not start: {wrong}")
+                return ExecutionResult(ExecutionStatus.NOT_STARTED, error=f"the sandbox did not start: {wrong}")
             began = time.monotonic()
             ended, error = await self._end()
         except asyncio.CancelledError:
             self.kill()
             raise
         stdout, stderr = (stream.take() for stream in self._streams)
-        return Outcome(ended, stdout, stderr, error, time.monotonic() - began)
+        return ExecutionResult(ended, stdout, stderr, error, time.monotonic() - began)
 
     def kill(self) -> None:
         """Kill it and all it started. Its PID namespace dies with its first process, also what left the group."""
@@ -150,14 +150,14 @@ class Process:
             return f"{lines[-1] if lines else 'it ended at once'} ({await self._told_end()})"
         return None
 
-    async def _end(self) -> tuple[Ended, str]:
-        seconds = self._jail.limits.seconds
+    async def _end(self) -> tuple[ExecutionStatus, str]:
+        seconds = self._confinement.limits.seconds
         try:
             async with asyncio.timeout(seconds):
                 report = await self._report()
         except TimeoutError:
             self.kill()
-            return Ended.TIMED_OUT, f"stopped after {seconds:g} seconds"
+            return ExecutionStatus.TIMED_OUT, f"stopped after {seconds:g} seconds"
         except (_Broken, OSError):
             return await self._ending()
         return _ENDINGS[report.letter], report.text
@@ -178,16 +178,16 @@ class Process:
             data += more
         return data
 
-    async def _ending(self) -> tuple[Ended, str]:
+    async def _ending(self) -> tuple[ExecutionStatus, str]:
         """Why the process is gone."""
         told = await self._told_end()
         if any(stream.total > FLOOD for stream in self._streams):
-            return Ended.FLOODED, f"stopped after it had printed more than {FLOOD} bytes"
+            return ExecutionStatus.FLOODED, f"stopped after it had printed more than {FLOOD} bytes"
         if self._group is not None and self._group.killed():
-            return Ended.OUT_OF_MEMORY, f"killed: more than {self._jail.limits.memory} bytes of memory in all"
+            return ExecutionStatus.OUT_OF_MEMORY, f"killed: more than {self._confinement.limits.memory} bytes of memory in all"
         if told == signal.SIGXCPU.name:
-            return Ended.TIMED_OUT, f"stopped after {self._jail.limits.cpu_seconds} CPU seconds"
-        return Ended.DIED, f"the process ended ({told})"
+            return ExecutionStatus.TIMED_OUT, f"stopped after {self._confinement.limits.cpu_seconds} CPU seconds"
+        return ExecutionStatus.DIED, f"the process ended ({told})"
 
     async def _told_end(self) -> str:
         """The exit status in words; bubblewrap says 128 + N for signal N."""
@@ -208,7 +208,7 @@ class Process:
             self._loop.remove_reader(stream.source)
 
 
-async def start(jail: Jail, stdin: bytes = b"", extra: Sequence[int] = ()) -> Process | Outcome:
+async def start_process(confinement: Confinement, stdin: bytes = b"", extra: Sequence[int] = ()) -> SandboxProcess | ExecutionResult:
     """A worker that is on its way, or why there is none; whether it arrives its first call tells.
 
     Args:
@@ -216,13 +216,13 @@ async def start(jail: Jail, stdin: bytes = b"", extra: Sequence[int] = ()) -> Pr
         extra: descriptors to hand over, under their own numbers.
     """
     try:
-        return await _spawn(jail, stdin, extra)
+        return await _spawn(confinement, stdin, extra)
     except OSError as error:
-        return Outcome(Ended.NOT_STARTED, error=f"the sandbox did not start: {error}")
+        return ExecutionResult(ExecutionStatus.NOT_STARTED, error=f"the sandbox did not start: {error}")
 
 
-async def _spawn(jail: Jail, stdin: bytes, extra: Sequence[int]) -> Process:
-    group = make_cgroup(jail.limits.memory) if Layer.CGROUP in jail.layers else None
+async def _spawn(confinement: Confinement, stdin: bytes, extra: Sequence[int]) -> SandboxProcess:
+    group = make_cgroup(confinement.limits.memory) if IsolationLayer.CGROUP in confinement.layers else None
     with ExitStack() as theirs, ExitStack() as ours:
         if group is not None:
             ours.callback(group.discard)
@@ -235,8 +235,8 @@ async def _spawn(jail: Jail, stdin: bytes, extra: Sequence[int]) -> Process:
             for end in ends:
                 stack.callback(os.close, end)
         given = theirs.enter_context(_file(stdin))
-        rules = theirs.enter_context(_file(filter_program())) if Layer.SYSCALLS in jail.layers else None
-        command = jail.command(their_control.fileno(), rules)
+        rules = theirs.enter_context(_file(filter_program())) if IsolationLayer.SYSCALLS in confinement.layers else None
+        command = confinement.command(their_control.fileno(), rules)
         join = [] if group is None else ["/bin/sh", "-c", _JOIN, str(group.procs)]
         process = await asyncio.create_subprocess_exec(
             *join,
@@ -245,13 +245,13 @@ async def _spawn(jail: Jail, stdin: bytes, extra: Sequence[int]) -> Process:
             stdout=writes[0],
             stderr=writes[1],
             pass_fds=[their_control.fileno(), *extra, *([] if rules is None else [rules])],
-            env=jail.environment(),
+            env=confinement.environment(),
             cwd="/tmp",
             start_new_session=True,
         )
         ours.pop_all()
-        streams = (_Stream(reads[0], jail.limits.output), _Stream(reads[1], jail.limits.output))
-        return Process(jail, process, ours_control, streams, group)
+        streams = (_Stream(reads[0], confinement.limits.output), _Stream(reads[1], confinement.limits.output))
+        return SandboxProcess(confinement, process, ours_control, streams, group)
 
 
 @contextmanager

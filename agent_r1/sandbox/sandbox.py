@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.sandbox.concurrency import turn
+from agent_r1.sandbox.concurrency import slot
 from agent_r1.sandbox.config import Limits, SandboxConfig
-from agent_r1.sandbox.grader import judge
+from agent_r1.sandbox.grader import grade
 from agent_r1.sandbox.interpreter import Interpreter
-from agent_r1.sandbox.isolation import Jail
-from agent_r1.sandbox.outcome import Outcome, Verdict
-from agent_r1.sandbox.process import start
+from agent_r1.sandbox.isolation import Confinement
+from agent_r1.sandbox.process import start_process
+from agent_r1.sandbox.result import ExecutionResult, Verdict
 from agent_r1.sandbox.selftest import layers_in_force
 
 _log = logging.getLogger(__name__)
@@ -22,24 +22,24 @@ _log = logging.getLogger(__name__)
 _UNCONFINED: WeakSet[Sandbox] = WeakSet()
 
 
-def unconfined() -> str | None:
+def find_unconfined_sandbox() -> str | None:
     """What a sandbox of level ``none`` calls itself, where somebody in this process holds one; None where nobody does.
 
     It does not say who runs what there; so it is known too of a world that forgets to declare it.
     """
     if _UNCONFINED:
         gc.collect()  # one that nobody can reach any more is nobody's
-    return next((sandbox.in_force for sandbox in _UNCONFINED), None)
+    return next((sandbox.isolation for sandbox in _UNCONFINED), None)
 
 
-def level_of(place: object) -> str | None:
+def sandbox_level(place: object) -> str | None:
     """What a sandbox calls itself, or what somebody calls the place where code runs; None for anything else."""
-    return place.in_force if isinstance(place, Sandbox) else place if isinstance(place, str) else None
+    return place.isolation if isinstance(place, Sandbox) else place if isinstance(place, str) else None
 
 
-def declared(place: object) -> str | None:
+def validate_sandbox(place: object) -> str | None:
     """The level that a tool or an environment was told of. Raises InvalidInput where that says nothing."""
-    level = level_of(place)
+    level = sandbox_level(place)
     if place is not None and level is None:
         do = "give a Sandbox, or say in words where code runs: 'none: ..'"
         raise InvalidInput("sandbox", got=repr(place), do=do)
@@ -61,7 +61,7 @@ class Sandbox:
         sandbox = Sandbox()
         outcome = await sandbox.run("print(int(input()) * 2)", stdin="21")
         outcome.ok, outcome.stdout.text            # (True, "42\\n")
-        await sandbox.judge("def f(x): return x + 1", "assert f(1) == 2", calls=("f",))    # Verdict(True)
+        await sandbox.grade("def f(x): return x + 1", "assert f(1) == 2", calls=("f",))    # Verdict(True)
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
@@ -72,23 +72,23 @@ class Sandbox:
             _UNCONFINED.add(self)
 
     @property
-    def in_force(self) -> str:
+    def isolation(self) -> str:
         """The level and its layers, for the record of a run."""
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
-    async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> Outcome:
+    async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:
         """Run a whole program in a fresh process: ``stdin`` is all that it can read, then comes end of file."""
         given = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
-        async with turn():
-            process = await start(self._jail(limits), given)
-            if isinstance(process, Outcome):
+        async with slot():
+            process = await start_process(self._confinement(limits), given)
+            if isinstance(process, ExecutionResult):
                 return process
             try:
                 return await process.call("program", source)
             finally:
                 await process.close()
 
-    async def judge(
+    async def grade(
         self, candidate: str, tests: str, *, calls: Sequence[str], setup: str = "", limits: Limits | None = None
     ) -> Verdict:
         """Whether a candidate's functions pass tests, found out where the candidate cannot reach.
@@ -100,12 +100,12 @@ class Sandbox:
                 candidate's process; arguments and results travel as plain data.
             setup: trusted source to run before the tests, in their process.
         """
-        async with turn():
-            return await judge(self._jail(limits), candidate, tests, calls, setup)
+        async with slot():
+            return await grade(self._confinement(limits), candidate, tests, calls, setup)
 
     def interpreter(self, limits: Limits | None = None) -> Interpreter:
         """A Python that keeps its variables between calls. It has to be closed."""
-        return Interpreter(self._jail(limits))
+        return Interpreter(self._confinement(limits))
 
-    def _jail(self, limits: Limits | None) -> Jail:
-        return Jail(self._layers, limits or self.config.limits, self.config.packages)
+    def _confinement(self, limits: Limits | None) -> Confinement:
+        return Confinement(self._layers, limits or self.config.limits, self.config.packages)

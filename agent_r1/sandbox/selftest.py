@@ -22,9 +22,9 @@ from typing import TypeVar
 from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox.cgroup import clear_stale_cgroups
 from agent_r1.sandbox.config import Limits, SandboxConfig
-from agent_r1.sandbox.isolation import ALL, Jail, Layer
-from agent_r1.sandbox.outcome import Ended, Outcome
-from agent_r1.sandbox.process import start
+from agent_r1.sandbox.isolation import ALL_LAYERS, Confinement, IsolationLayer
+from agent_r1.sandbox.process import start_process
+from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 from agent_r1.sandbox.syscalls import pyseccomp
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Attempted:
     told: str
 
 
-def layers_in_force(config: SandboxConfig) -> frozenset[Layer]:
+def layers_in_force(config: SandboxConfig) -> frozenset[IsolationLayer]:
     """The layers of a level, seen to hold.
 
     Raises:
@@ -77,7 +77,7 @@ def layers_in_force(config: SandboxConfig) -> frozenset[Layer]:
 
 
 @lru_cache(maxsize=1)
-def _proved() -> frozenset[Layer]:
+def _proved() -> frozenset[IsolationLayer]:
     if sys.platform != "linux":
         raise refusal(f"{sys.platform}", "use Linux")
     if shutil.which("bwrap") is None:
@@ -104,11 +104,11 @@ def _in_a_loop_of_its_own(work: Coroutine[None, None, _T]) -> _T:
         return thread.submit(asyncio.run, work).result()
 
 
-async def find_holes(layers: frozenset[Layer]) -> str | None:
+async def find_holes(layers: frozenset[IsolationLayer]) -> str | None:
     """What is wrong with these layers; None where everything that was tried was stopped."""
-    with world() as outside:
-        outcome, attempts = await assault(Jail(layers, SMALL), outside)
-    if outcome.ended is Ended.NOT_STARTED:
+    with taskset() as outside:
+        outcome, attempts = await assault(Confinement(layers, SMALL), outside)
+    if outcome.ended is ExecutionStatus.NOT_STARTED:
         return outcome.error
     hits = [attempt.name for attempt in attempts if attempt.hit]
     if hits:
@@ -116,21 +116,21 @@ async def find_holes(layers: frozenset[Layer]) -> str | None:
     if not outcome.ok:
         last = outcome.error.strip().splitlines()[-1:]
         return f"attacks that did not come to their end: {outcome.ended} {last}"
-    hanging = await run(Jail(layers, SMALL.model_copy(update={"seconds": 0.2})), "while True: pass")
-    return None if hanging.ended is Ended.TIMED_OUT else f"a program that hangs and is not stopped: {hanging.ended}"
+    hanging = await run(Confinement(layers, SMALL.model_copy(update={"seconds": 0.2})), "while True: pass")
+    return None if hanging.ended is ExecutionStatus.TIMED_OUT else f"a program that hangs and is not stopped: {hanging.ended}"
 
 
-async def assault(jail: Jail, outside: World, names: Sequence[str] = ()) -> tuple[Outcome, tuple[Attempted, ...]]:
+async def assault(confinement: Confinement, outside: World, names: Sequence[str] = ()) -> tuple[ExecutionResult, tuple[Attempted, ...]]:
     """Try attacks in one process: those named, or all that can share one."""
-    outcome = await run(jail, f"{_ATTACKS}\nassault({asdict(outside)!r}, {list(names)!r})")
+    outcome = await run(confinement, f"{_ATTACKS}\nassault({asdict(outside)!r}, {list(names)!r})")
     lines = (line.split(" ", 2) for line in outcome.stdout.text.splitlines())
     return outcome, tuple(Attempted(name, result == "hit", told) for result, name, told in lines)
 
 
-async def run(jail: Jail, source: str) -> Outcome:
+async def run(confinement: Confinement, source: str) -> ExecutionResult:
     """One program in a jail that may or may not hold: for the test itself, and for measuring what a layer stops."""
-    process = await start(jail)
-    if isinstance(process, Outcome):
+    process = await start_process(confinement)
+    if isinstance(process, ExecutionResult):
         return process
     try:
         return await process.call("program", source)
@@ -138,15 +138,15 @@ async def run(jail: Jail, source: str) -> Outcome:
         await process.close()
 
 
-async def _with_cgroup() -> frozenset[Layer]:
+async def _with_cgroup() -> frozenset[IsolationLayer]:
     """All layers, with the cgroup only where it is seen to stop processes that together hold too much."""
-    with world() as outside:
-        _, attempts = await assault(Jail(ALL, SMALL), outside, ["memory_of_many"])
-    return ALL - {Layer.CGROUP} if any(attempt.hit for attempt in attempts) else ALL
+    with taskset() as outside:
+        _, attempts = await assault(Confinement(ALL_LAYERS, SMALL), outside, ["memory_of_many"])
+    return ALL_LAYERS - {IsolationLayer.CGROUP} if any(attempt.hit for attempt in attempts) else ALL_LAYERS
 
 
 @contextmanager
-def world() -> Iterator[World]:
+def taskset() -> Iterator[World]:
     """A secret file, an environment variable, listening sockets and a victim process, for as long as it takes."""
     token = secrets.token_hex(8)
     with ExitStack() as stack:

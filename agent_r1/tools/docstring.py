@@ -23,11 +23,11 @@ class Docstring:
     arguments: Mapping[str, str]
 
 
-def read_docstring(text: str) -> Docstring:
+def parse_docstring(text: str) -> Docstring:
     """Take a docstring apart: all before the first section, and the entries of ``Args:``.
 
     Example:
-        >>> read_docstring("Add up.\\n\\nArgs:\\n    a: one\\n        number.\\n    b (int): another.").arguments
+        >>> parse_docstring("Add up.\\n\\nArgs:\\n    a: one\\n        number.\\n    b (int): another.").arguments
         {'a': 'one number.', 'b': 'another.'}
     """
     summary: list[str] = []

@@ -16,13 +16,20 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
-from agent_r1.sandbox import Sandbox, declared
-from agent_r1.tools.batching import BatchFunction, Coalescer
-from agent_r1.tools.docstring import read_docstring
-from agent_r1.tools.execution import DEFAULT_TIMEOUT, Outcome, Raised, Returned, TimedOut, run
+from agent_r1.sandbox import Sandbox, validate_sandbox
+from agent_r1.tools.batching import BatchFunction, CallBatcher
+from agent_r1.tools.docstring import parse_docstring
+from agent_r1.tools.execution import (
+    DEFAULT_TIMEOUT,
+    CallFailure,
+    CallOutcome,
+    CallTimeout,
+    ReturnValue,
+    run_with_timeout,
+)
 from agent_r1.tools.resources import Resources
-from agent_r1.tools.schema import Invalid, Signature, read_signature
-from agent_r1.tools.tool_errors import Fault, failed, flaws
+from agent_r1.tools.schema import InvalidArguments, Signature, parse_signature
+from agent_r1.tools.tool_errors import ToolErrorKind, error_result, validation_errors
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what model providers and chat templates agree on
 
@@ -40,7 +47,7 @@ class Tool:
     function: Callable[..., Any]
     signature: Signature
     timeout: float | None = None
-    coalescer: Coalescer | None = None
+    batcher: CallBatcher | None = None
     sandbox: str | None = None
 
     async def run(
@@ -68,13 +75,13 @@ class Tool:
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, timeout: float, resources: Resources
     ) -> ToolResult:
         keywords = self.signature.bind(arguments, task, context, resources)
-        if isinstance(keywords, Invalid):
-            return failed(Fault.INVALID_ARGUMENTS, f"{self.spec.name} was not run. Wrong arguments: {keywords.reason}.")
-        if self.coalescer is not None:
-            outcome = await self.coalescer.run(keywords, context.attempt.order, timeout)
+        if isinstance(keywords, InvalidArguments):
+            return error_result(ToolErrorKind.INVALID_ARGUMENTS, f"{self.spec.name} was not run. Wrong arguments: {keywords.reason}.")
+        if self.batcher is not None:
+            outcome = await self.batcher.run(keywords, context.id.sort_key, timeout)
         else:
-            outcome = await run(partial(self.function, **keywords), timeout)
-        return reported(self.spec.name, outcome)
+            outcome = await run_with_timeout(partial(self.function, **keywords), timeout)
+        return to_tool_result(self.spec.name, outcome)
 
 
 @overload
@@ -130,7 +137,7 @@ def tool(
         {'description': 'the first.', 'type': 'integer'}
     """
     if function is None:
-        level = declared(sandbox)
+        level = validate_sandbox(sandbox)
         return lambda function: replace(_build(function, name, timeout, batch), sandbox=level)
     return _build(function, name, timeout, batch)
 
@@ -143,27 +150,27 @@ def _build(function: Callable[..., Any], name: str | None, timeout: float | None
         raise InvalidInput("tool name", got=repr(name), do="use 1 to 64 letters, digits, _ or - (@tool(name=...))")
     if timeout is not None and not timeout > 0:
         raise InvalidInput(f"timeout of tool {name!r}", got=timeout, do="give a number of seconds > 0")
-    docs = read_docstring(function.__doc__ or "")
+    docs = parse_docstring(function.__doc__ or "")
     if not docs.summary:
         raise InvalidInput(f"tool {name!r}", got="no docstring", do="say in its docstring what the tool does")
-    signature = read_signature(function, docs)
+    signature = parse_signature(function, docs)
     spec = ToolSpec(name, docs.summary, signature.schema)
-    return Tool(spec, function, signature, timeout, None if batch is None else Coalescer(batch))
+    return Tool(spec, function, signature, timeout, None if batch is None else CallBatcher(batch))
 
 
-def reported(name: str, outcome: Outcome) -> ToolResult:
+def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
     """What running the tool ``name`` came to, as its result."""
     match outcome:
-        case Returned(value=ToolResult() as result) if not any(flaws(result)):
+        case ReturnValue(value=ToolResult() as result) if not any(validation_errors(result)):
             return result
-        case Returned(value=str() as text):
+        case ReturnValue(value=str() as text):
             return ToolResult((Text(text),), ok=True)
-        case Returned(value=value):
+        case ReturnValue(value=value):
             return _rendered(name, value)
-        case Raised(reason=reason):
-            return failed(Fault.RAISED, f"{name} failed: {reason}")
-        case TimedOut(seconds=seconds):
-            return failed(Fault.TIMED_OUT, f"{name} did not finish within {seconds:g} seconds and was stopped.")
+        case CallFailure(reason=reason):
+            return error_result(ToolErrorKind.RAISED, f"{name} failed: {reason}")
+        case CallTimeout(seconds=seconds):
+            return error_result(ToolErrorKind.TIMED_OUT, f"{name} did not finish within {seconds:g} seconds and was stopped.")
 
 
 def _rendered(name: str, value: object) -> ToolResult:
@@ -172,6 +179,6 @@ def _rendered(name: str, value: object) -> ToolResult:
         return ToolResult((Text(json.dumps(value, ensure_ascii=False, allow_nan=False)),), ok=True)
     except (TypeError, ValueError, RecursionError):
         kind = type(value).__name__
-        return failed(
-            Fault.BAD_RESULT, f"{name} failed: its result ({kind}) is neither text nor a value JSON can hold."
+        return error_result(
+            ToolErrorKind.BAD_RESULT, f"{name} failed: its result ({kind}) is neither text nor a value JSON can hold."
         )

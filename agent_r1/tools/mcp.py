@@ -27,11 +27,11 @@ from agent_r1.core.messages import ContentPart, Media, Text
 from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
-from agent_r1.tools.execution import DEFAULT_TIMEOUT, run
-from agent_r1.tools.function_tool import Tool, reported
+from agent_r1.tools.execution import DEFAULT_TIMEOUT, run_with_timeout
+from agent_r1.tools.function_tool import Tool, to_tool_result
 from agent_r1.tools.resources import Opener, Resources
-from agent_r1.tools.schema import Invalid, in_words
-from agent_r1.tools.tool_errors import Fault, failed
+from agent_r1.tools.schema import InvalidArguments, describe_parameters
+from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 Scope = Literal["episode", "run"]
 
@@ -143,8 +143,8 @@ def _tool(listed: Any, opener: Opener[Lease], timeout: float, prefix: str) -> To
     spec = ToolSpec(name, listed.description or listed.title or listed.name, listed.input_schema)
 
     async def call(arguments: Mapping[str, Any], resources: Resources) -> ToolResult:
-        lease = await resources.of(opener)
-        return reported(name, await run(partial(lease.session.call, listed.name, arguments), timeout))
+        lease = await resources.get(opener)
+        return to_tool_result(name, await run_with_timeout(partial(lease.session.call, listed.name, arguments), timeout))
 
     return Tool(spec, call, SchemaSignature(listed.input_schema), OPEN_SECONDS + timeout)
 
@@ -157,13 +157,13 @@ class SchemaSignature:
 
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
-    ) -> dict[str, Any] | Invalid:
+    ) -> dict[str, Any] | InvalidArguments:
         """The arguments as they are, where the schema allows them, and the resources to send them by."""
         validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(self.schema)
         faults = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
         if not faults:
             return {"arguments": arguments, "resources": resources}
-        return Invalid(f"{'; '.join(faults[:_FAULTS_TOLD])}. Expected: {in_words(self.schema)}")
+        return InvalidArguments(f"{'; '.join(faults[:_FAULTS_TOLD])}. Expected: {describe_parameters(self.schema)}")
 
 
 class Session:
@@ -231,7 +231,7 @@ class Session:
             raise
         except Exception as error:
             self.sound = False
-            return failed(Fault.RAISED, f"{name} failed, its server gave no result: {self._told(_in_words(error))}")
+            return error_result(ToolErrorKind.RAISED, f"{name} failed, its server gave no result: {self._told(_in_words(error))}")
 
     async def close(self) -> None:
         self._stop.set()
@@ -331,7 +331,7 @@ def result_of(called: Any) -> ToolResult:
     parts = tuple(part for block in called.content for part in _parts(block))
     if not parts and called.structured_content is not None:
         parts = (Text(json.dumps(called.structured_content, ensure_ascii=False)),)
-    error = Fault.RAISED if called.is_error else None
+    error = ToolErrorKind.RAISED if called.is_error else None
     return ToolResult(parts, ok=not called.is_error, error=error, data=called.structured_content)
 
 

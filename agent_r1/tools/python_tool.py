@@ -8,10 +8,10 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
-from agent_r1.sandbox import Ended, Interpreter, Outcome, Output, Sandbox, SandboxConfig
+from agent_r1.sandbox import ExecutionResult, ExecutionStatus, Interpreter, Output, Sandbox, SandboxConfig
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.resources import Resources
-from agent_r1.tools.tool_errors import Fault, failed
+from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 _RESTARTED = "[The interpreter was restarted: variables and imports of earlier calls are gone.]\n"
 _LOST = "The next call starts a fresh interpreter: variables and imports are gone."
@@ -19,19 +19,19 @@ _WAIT = 600.0
 """Seconds a call may wait, for the calls of the same action before it and for a place; then it is given up."""
 
 _FAULTS = {
-    Ended.RAISED: Fault.RAISED,
-    Ended.OUT_OF_MEMORY: Fault.RAISED,
-    Ended.DIED: Fault.RAISED,
-    Ended.FLOODED: Fault.RAISED,
-    Ended.NOT_STARTED: Fault.RAISED,
-    Ended.TIMED_OUT: Fault.TIMED_OUT,
+    ExecutionStatus.RAISED: ToolErrorKind.RAISED,
+    ExecutionStatus.OUT_OF_MEMORY: ToolErrorKind.RAISED,
+    ExecutionStatus.DIED: ToolErrorKind.RAISED,
+    ExecutionStatus.FLOODED: ToolErrorKind.RAISED,
+    ExecutionStatus.NOT_STARTED: ToolErrorKind.RAISED,
+    ExecutionStatus.TIMED_OUT: ToolErrorKind.TIMED_OUT,
 }
 
 
 def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
     """A tool named ``python`` that runs code and shows what it prints. Variables stay for the episode.
 
-    The call's :class:`Outcome` is the result's ``data``, for rewards. Code that hangs, dies or floods costs its call:
+    The call's :class:`ExecutionResult` is the result's ``data``, for rewards. Code that hangs, dies or floods costs its call:
     the agent is told, and the next call has a fresh interpreter.
 
     Args:
@@ -53,8 +53,8 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
         Args:
             code: the code to run; the value of its last expression is shown too.
         """
-        interpreter = await resources.of(interpreters)
-        return shown_outcome(await interpreter.run(code))
+        interpreter = await resources.get(interpreters)
+        return format_result(await interpreter.run(code))
 
     return python
 
@@ -69,14 +69,14 @@ class _Interpreters:
         return self.sandbox.interpreter()
 
 
-def shown_outcome(outcome: Outcome) -> ToolResult:
+def format_result(outcome: ExecutionResult) -> ToolResult:
     """The outcome as an agent reads it: what was printed, then what went wrong."""
     notes = [_RESTARTED] if outcome.restarted else []
     text = "".join([*notes, *map(_shown, (outcome.stdout, outcome.stderr))])
     if outcome.ok:
         return ToolResult((Text(text or "(nothing was printed)"),), ok=True, data=outcome)
     problem = outcome.error if outcome.alive else f"[{outcome.ended}: {outcome.error}] {_LOST}"
-    told = failed(_FAULTS[outcome.ended], f"{text}{problem.strip()}")
+    told = error_result(_FAULTS[outcome.ended], f"{text}{problem.strip()}")
     return ToolResult(told.parts, ok=False, error=told.error, data=outcome)
 
 

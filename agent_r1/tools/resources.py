@@ -40,7 +40,7 @@ class Resources:
         @tool
         async def visit(url: str, resources: Resources) -> str:
             '''Read a page.'''
-            browser = await resources.of(browsers)      # the same one at every call of the episode
+            browser = await resources.get(browsers)      # the same one at every call of the episode
             return await browser.text(url)
     """
 
@@ -49,7 +49,7 @@ class Resources:
         self._openings: dict[Opener[Any], asyncio.Task[Any]] = {}
         self._closing: asyncio.Task[None] | None = None
 
-    async def of(self, opener: Opener[_R]) -> _R:
+    async def get(self, opener: Opener[_R]) -> _R:
         """What ``opener`` opened for this episode; the first call opens it, in its own time.
 
         A call that is cancelled or out of time leaves the opening to the others that wait for it, and to later calls.
@@ -79,4 +79,4 @@ class Resources:
         for outcome in await asyncio.gather(*closings, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 reason = f"{type(outcome).__name__}: {outcome}"
-                _log.warning("closing a resource of %s failed: %s", self._context.attempt, reason)
+                _log.warning("closing a resource of %s failed: %s", self._context.id, reason)

@@ -25,7 +25,7 @@ _FAULTS_TOLD = 5  # of many wrong arguments, so many are explained
 
 
 @dataclass(frozen=True, slots=True)
-class Invalid:
+class InvalidArguments:
     """Arguments that cannot be used: what is wrong, and what is expected."""
 
     reason: str
@@ -36,7 +36,7 @@ class Signature(Protocol):
 
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
-    ) -> dict[str, Any] | Invalid:
+    ) -> dict[str, Any] | InvalidArguments:
         """The keywords to call the tool's function with."""
         ...
 
@@ -56,24 +56,24 @@ class FunctionSignature:
 
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
-    ) -> dict[str, Any] | Invalid:
+    ) -> dict[str, Any] | InvalidArguments:
         """The keywords to call the function with: checked, converted where that is safe ("3" to 3), with defaults."""
         try:
             fields = self.model.model_validate(dict(arguments))
         except ValidationError as error:
-            return Invalid(f"{_faults(error)}. Expected: {in_words(self.schema)}")
+            return InvalidArguments(f"{_faults(error)}. Expected: {describe_parameters(self.schema)}")
         except Exception as error:  # a validator of the user's own types may raise anything
-            return Invalid(f"{type(error).__name__}. Expected: {in_words(self.schema)}")
+            return InvalidArguments(f"{type(error).__name__}. Expected: {describe_parameters(self.schema)}")
         keywords = {name: value for name, (_, value) in zip(self.names, fields, strict=True)}
         given: dict[type, Any] = {Task: task, RolloutContext: context, Resources: resources}
         return keywords | {name: given[kind] for name, kind in self.injected.items()}
 
 
-def in_words(schema: Mapping[str, Any]) -> str:
+def describe_parameters(schema: Mapping[str, Any]) -> str:
     """The parameters of an object's JSON schema in words.
 
     Example:
-        >>> in_words({"properties": {"query": {"type": "string"}, "k": {"type": "integer"}}, "required": ["query"]})
+        >>> describe_parameters({"properties": {"query": {"type": "string"}, "k": {"type": "integer"}}, "required": ["query"]})
         'query (string), k (integer, optional)'
     """
     required = schema.get("required", ())
@@ -84,7 +84,7 @@ def in_words(schema: Mapping[str, Any]) -> str:
     return ", ".join(described) or "no arguments"
 
 
-def read_signature(function: Callable[..., Any], docs: Docstring) -> FunctionSignature:
+def parse_signature(function: Callable[..., Any], docs: Docstring) -> FunctionSignature:
     """Derive the signature from annotations, defaults and the docstring. Raises InvalidInput where that cannot be."""
     hints = _hints(function)
     parameters = {

@@ -1,6 +1,6 @@
 """What an agent is told when its call could not be done, and how much of a result it is shown.
 
-Each kind of failure has a ``Fault``, kept in ``ToolResult.error``, so that rewards and metrics can
+Each kind of failure has a ``ToolErrorKind``, kept in ``ToolResult.error``, so that rewards and metrics can
 tell a call that was wrong from a tool that failed; the text for the agent is in ``ToolResult.parts``.
 """
 
@@ -18,7 +18,7 @@ from agent_r1.core.tool import ToolResult
 _NAME_LENGTH = 64  # a name longer than any tool's is compared and quoted only so far
 
 
-class Fault(StrEnum):
+class ToolErrorKind(StrEnum):
     """Why a call gave no result."""
 
     MALFORMED_CALL = "malformed call"
@@ -29,40 +29,40 @@ class Fault(StrEnum):
     BAD_RESULT = "bad result"
 
 
-INVALID_CALLS = frozenset({Fault.MALFORMED_CALL, Fault.UNKNOWN_TOOL, Fault.INVALID_ARGUMENTS})
+INVALID_CALL_KINDS = frozenset({ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS})
 """The faults of the agent, as opposed to those of the tool."""
 
 
-def failed(fault: Fault, text: str) -> ToolResult:
+def error_result(fault: ToolErrorKind, text: str) -> ToolResult:
     """A result that tells the agent, in ``text``, what was wrong and what is expected."""
     return ToolResult((Text(text),), ok=False, error=fault)
 
 
-def malformed_call(reason: str) -> ToolResult:
+def malformed_call_result(reason: str) -> ToolResult:
     """The call could not be read at all."""
-    return failed(Fault.MALFORMED_CALL, f"The tool call could not be read and was not run: {reason}.")
+    return error_result(ToolErrorKind.MALFORMED_CALL, f"The tool call could not be read and was not run: {reason}.")
 
 
-def unknown_tool(name: str, known: Sequence[str]) -> ToolResult:
+def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
     """No tool has this name; the nearest one is named.
 
     Example:
-        >>> unknown_tool("serach", ["search", "add"]).parts[0].text
+        >>> unknown_tool_result("serach", ["search", "add"]).parts[0].text
         "There is no tool 'serach'. Did you mean 'search'? The tools are: search, add."
     """
     name = name[:_NAME_LENGTH]
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return failed(Fault.UNKNOWN_TOOL, f"There is no tool {name!r}.{hint} The tools are: {', '.join(known) or 'none'}.")
+    return error_result(ToolErrorKind.UNKNOWN_TOOL, f"There is no tool {name!r}.{hint} The tools are: {', '.join(known) or 'none'}.")
 
 
-def shown(result: ToolResult, max_output: int) -> ToolResult:
+def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
     """The result as an agent may see it: at most ``max_output`` characters of text, and valid Unicode.
 
     What is cut is marked, with how much it was; the mark comes on top of ``max_output``.
 
     Example:
-        >>> shown(ToolResult((Text("abcdef"),), ok=True), 4).parts[0].text
+        >>> truncate_output(ToolResult((Text("abcdef"),), ok=True), 4).parts[0].text
         'abcd\\n[cut here: 2 more characters]'
     """
     kept: list[ContentPart] = []
@@ -78,33 +78,33 @@ def shown(result: ToolResult, max_output: int) -> ToolResult:
     return replace(result, parts=tuple(_joined(kept)))
 
 
-def flaws(result: ToolResult) -> Iterator[str]:
+def validation_errors(result: ToolResult) -> Iterator[str]:
     """Why a user's own ToolResult cannot be shown, counted or written down; nothing where it can.
 
     Example:
-        >>> list(flaws(ToolResult((Text("page"),), ok=False, error=404)))
+        >>> list(validation_errors(ToolResult((Text("page"),), ok=False, error=404)))
         ['its error is an object of type int, and neither text nor None']
     """
     if not isinstance(result.parts, tuple):
-        yield f"its parts are {kind_of(result.parts)}, and no tuple"
+        yield f"its parts are {describe_type(result.parts)}, and no tuple"
     else:
-        yield from part_flaws(result.parts)
+        yield from part_errors(result.parts)
     if not isinstance(result.ok, bool):
-        yield f"its ok is {kind_of(result.ok)}, and no bool"
+        yield f"its ok is {describe_type(result.ok)}, and no bool"
     if not isinstance(result.error, str | None):
-        yield f"its error is {kind_of(result.error)}, and neither text nor None"
+        yield f"its error is {describe_type(result.error)}, and neither text nor None"
     if not isinstance(result.seconds, Real):
-        yield f"its seconds are {kind_of(result.seconds)}, and no number"
+        yield f"its seconds are {describe_type(result.seconds)}, and no number"
 
 
-def part_flaws(parts: Sequence[object]) -> Iterator[str]:
+def part_errors(parts: Sequence[object]) -> Iterator[str]:
     """What stands among parts of a message or result and is none."""
     for part in parts:
         if not isinstance(part, Media) and not (isinstance(part, Text) and isinstance(part.text, str)):
-            yield f"it has {kind_of(part.text if isinstance(part, Text) else part)} where text belongs"
+            yield f"it has {describe_type(part.text if isinstance(part, Text) else part)} where text belongs"
 
 
-def kind_of(value: object) -> str:
+def describe_type(value: object) -> str:
     """What a value is, without asking the value itself."""
     return "None" if value is None else f"an object of type {type(value).__name__}"
 

@@ -19,14 +19,14 @@ from agent_r1.envs import ToolEnv
 from agent_r1.envs.user_env import UserEnv
 from agent_r1.rewards import FunctionScorer
 from agent_r1.rewards.scoring import RewardFunction, named
-from agent_r1.sandbox import level_of, unconfined
+from agent_r1.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 FILE_MODULE = "agent_file"
 """The name a user's file is imported under."""
 
 
-def world_of(
+def make_taskset(
     env: Any,
     tasks: Any,
     name: str,
@@ -65,8 +65,8 @@ def world_of(
 def _sandbox_of(parts: Sequence[object], tasks: Sequence[Task]) -> str | None:
     """The weakest_sandbox of the sandboxes that code runs in, as environment, scorers and tasks say; what they forget to say of a
     sandbox that holds nothing is known too."""
-    said = [level_of(part.sandbox) for part in parts if isinstance(part, ExecutesCode)]
-    return weakest_sandbox([*said, *_risks(tasks), unconfined()])
+    said = [sandbox_level(part.sandbox) for part in parts if isinstance(part, ExecutesCode)]
+    return weakest_sandbox([*said, *_risks(tasks), find_unconfined_sandbox()])
 
 
 def _risks(tasks: Sequence[Task]) -> list[str]:
@@ -75,7 +75,7 @@ def _risks(tasks: Sequence[Task]) -> list[str]:
     return [level for level in named if isinstance(level, str) and level.partition(":")[0] == "none"]
 
 
-def load_world(file: Path, model: str) -> TaskSet:
+def load_task_file(file: Path, model: str) -> TaskSet:
     """The world that a Python file describes, for the model asked for: by the names ``env`` and ``tasks``,
     ``rewards`` where the environment brings none, and ``solutions`` where it can be checked.
 
@@ -89,7 +89,7 @@ def load_world(file: Path, model: str) -> TaskSet:
         if name not in names:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
     given = names.get("rewards", ()), names.get("solutions")
-    return world_of(names["env"], names["tasks"], file.stem, model, *given)
+    return make_taskset(names["env"], names["tasks"], file.stem, model, *given)
 
 
 def _checked(tasks: Any) -> tuple[Task, ...]:

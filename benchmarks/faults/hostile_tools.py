@@ -24,7 +24,7 @@ from agent_r1.envs import tool_env as toolenv
 from agent_r1.inference import torch_engine
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.search import search
-from agent_r1.tools import tool as tools
+from agent_r1.tools import function_tool as tools
 from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.training import run
 
@@ -184,7 +184,7 @@ def cannot_read(reason: str) -> ToolResult:
 
 
 UNBROKEN = patch.object(TemplateRenderer, "_escape_special_tokens", lambda _, message: message)
-AS_THEY_ARE = patch.object(tools, "flaws", lambda _: iter(()))
+AS_THEY_ARE = patch.object(tools, "validation_errors", lambda _: iter(()))
 RAISING = patch.object(toolenv, "malformed_call", cannot_read)
 
 HOSTILE_TOOLS: tuple[Case, ...] = (

@@ -17,7 +17,7 @@ from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.envs import ToolEnv
-from agent_r1.tools import Fault, tool
+from agent_r1.tools import ToolErrorKind, tool
 
 MAX_OUTPUT = 300
 PER_ACTION = 25
@@ -172,7 +172,7 @@ def test_any_result_is_shown_or_explained(values: list[Any]) -> None:
 
 def test_control_the_check_sees_what_it_must() -> None:
     call = ToolCall("c", "read", {"title": "x"}, "")
-    for text, error in (("\ud800", None), ("x" * 999, None), ("", Fault.RAISED)):
+    for text, error in (("\ud800", None), ("x" * 999, None), ("", ToolErrorKind.RAISED)):
         result = ToolResult((Text(text),), ok=error is None, error=error)
         with pytest.raises((AssertionError, UnicodeEncodeError)):
             check((call,), Transition((Message("tool", result.parts, call_id="c"),), results=(result,)))

@@ -15,7 +15,7 @@ from agent_r1.core.messages import Action, Media, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.envs import ToolEnv
-from agent_r1.tools import Fault, tool
+from agent_r1.tools import ToolErrorKind, tool
 
 
 @tool
@@ -109,9 +109,9 @@ def test_what_is_wrong_with_a_call_is_told_in_its_own_words(play: Play, says: An
     (step,) = play(ToolEnv([add, shout]), says("", *calls))
     assert [message.call_id for message in step.messages] == [f"c{i}" for i in range(6)]
     assert [result.error for result in step.results] == [
-        *[Fault.MALFORMED_CALL] * 2,
-        *[Fault.UNKNOWN_TOOL] * 2,
-        *[Fault.INVALID_ARGUMENTS] * 2,
+        *[ToolErrorKind.MALFORMED_CALL] * 2,
+        *[ToolErrorKind.UNKNOWN_TOOL] * 2,
+        *[ToolErrorKind.INVALID_ARGUMENTS] * 2,
     ]
     assert len(set(texts(step))) == 6
     assert "unterminated string" in texts(step)[0]
@@ -187,7 +187,7 @@ def test_the_environments_timeout_holds_where_a_tool_has_none(play: Play, says: 
         return "done"
 
     (step,) = play(ToolEnv([slow], timeout=0.05), says("", call("slow")))
-    assert step.results[0].error == Fault.TIMED_OUT
+    assert step.results[0].error == ToolErrorKind.TIMED_OUT
 
 
 def test_turn_rewards_see_the_action_and_its_results(play: Play, says: Any, call: Any) -> None:

@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sandboxed import sandbox_or_skip
 
-from agent_r1.sandbox import Ended, Limits, Sandbox, SandboxConfig, Verdict
+from agent_r1.sandbox import ExecutionStatus, Limits, Sandbox, SandboxConfig, Verdict
 from agent_r1.sandbox.inside.grader_worker import Altered, Opaque, decode, encode, encode_exactly, raised
 
 ESCAPES = Path(__file__).parents[2] / "benchmarks" / "escapes.py"
 
 
 def judge(sandbox: Sandbox, candidate: str, tests: str, **options: Any) -> Verdict:
-    return asyncio.run(sandbox.judge(candidate, tests, calls=("f",), **options))
+    return asyncio.run(sandbox.grade(candidate, tests, calls=("f",), **options))
 
 
 def test_a_right_candidate_passes_and_a_wrong_one_fails(sandbox: Sandbox) -> None:
@@ -98,7 +98,7 @@ def test_objects_stay_with_the_candidate_and_can_be_handed_back(sandbox: Sandbox
         "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\ndef f(pairs): return [p.a for p in pairs]"
     )
     verdict = asyncio.run(
-        sandbox.judge(source, "assert f([Pair(5, 24), Pair(39, 60)]) == [5, 39]", calls=("f", "Pair"))
+        sandbox.grade(source, "assert f([Pair(5, 24), Pair(39, 60)]) == [5, 39]", calls=("f", "Pair"))
     )
     assert verdict == Verdict(True)
 
@@ -122,7 +122,7 @@ def test_what_could_not_be_judged_is_no_fail(sandbox: Sandbox, tmp_path: Path, m
     verdict = judge(sandbox, "def f(x): return 1", "assert f(1)")
     assert verdict.passed is None
     assert "no more namespaces" in verdict.reason
-    assert asyncio.run(sandbox.run("print(1)")).ended is Ended.NOT_STARTED
+    assert asyncio.run(sandbox.run("print(1)")).ended is ExecutionStatus.NOT_STARTED
 
 
 def test_what_can_be_nested_can_be_judged(sandbox: Sandbox) -> None:
@@ -372,7 +372,7 @@ def test_no_attack_and_no_forgery_gets_through_and_the_controls_do(sandbox: Sand
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])
-    known = [] if "cgroup" in sandbox.in_force else ["memory_of_many"]  # docs/sandbox.md: "What is not stopped"
+    known = [] if "cgroup" in sandbox.isolation else ["memory_of_many"]  # docs/sandbox.md: "What is not stopped"
     assert rows["default"]["hits"] == known
     assert rows["verdicts: judge"]["hits"] == []
     assert len(rows["no sandbox"]["hits"]) >= 0.5 * rows["no sandbox"]["tried"]  # root reaches more than others do

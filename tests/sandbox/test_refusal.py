@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox import Limits, Sandbox, SandboxConfig, selftest
-from agent_r1.sandbox.isolation import ALL, Layer
+from agent_r1.sandbox.isolation import ALL_LAYERS, IsolationLayer
 from agent_r1.sandbox.syscalls import filter_program
 
 
@@ -50,12 +50,12 @@ def test_a_bubblewrap_that_cannot_start_is_refused_in_one_line(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("missing", "attack"),
-    [(Layer.FILES, "read_secret"), (Layer.SYSCALLS, "use_key_ring"), (Layer.LIMITS, "descriptor_bomb")],
+    [(IsolationLayer.FILES, "read_secret"), (IsolationLayer.SYSCALLS, "use_key_ring"), (IsolationLayer.LIMITS, "descriptor_bomb")],
 )
-def test_a_layer_that_does_not_hold_is_seen(sandbox: Sandbox, missing: Layer, attack: str) -> None:
-    wrong = asyncio.run(selftest.find_holes(ALL - {missing, Layer.CGROUP}))
+def test_a_layer_that_does_not_hold_is_seen(sandbox: Sandbox, missing: IsolationLayer, attack: str) -> None:
+    wrong = asyncio.run(selftest.find_holes(ALL_LAYERS - {missing, IsolationLayer.CGROUP}))
     assert wrong is not None and attack in wrong
-    assert asyncio.run(selftest.find_holes(ALL - {Layer.CGROUP})) is None
+    assert asyncio.run(selftest.find_holes(ALL_LAYERS - {IsolationLayer.CGROUP})) is None
 
 
 def test_a_hole_refuses(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,17 +70,17 @@ def test_a_hole_refuses(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_machine_is_tried_once_per_process(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    async def find_holes(layers: frozenset[Layer]) -> None:
+    async def find_holes(layers: frozenset[IsolationLayer]) -> None:
         tried.append(layers)
 
     monkeypatch.setattr(selftest, "find_holes", find_holes)
-    assert Sandbox().in_force == Sandbox(SandboxConfig(limits=Limits(seconds=1))).in_force
+    assert Sandbox().isolation == Sandbox(SandboxConfig(limits=Limits(seconds=1))).isolation
     assert len(tried) == 1
 
 
 def test_a_sandbox_can_be_made_inside_an_event_loop(sandbox: Sandbox) -> None:
     async def make() -> str:
-        return Sandbox().in_force
+        return Sandbox().isolation
 
     assert asyncio.run(make()).startswith("bubblewrap: ")
 
@@ -90,7 +90,7 @@ def test_going_without_is_explicit_loud_and_recorded(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         none = Sandbox(config)
     assert "sandbox 'none'" in caplog.text
-    assert (none.in_force, none.config.model_dump()["level"]) == ("none: nothing", "none")
+    assert (none.isolation, none.config.model_dump()["level"]) == ("none: nothing", "none")
     assert asyncio.run(none.run("print(1)")).stdout.text == "1\n"
 
 

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from agent_r1.sandbox import Ended, Interpreter, Limits, Outcome, Sandbox
+from agent_r1.sandbox import ExecutionStatus, Interpreter, Limits, ExecutionResult, Sandbox
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sandbox.md"
 SHORT = Limits(seconds=0.5, memory=2**28, disk=2**20, output=1000)
 
 
-def run(sandbox: Sandbox, source: str, **options: Any) -> Outcome:
+def run(sandbox: Sandbox, source: str, **options: Any) -> ExecutionResult:
     return asyncio.run(sandbox.run(source, **options))
 
 
 def test_a_program_reads_its_input_and_prints(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "print(int(input()) * 2)", stdin="21")
-    assert (outcome.ended, outcome.stdout.text, outcome.stderr.text, outcome.error) == (Ended.OK, "42\n", "", "")
+    assert (outcome.ended, outcome.stdout.text, outcome.stderr.text, outcome.error) == (ExecutionStatus.OK, "42\n", "", "")
 
 
 def test_input_ends(sandbox: Sandbox) -> None:
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 def test_an_error_is_told_as_python_tells_it(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "def f():\n    return 1 / 0\nf()")
-    assert outcome.ended is Ended.RAISED
+    assert outcome.ended is ExecutionStatus.RAISED
     assert outcome.error.startswith('Traceback (most recent call last):\n  File "main.py", line 3')
     assert "return 1 / 0" in outcome.error
     assert "worker" not in outcome.error
@@ -59,29 +59,29 @@ def test_an_error_is_told_as_python_tells_it(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize(
     ("source", "ended"),
     [
-        ("pass", Ended.OK),
-        ("raise SystemExit", Ended.OK),
-        ("import sys; sys.exit(3)", Ended.RAISED),
-        ("x = (", Ended.RAISED),
-        ("\0", Ended.RAISED),
-        ("raise KeyboardInterrupt", Ended.RAISED),
-        ("class E(Exception):\n    def __str__(self): raise self\nraise E", Ended.RAISED),
-        ("raise ValueError('x' * 10**7)", Ended.RAISED),
-        ("import sys; sys.stdout = None; raise ValueError", Ended.RAISED),
-        ("f = lambda: f()\nf()", Ended.RAISED),
-        ("x = bytearray(2**30)", Ended.OUT_OF_MEMORY),
-        ("x = []\nwhile True: x.append(' ' * 10**6 + str(len(x)))", Ended.OUT_OF_MEMORY),
-        ("import os; os._exit(0)", Ended.DIED),
-        ("import ctypes; ctypes.string_at(0)", Ended.DIED),
-        ("import os; os.abort()", Ended.DIED),
-        ("import os; os.closerange(0, 99)", Ended.DIED),
+        ("pass", ExecutionStatus.OK),
+        ("raise SystemExit", ExecutionStatus.OK),
+        ("import sys; sys.exit(3)", ExecutionStatus.RAISED),
+        ("x = (", ExecutionStatus.RAISED),
+        ("\0", ExecutionStatus.RAISED),
+        ("raise KeyboardInterrupt", ExecutionStatus.RAISED),
+        ("class E(Exception):\n    def __str__(self): raise self\nraise E", ExecutionStatus.RAISED),
+        ("raise ValueError('x' * 10**7)", ExecutionStatus.RAISED),
+        ("import sys; sys.stdout = None; raise ValueError", ExecutionStatus.RAISED),
+        ("f = lambda: f()\nf()", ExecutionStatus.RAISED),
+        ("x = bytearray(2**30)", ExecutionStatus.OUT_OF_MEMORY),
+        ("x = []\nwhile True: x.append(' ' * 10**6 + str(len(x)))", ExecutionStatus.OUT_OF_MEMORY),
+        ("import os; os._exit(0)", ExecutionStatus.DIED),
+        ("import ctypes; ctypes.string_at(0)", ExecutionStatus.DIED),
+        ("import os; os.abort()", ExecutionStatus.DIED),
+        ("import os; os.closerange(0, 99)", ExecutionStatus.DIED),
         (
             "import os\nfor fd in range(3, 99):\n    try: os.write(fd, b'wrong')\n    except OSError: 0",
-            Ended.DIED,
+            ExecutionStatus.DIED,
         ),
     ],
 )
-def test_every_end_has_its_name(sandbox: Sandbox, source: str, ended: Ended) -> None:
+def test_every_end_has_its_name(sandbox: Sandbox, source: str, ended: ExecutionStatus) -> None:
     outcome = run(sandbox, source)
     assert outcome.ended is ended
     assert outcome.ok or outcome.error
@@ -103,13 +103,13 @@ def test_every_end_has_its_name(sandbox: Sandbox, source: str, ended: Ended) -> 
 def test_what_hangs_is_stopped_in_time(sandbox: Sandbox, source: str) -> None:
     began = time.monotonic()
     outcome = run(sandbox, source, limits=SHORT)
-    assert (outcome.ended, outcome.error) == (Ended.TIMED_OUT, "stopped after 0.5 seconds")
+    assert (outcome.ended, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 0.5 seconds")
     assert time.monotonic() - began < 4.0
 
 
 def test_cpu_seconds_are_limited_too(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "while True: pass", limits=Limits(seconds=20, cpu_seconds=1))
-    assert (outcome.ended, outcome.error) == (Ended.TIMED_OUT, "stopped after 1 CPU seconds")
+    assert (outcome.ended, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 1 CPU seconds")
 
 
 def test_output_is_cut_and_counted(sandbox: Sandbox) -> None:
@@ -120,7 +120,7 @@ def test_output_is_cut_and_counted(sandbox: Sandbox) -> None:
 
 def test_a_flood_is_stopped(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "while True: print('x' * 10**6)", limits=Limits(seconds=30, output=1000))
-    assert outcome.ended is Ended.FLOODED
+    assert outcome.ended is ExecutionStatus.FLOODED
     assert outcome.stdout.data == b"x" * 1000
     assert outcome.stdout.dropped > 2**20
 
@@ -176,7 +176,7 @@ def test_an_interpreter_keeps_its_variables_and_shows_the_last_value(sandbox: Sa
 
 @pytest.mark.parametrize("lost", ["import time; time.sleep(99)", "import os; os._exit(1)"])
 def test_a_lost_interpreter_costs_its_call_and_the_next_one_says_so(sandbox: Sandbox, lost: str) -> None:
-    async def cells(interpreter: Interpreter) -> list[Outcome]:
+    async def cells(interpreter: Interpreter) -> list[ExecutionResult]:
         return [await interpreter.run(source) for source in ("x = 1", lost, "x", "y = 2", "y")]
 
     first, gone, fresh, _, after = in_one(sandbox, cells, SHORT)
@@ -187,7 +187,7 @@ def test_a_lost_interpreter_costs_its_call_and_the_next_one_says_so(sandbox: San
 
 
 def test_an_error_loses_nothing(sandbox: Sandbox) -> None:
-    async def cells(interpreter: Interpreter) -> Outcome:
+    async def cells(interpreter: Interpreter) -> ExecutionResult:
         for source in ("x = 5", "1 / 0", "bytearray(2**30)", "import sys; sys.exit(1)", "import os; os.fork(); 1"):
             await interpreter.run(source)
         return await interpreter.run("x")
@@ -196,7 +196,7 @@ def test_an_error_loses_nothing(sandbox: Sandbox) -> None:
 
 
 def test_calls_at_the_same_time_run_in_their_order(sandbox: Sandbox) -> None:
-    async def cells(interpreter: Interpreter) -> list[Outcome]:
+    async def cells(interpreter: Interpreter) -> list[ExecutionResult]:
         first = "import time; time.sleep(0.1); order = ['first']"
         return await asyncio.gather(*map(interpreter.run, (first, "order.append('second')", "order")))
 
@@ -204,7 +204,7 @@ def test_calls_at_the_same_time_run_in_their_order(sandbox: Sandbox) -> None:
 
 
 def test_a_cancelled_call_kills_its_process_and_the_next_one_knows(sandbox: Sandbox) -> None:
-    async def cells(interpreter: Interpreter) -> Outcome:
+    async def cells(interpreter: Interpreter) -> ExecutionResult:
         call = asyncio.create_task(interpreter.run("import time; time.sleep(99)"))
         await asyncio.sleep(0.3)
         call.cancel()
@@ -216,14 +216,14 @@ def test_a_cancelled_call_kills_its_process_and_the_next_one_knows(sandbox: Sand
 
 
 def test_closing_ends_a_call_under_way(sandbox: Sandbox) -> None:
-    async def cells(interpreter: Interpreter) -> tuple[Outcome, Outcome]:
+    async def cells(interpreter: Interpreter) -> tuple[ExecutionResult, ExecutionResult]:
         call = asyncio.create_task(interpreter.run("import time; time.sleep(99)"))
         await asyncio.sleep(0.3)
         await interpreter.close()
         return await call, await interpreter.run("1")
 
     stopped, after = in_one(sandbox, cells)
-    assert (stopped.ended, after.ended) == (Ended.DIED, Ended.NOT_STARTED)
+    assert (stopped.ended, after.ended) == (ExecutionStatus.DIED, ExecutionStatus.NOT_STARTED)
 
 
 def test_nothing_is_left_open(sandbox: Sandbox) -> None:
@@ -242,11 +242,11 @@ def test_a_killed_trainer_leaves_no_process(sandbox: Sandbox) -> None:
     trainer = """
 import asyncio, sys
 from agent_r1.sandbox import Limits, SandboxConfig
-from agent_r1.sandbox.isolation import Jail
-from agent_r1.sandbox.process import start
+from agent_r1.sandbox.isolation import Confinement
+from agent_r1.sandbox.process import start_process
 from agent_r1.sandbox.selftest import layers_in_force
 async def main():
-    process = await start(Jail(layers_in_force(SandboxConfig()), Limits()), extra=(int(sys.argv[1]),))
+    process = await start_process(Confinement(layers_in_force(SandboxConfig()), Limits()), extra=(int(sys.argv[1]),))
     print("ready", flush=True)
     await process.call("program", "import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(60)")
 asyncio.run(main())

@@ -13,7 +13,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
-from agent_r1.tools import Fault, Tool, tool
+from agent_r1.tools import ToolErrorKind, Tool, tool
 from agent_r1.tools.batching import MAX_BATCH
 
 Batch = Callable[[list[dict[str, Any]]], Any]
@@ -115,12 +115,12 @@ def test_an_async_batched_form_works_in_one_event_loop_after_another(task: Task,
 def test_wrong_arguments_never_reach_the_batch(task: Task, context: Any) -> None:
     batch = Recording()
     result = asyncio.run(batched(batch).run({"k": 1}, task, context()))
-    assert (result.error, batch.batches) == (Fault.INVALID_ARGUMENTS, [])
+    assert (result.error, batch.batches) == (ToolErrorKind.INVALID_ARGUMENTS, [])
 
 
 def test_task_and_context_are_among_the_arguments(task: Task, context: Any) -> None:
     def batch(calls: list[dict[str, Any]]) -> list[str]:
-        return [f"{call['of'].id} {call['where'].attempt.member}" for call in calls]
+        return [f"{call['of'].id} {call['where'].attempt.sample_index}" for call in calls]
 
     @tool(batch=batch)
     def search(query: str, of: Task, where: RolloutContext) -> str:
@@ -144,13 +144,13 @@ def test_one_call_that_raises_fails_alone(task: Task, context: Any) -> None:
 @pytest.mark.parametrize("outputs", [[], ["one"], "ab", None, {"a": 1, "b": 2}])
 def test_a_batched_form_must_give_one_output_per_call(outputs: Any, task: Task, context: Any) -> None:
     results = ask(batched(lambda calls: outputs if len(calls) > 1 else 7), ["a", "b"], task, context)
-    assert [result.error for result in results] == [Fault.RAISED] * 2
+    assert [result.error for result in results] == [ToolErrorKind.RAISED] * 2
     assert "one output for each of 1 calls" in texts_of(results)[0]
 
 
 def test_one_bad_output_is_the_failure_of_its_call(task: Task, context: Any) -> None:
     results = ask(batched(lambda calls: ["fine", object()]), ["a", "b"], task, context)
-    assert [result.error for result in results] == [None, Fault.BAD_RESULT]
+    assert [result.error for result in results] == [None, ToolErrorKind.BAD_RESULT]
 
 
 def test_a_batch_that_hangs_is_stopped_and_the_next_one_runs(task: Task, context: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_batch_that_hangs_is_stopped_and_the_next_one_runs(task: Task, context
         await asyncio.sleep(0.02)
         return [*await asyncio.gather(hung, search.run({"query": "next"}, task, context(1)))]
 
-    assert [result.error for result in asyncio.run(one_after_the_other())] == [Fault.TIMED_OUT, None]
+    assert [result.error for result in asyncio.run(one_after_the_other())] == [ToolErrorKind.TIMED_OUT, None]
 
 
 def test_a_cancelled_call_leaves_the_others_of_its_batch_alone(task: Task, context: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1.tools.docstring import read_docstring
+from agent_r1.tools.docstring import parse_docstring
 
 FULL = """Look passages up.
 
@@ -27,11 +27,11 @@ FULL = """Look passages up.
 
 
 def test_summary_is_all_before_the_first_section_with_paragraphs_kept() -> None:
-    assert read_docstring(FULL).summary == "Look passages up.\n\nThe search is by words, not by meaning."
+    assert parse_docstring(FULL).summary == "Look passages up.\n\nThe search is by words, not by meaning."
 
 
 def test_arguments_are_the_entries_of_args_and_of_no_other_section() -> None:
-    assert read_docstring(FULL).arguments == {
+    assert parse_docstring(FULL).arguments == {
         "query": "what to look for, in a few words.",
         "k": "how many passages: at most 10.",
         "plain": "Explained on the next line.",
@@ -40,8 +40,8 @@ def test_arguments_are_the_entries_of_args_and_of_no_other_section() -> None:
 
 @pytest.mark.parametrize("text", ["", "   ", "Args:\n    a: one."])
 def test_without_a_description_the_summary_is_empty(text: str) -> None:
-    assert read_docstring(text).summary == ""
+    assert parse_docstring(text).summary == ""
 
 
 def test_a_colon_in_the_description_starts_no_section() -> None:
-    assert read_docstring("Usage notes: none.\nArgs: see below").summary == "Usage notes: none. Args: see below"
+    assert parse_docstring("Usage notes: none.\nArgs: see below").summary == "Usage notes: none. Args: see below"

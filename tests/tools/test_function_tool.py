@@ -18,7 +18,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.envs import ToolEnv
 from agent_r1.sandbox import SandboxConfig
-from agent_r1.tools import Fault, tool
+from agent_r1.tools import ToolErrorKind, tool
 
 
 class Unit(Enum):
@@ -93,11 +93,11 @@ def test_task_and_context_are_filled_in_and_not_in_the_schema(task: Task, contex
             task: filled in.
             key: what to read.
         """
-        return f"{task.id} {key} {where.attempt.member}"
+        return f"{task.id} {key} {where.id.sample_index}"
 
     assert list(peek.spec.parameters["properties"]) == ["key"]
     assert text_of(run(peek, {"key": "x"}, task, context(7))) == "t/1 x 7"
-    assert failure(peek, {"key": "x", "task": "forged"}, task, context())[0] == Fault.INVALID_ARGUMENTS
+    assert failure(peek, {"key": "x", "task": "forged"}, task, context())[0] == ToolErrorKind.INVALID_ARGUMENTS
 
 
 def test_name_and_timeout_can_be_given() -> None:
@@ -194,7 +194,7 @@ def test_arguments_are_converted_where_that_is_safe(task: Task, context: Any) ->
 )
 def test_wrong_arguments_are_explained(arguments: dict[str, Any], told: str, task: Task, context: Any) -> None:
     kind, text = failure(everything, arguments, task, context())
-    assert kind == Fault.INVALID_ARGUMENTS
+    assert kind == ToolErrorKind.INVALID_ARGUMENTS
     assert told in text
     assert "Expected: query (string), title (string), k (integer, optional), " in text
     assert "order (one of 'up', 'down', optional)" in text
@@ -245,7 +245,7 @@ def test_a_result_that_cannot_be_shown_is_a_failure(value: Any, task: Task, cont
         return value
 
     kind, text = failure(give, {}, task, context())
-    assert kind == Fault.BAD_RESULT
+    assert kind == ToolErrorKind.BAD_RESULT
     assert text.startswith("give failed")
 
 

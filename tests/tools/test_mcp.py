@@ -19,7 +19,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.tools import mcp
 from agent_r1.tools.mcp import HttpServer, StdioServer, mcp_tools
-from agent_r1.tools.tool_errors import Fault
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 pytest.importorskip("mcp", reason="mcp is not installed (extra mcp)")
 
@@ -67,7 +67,7 @@ def test_results_are_told_and_kept(env: ToolEnv, live: Live) -> None:
     added, counted, raised, pictured, flooded = asyncio.run(live(env, *calls))
     assert added.ok and '"sum": 5' in added.parts[0].text
     assert counted.data == {"result": 1}  # the structured content, for rewards
-    assert (raised.ok, raised.error) == (False, Fault.RAISED) and "raises" in raised.parts[0].text
+    assert (raised.ok, raised.error) == (False, ToolErrorKind.RAISED) and "raises" in raised.parts[0].text
     text, media = pictured.parts
     assert text.text == "[image: image/png, 3 bytes]" and isinstance(media, Media) and media.mime == "image/png"
     assert len(flooded.parts[0].text) < 3000 and "cut here" in flooded.parts[0].text
@@ -75,7 +75,7 @@ def test_results_are_told_and_kept(env: ToolEnv, live: Live) -> None:
 
 def test_wrong_arguments_are_explained_and_not_sent(env: ToolEnv, live: Live) -> None:
     wrong, counted = asyncio.run(live(env, ("add", {"b": "x"}), "count"))
-    assert wrong.error == Fault.INVALID_ARGUMENTS
+    assert wrong.error == ToolErrorKind.INVALID_ARGUMENTS
     assert "'a' is a required property" in wrong.parts[0].text and "'x' is not of type 'integer'" in wrong.parts[0].text
     assert "Expected: a (integer), b (integer, optional)" in wrong.parts[0].text and counted.ok
 
@@ -129,7 +129,7 @@ def test_a_call_that_hangs_costs_its_time_and_its_neighbours_go_on(env: ToolEnv,
 
     began = time.monotonic()
     (told, hung), counted = asyncio.run(side_by_side())
-    assert hung.error == Fault.TIMED_OUT and time.monotonic() - began < 12
+    assert hung.error == ToolErrorKind.TIMED_OUT and time.monotonic() - began < 12
     assert all(result.ok for result in counted) and gone(int(told.data["pid"]))
 
 
@@ -166,7 +166,7 @@ def test_a_shared_server_that_hung_is_replaced(shared: ToolEnv, live: Live) -> N
         return await live(shared, "count", "hangs"), await live(shared, "count")
 
     (_, hung), (fresh,) = asyncio.run(two())
-    assert hung.error == Fault.TIMED_OUT and fresh.data == {"result": 1}
+    assert hung.error == ToolErrorKind.TIMED_OUT and fresh.data == {"result": 1}
 
 
 def test_a_server_over_http_serves_beside_tools_of_ones_own(serve, live: Live) -> None:
@@ -185,7 +185,7 @@ def test_a_server_over_http_serves_beside_tools_of_ones_own(serve, live: Live) -
     shouted, far, near, hung, raised = asyncio.run(live(env, *calls))
     assert shouted.parts[0].text == "HEY"
     assert [added.data for added in (far, near)] == [{"sum": 2}, {"sum": 3}]
-    assert hung.error == Fault.TIMED_OUT and raised.error == Fault.RAISED
+    assert hung.error == ToolErrorKind.TIMED_OUT and raised.error == ToolErrorKind.RAISED
 
 
 def test_a_server_over_http_that_dies_costs_calls(serve, live: Live) -> None:
@@ -213,7 +213,7 @@ def test_a_server_that_does_not_start_when_it_is_needed_is_told_to_the_policy(li
     script.write_text("raise SystemExit('the disk is full')")
     first, second = asyncio.run(live(env, "count", "count"))
     for result in (first, second):
-        assert result.error == Fault.RAISED and "(the disk is full)" in result.parts[0].text
+        assert result.error == ToolErrorKind.RAISED and "(the disk is full)" in result.parts[0].text
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from agent_r1.core.messages import Action, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import Ended, Limits, Outcome, Output, Sandbox
-from agent_r1.tools import Fault, python_tool
-from agent_r1.tools.python_tool import shown_outcome
+from agent_r1.sandbox import ExecutionStatus, Limits, ExecutionResult, Output, Sandbox
+from agent_r1.tools import ToolErrorKind, python_tool
+from agent_r1.tools.python_tool import format_result
 
 Says = Callable[..., Action]
 Calls = Callable[..., ToolCall]
@@ -65,15 +65,15 @@ def test_episodes_share_nothing(episode: Any) -> None:
 
 def test_an_error_is_told_with_what_was_printed_before(episode: Any) -> None:
     result = episode(("print('so far')\n1 / 0",))[0]
-    assert (result.ok, result.error) == (False, Fault.RAISED)
+    assert (result.ok, result.error) == (False, ToolErrorKind.RAISED)
     assert text(result).startswith("so far\nTraceback")
     assert text(result).endswith("ZeroDivisionError: division by zero")
-    assert result.data.ended is Ended.RAISED
+    assert result.data.ended is ExecutionStatus.RAISED
 
 
 def test_a_hanging_call_is_stopped_and_the_next_one_starts_afresh(episode: Any) -> None:
     _, hung, after, later = episode(("x = 1",), ("while True: pass",), ("print('x' in globals())",), ("1",))
-    assert (hung.ok, hung.error) == (False, Fault.TIMED_OUT)
+    assert (hung.ok, hung.error) == (False, ToolErrorKind.TIMED_OUT)
     assert "stopped after 0.5 seconds" in text(hung) and "fresh interpreter" in text(hung)
     assert text(after) == "[The interpreter was restarted: variables and imports of earlier calls are gone.]\nFalse\n"
     assert text(later) == "1\n"
@@ -81,7 +81,7 @@ def test_a_hanging_call_is_stopped_and_the_next_one_starts_afresh(episode: Any) 
 
 def test_a_dead_interpreter_costs_its_call(episode: Any) -> None:
     died, after = episode(("import os; os._exit(1)",), ("2",))
-    assert (died.ok, died.error) == (False, Fault.RAISED)
+    assert (died.ok, died.error) == (False, ToolErrorKind.RAISED)
     assert text(after).endswith("2\n")
 
 
@@ -89,8 +89,8 @@ def test_output_that_is_too_long_is_cut_where_it_was_printed(episode: Any) -> No
     assert "[cut here: 4001 more bytes]" in text(episode(("print('x' * 5000)",))[0])
 
 
-@pytest.mark.parametrize("ended", [ended for ended in Ended if ended is not Ended.OK])
-def test_every_end_is_told(ended: Ended) -> None:
-    result = shown_outcome(Outcome(ended, stdout=Output(b"so far\n"), error="why"))
-    assert not result.ok and result.error in set(Fault)
+@pytest.mark.parametrize("ended", [ended for ended in ExecutionStatus if ended is not ExecutionStatus.OK])
+def test_every_end_is_told(ended: ExecutionStatus) -> None:
+    result = format_result(ExecutionResult(ended, stdout=Output(b"so far\n"), error="why"))
+    assert not result.ok and result.error in set(ToolErrorKind)
     assert "so far" in text(result) and "why" in text(result)

@@ -14,7 +14,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.envs import ToolEnv
-from agent_r1.tools import Fault, Resources, Tool, tool
+from agent_r1.tools import ToolErrorKind, Resources, Tool, tool
 
 Says = Callable[..., Action]
 Calls = Callable[..., ToolCall]
@@ -53,7 +53,7 @@ class Notebook:
         @tool(name=name, timeout=timeout)
         async def write(line: str, resources: Resources, seconds: float = 0.0) -> str:
             """Write a line."""
-            page = await resources.of(self)
+            page = await resources.get(self)
             page.lines.append(line)
             await asyncio.sleep(seconds)
             return "|".join(page.lines)
@@ -141,7 +141,7 @@ def test_without_an_episode_a_call_opens_and_closes_its_own(task: Task, context:
     notebook = Notebook()
     assert text_of(run(notebook.tool(), {"line": "a"}, task, context())) == "a"
     assert notebook.happened == ["opened", "closed"]
-    assert failure(notebook.tool(), {}, task, context())[0] == Fault.INVALID_ARGUMENTS
+    assert failure(notebook.tool(), {}, task, context())[0] == ToolErrorKind.INVALID_ARGUMENTS
     assert notebook.happened == ["opened", "closed"]
 
 
@@ -171,12 +171,12 @@ def test_what_cannot_be_closed_is_logged_and_keeps_nothing_else_open(
 
     async def closed() -> None:
         resources = Resources(task, context())
-        (await resources.of(burning)).lines.append("burn")
-        await resources.of(calm)
+        (await resources.get(burning)).lines.append("burn")
+        await resources.get(calm)
         await resources.close()
         await resources.close()
         with pytest.raises(RuntimeError, match="over"):
-            await resources.of(calm)
+            await resources.get(calm)
 
     asyncio.run(closed())
     assert burning.happened == calm.happened == ["opened", "closed"]
@@ -196,7 +196,7 @@ def test_closing_goes_on_where_whoever_closes_is_cancelled(task: Task, context: 
 
     async def impatient() -> None:
         resources = Resources(task, context())
-        await resources.of(Slow())
+        await resources.get(Slow())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await resources.close()

@@ -12,7 +12,7 @@ import pytest
 from running_tools import failure, run, text_of
 
 from agent_r1.core.task import Task
-from agent_r1.tools import Fault, Tool, tool
+from agent_r1.tools import ToolErrorKind, Tool, tool
 
 
 class Unprintable(Exception):
@@ -39,7 +39,7 @@ def test_what_a_tool_raises_is_told(error: BaseException, is_async: bool, task: 
         raise error
 
     kind, text = failure(tool(name="fail")(async_form if is_async else sync_form), {}, task, context())
-    assert kind == Fault.RAISED
+    assert kind == ToolErrorKind.RAISED
     assert text.startswith("fail failed: ")
     assert is_async or type(error).__name__ in text
 
@@ -50,7 +50,7 @@ def test_a_tools_own_timeout_error_is_not_ours(task: Task, context: Any) -> None
         """Fetch."""
         raise TimeoutError("the server is slow")
 
-    assert failure(fetch, {}, task, context()) == (Fault.RAISED, "fetch failed: TimeoutError: the server is slow")
+    assert failure(fetch, {}, task, context()) == (ToolErrorKind.RAISED, "fetch failed: TimeoutError: the server is slow")
 
 
 def test_a_tool_that_cancels_its_own_work_has_failed(task: Task, context: Any) -> None:
@@ -59,7 +59,7 @@ def test_a_tool_that_cancels_its_own_work_has_failed(task: Task, context: Any) -
         """Fetch."""
         raise asyncio.CancelledError
 
-    assert failure(fetch, {}, task, context())[0] == Fault.RAISED
+    assert failure(fetch, {}, task, context())[0] == ToolErrorKind.RAISED
 
 
 @tool
@@ -81,7 +81,7 @@ def test_a_slow_tool_is_stopped_in_time(slow: Tool, task: Task, context: Any) ->
     started = time.monotonic()
     kind, text = failure(slow, {"seconds": 1.5}, task, context(), timeout=0.05)
     assert time.monotonic() - started < 1.0
-    assert kind == Fault.TIMED_OUT
+    assert kind == ToolErrorKind.TIMED_OUT
     assert "0.05 seconds" in text
     assert run(slow, {"seconds": 0.01}, task, context(), timeout=5.0).ok  # the control: with more time it succeeds
 
@@ -104,7 +104,7 @@ def test_a_tool_that_swallows_its_cancellation_is_left_behind(task: Task, contex
         return result.error, time.monotonic() - started
 
     error, seconds = asyncio.run(timed())
-    assert error == Fault.TIMED_OUT and seconds < 1.5
+    assert error == ToolErrorKind.TIMED_OUT and seconds < 1.5
 
 
 def test_the_tools_own_timeout_comes_first(task: Task, context: Any) -> None:
@@ -114,7 +114,7 @@ def test_the_tools_own_timeout_comes_first(task: Task, context: Any) -> None:
         await asyncio.sleep(1.0)
         return "done"
 
-    assert failure(slow, {}, task, context(), timeout=30.0)[0] == Fault.TIMED_OUT
+    assert failure(slow, {}, task, context(), timeout=30.0)[0] == ToolErrorKind.TIMED_OUT
 
 
 def test_slow_sync_tools_block_nobody(task: Task, context: Any) -> None:

@@ -30,8 +30,8 @@ from agent_r1.store import RunReader
 from agent_r1.store.verify import verify
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import found, search
-from agent_r1.tools import Fault, Resources, python_tool, tool
-from agent_r1.tools import tool as tools
+from agent_r1.tools import ToolErrorKind, Resources, python_tool, tool
+from agent_r1.tools import function_tool as tools
 from agent_r1.tools.mcp import mcp_tools
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.report import Silence
@@ -120,11 +120,11 @@ def calls(made: tools.Tool, arguments: Mapping[str, Any]) -> Break:
 
 
 TELLS: Mapping[str, Callable[[ToolResult], bool]] = {
-    "hangs": lambda result: result.error == Fault.TIMED_OUT and result.seconds < 30,
+    "hangs": lambda result: result.error == ToolErrorKind.TIMED_OUT and result.seconds < 30,
     "floods": lambda result: sum(len(part.text) for part in result.parts) < 3000,
     "binary": lambda result: True,  # it may be told as text, as a picture, or as what cannot be shown
-    "raises": lambda result: result.error == Fault.RAISED,
-    "dies": lambda result: result.error == Fault.RAISED,
+    "raises": lambda result: result.error == ToolErrorKind.RAISED,
+    "dies": lambda result: result.error == ToolErrorKind.RAISED,
 }
 """What the agent is told of each."""
 
@@ -163,10 +163,10 @@ class Left:
     completed: bool
 
 
-def trained(world: TaskSet, folder: Path) -> Left:
+def trained(taskset: TaskSet, folder: Path) -> Left:
     torch.set_num_threads(1)
-    settings = resolve(TrainConfig, [Layer("test", {**SMALL, "run": str(folder)}), Layer("recipe", world.recipe)])
-    train(settings, world, Silence())
+    settings = resolve(TrainConfig, [Layer("test", {**SMALL, "run": str(folder)}), Layer("recipe", taskset.recipe)])
+    train(settings, taskset, Silence())
     with closing(RunReader(folder)) as reader:
         failed = sum(step.values["failed_calls"] for step in reader.metrics())
         return Left(tuple(reader.trajectories()), failed, tuple(verify(folder).violations), reader.completed())
@@ -189,13 +189,13 @@ def test_a_broken_tool_costs_a_turn_and_not_the_run(source: Callable[[], dict[st
 def test_a_tool_that_is_not_held_costs_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where what a tool raises is let through, attempts are lost."""
 
-    async def unheld(work: Callable[[], Any], timeout: float) -> tools.Outcome:
-        return tools.Returned(await work())
+    async def unheld(work: Callable[[], Any], timeout: float) -> tools.CallOutcome:
+        return tools.ReturnValue(await work())
 
     async def raising(task: Task, context: RolloutContext, resources: Resources) -> ToolResult:
         raise ValueError("no such page")
 
-    monkeypatch.setattr(tools, "run", unheld)
+    monkeypatch.setattr(tools, "run_with_timeout", unheld)
     left = trained(breaking({"raises": raising}), tmp_path / "run")
     lost = [lived for lived in left.trajectories if lived.status == Status.ENVIRONMENT_FAILED]
     assert lost and all("no such page" in str(lived.reason) for lived in lost)

@@ -99,7 +99,7 @@ def _serve(connection: socket.socket) -> None:
     while (request := _receive(connection)) is not None:
         try:
             if served is None:
-                served, value = named(request["make"])(**request["keywords"]), None
+                served, value = import_attribute(request["make"])(**request["keywords"]), None
             else:
                 value = methodcaller(request["call"], *request["arguments"])(served)
             if is_dataclass(value) and not isinstance(value, type):
@@ -109,7 +109,7 @@ def _serve(connection: socket.socket) -> None:
             _send(connection, {"raised": _told(error)})
 
 
-def named(name: str) -> Any:
+def import_attribute(name: str) -> Any:
     """What ``module:attribute`` names.
 
     Example:

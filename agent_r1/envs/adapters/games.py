@@ -11,8 +11,8 @@ from agent_r1.core.messages import Action, Message, Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs.adapters.processes import Process, start, value_of
-from agent_r1.tools.tool_errors import Fault, shown
+from agent_r1.envs.adapters.processes import WorkerProcess, start_process, unwrap
+from agent_r1.tools.tool_errors import ToolErrorKind, truncate_output
 
 MAX_TEXT = 8000
 """Characters of one observation that a policy is shown."""
@@ -66,7 +66,7 @@ class GameEnv:
 
     async def open(self, task: Task, context: RolloutContext) -> GameEpisode:
         """Raises AgentR1Error where the game cannot be started."""
-        process = await start(self.package, self.game, self.keywords, self.timeout)
+        process = await start_process(self.package, self.game, self.keywords, self.timeout)
         episode = GameEpisode(self, process, ())
         try:
             luck = context.seed % 2**31
@@ -74,7 +74,7 @@ class GameEnv:
         except BaseException:
             await process.end()
             raise
-        episode.start = opened(task, first.text)
+        episode.start = with_observation(task, first.text)
         return episode
 
 
@@ -83,7 +83,7 @@ class GameEpisode:
     """One attempt in a game. ``taken`` counts the actions so far."""
 
     env: GameEnv
-    process: Process
+    process: WorkerProcess
     start: tuple[Message, ...]
     taken: int = field(default=0, init=False)
 
@@ -92,7 +92,7 @@ class GameEpisode:
         seen = await self.ask("step", action.message.text)
         if seen.end is None and self.taken >= self.env.max_turns:
             seen = replace(seen, end="truncated")
-        return transition(seen)
+        return to_transition(seen)
 
     async def close(self) -> None:
         await self.process.call("close", timeout=CLOSE_SECONDS)
@@ -100,10 +100,10 @@ class GameEpisode:
 
     async def ask(self, method: str, *arguments: Any) -> Observation:
         outcome = await self.process.call(method, *arguments, timeout=self.env.timeout)
-        return Observation(**value_of(outcome, f"{self.env.package}: {method}"))
+        return Observation(**unwrap(outcome, f"{self.env.package}: {method}"))
 
 
-def opened(task: Task, observation: str) -> tuple[Message, ...]:
+def with_observation(task: Task, observation: str) -> tuple[Message, ...]:
     """The task's messages and the first observation, which joins a user message that stands last.
 
     Some chat templates refuse two user messages in a row.
@@ -115,17 +115,17 @@ def opened(task: Task, observation: str) -> tuple[Message, ...]:
     return (*task.messages, Message.user(observation))
 
 
-def transition(seen: Observation) -> Transition:
+def to_transition(seen: Observation) -> Transition:
     """The observation as a user message; its reward is kept in ``results``, for :func:`episode_return`."""
     text = Text(_cut(seen.text))
-    error = None if seen.valid else Fault.INVALID_ARGUMENTS
+    error = None if seen.valid else ToolErrorKind.INVALID_ARGUMENTS
     result = ToolResult((text,), ok=seen.valid, error=error, data=seen.reward)
     messages = (Message("user", (text,)),) if seen.end is None else ()
     return Transition(messages, end=seen.end, results=(result,))
 
 
 def _cut(text: str) -> str:
-    (part,) = shown(ToolResult((Text(text),), ok=True), MAX_TEXT).parts
+    (part,) = truncate_output(ToolResult((Text(text),), ok=True), MAX_TEXT).parts
     return part.text if isinstance(part, Text) else ""
 
 

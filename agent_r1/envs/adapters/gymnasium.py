@@ -43,8 +43,8 @@ class Gymnasium:
     ) -> None:
         self.name, self.actions = name, tuple(actions)
         keywords = {"name": name, "actions": list(actions), "options": dict(options or {})}
-        Play(name, actions, options or {}).close()  # what is wrong with it is said before a run starts
-        self.env = GameEnv("gymnasium", f"{__name__}:Play", keywords, max_turns, timeout)
+        GymnasiumGame(name, actions, options or {}).close()  # what is wrong with it is said before a run starts
+        self.env = GameEnv("gymnasium", f"{__name__}:GymnasiumGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
         """Seeds to reset with, ``train`` of them in the split train and ``test`` others in the split test.
@@ -60,7 +60,7 @@ class Gymnasium:
         ]
 
 
-class Play:
+class GymnasiumGame:
     """One environment of gymnasium, in a process of its own."""
 
     def __init__(self, name: str, actions: Sequence[str], options: Mapping[str, Any]) -> None:

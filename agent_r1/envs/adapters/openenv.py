@@ -16,7 +16,7 @@ from agent_r1.core.messages import Action, Message
 from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
-from agent_r1.envs.adapters.games import Observation, opened, transition
+from agent_r1.envs.adapters.games import Observation, to_transition, with_observation
 
 CLOSE_SECONDS = 2.0
 """What ending a session may take; a server that does not answer is left alone after it."""
@@ -95,7 +95,7 @@ class OpenEnv:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._places_of_loop())
             client, result = await self._reset(stack, given)
-            return OpenEnvEpisode(self, client, opened(task, self.show(result.observation)), stack.pop_all())
+            return OpenEnvEpisode(self, client, with_observation(task, self.show(result.observation)), stack.pop_all())
 
     async def _reset(self, stack: AsyncExitStack, given: Mapping[str, Any]) -> tuple[Any, Any]:
         """A client and its first result; tried again while the server is full. ``stack`` closes the client."""
@@ -156,7 +156,7 @@ class OpenEnvEpisode:
         seen = await self._seen(action.message.text)
         if seen.end is None and self.taken >= self.env.max_turns:
             seen = replace(seen, end="truncated")
-        return transition(seen)
+        return to_transition(seen)
 
     async def close(self) -> None:
         await self.session.aclose()

@@ -9,19 +9,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.envs.adapters.processes import Process, start
-from agent_r1.tools.execution import Outcome, Raised
+from agent_r1.envs.adapters.processes import WorkerProcess, start_process
+from agent_r1.tools.execution import CallFailure, CallOutcome
 
 
 @dataclass(slots=True)
 class _Kept:
     """The processes of one event loop that nobody is asking, and how many may be asked at the same time."""
 
-    free: list[Process] = field(default_factory=list)
+    free: list[WorkerProcess] = field(default_factory=list)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(os.cpu_count() or 1))
 
 
-class Pool:
+class WorkerPool:
     """Calls the methods of an object that lives in processes of its own; see :func:`processes.start`.
 
     A process that takes too long or dies costs its call; the next one has a fresh process.
@@ -32,7 +32,7 @@ class Pool:
         seconds: what making the object, and one call, may take.
 
     Example:
-        pool = Pool("statistics", "statistics:NormalDist", seconds=5)
+        pool = WorkerPool("statistics", "statistics:NormalDist", seconds=5)
         await pool.call("cdf", 0.0)         # Returned(0.5)
     """
 
@@ -40,14 +40,14 @@ class Pool:
         self._package, self._name, self._seconds = package, name, seconds
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = WeakKeyDictionary()
 
-    async def call(self, method: str, *arguments: Any) -> Outcome:
+    async def call(self, method: str, *arguments: Any) -> CallOutcome:
         """Call a method with arguments that JSON can hold; what goes wrong is a value. Waiting takes no time."""
         kept = self._of_loop.setdefault(asyncio.get_running_loop(), _Kept())
         async with kept.places:
             try:
                 process = kept.free.pop() if kept.free else await self._new()
             except AgentR1Error as error:
-                return Raised(str(error))
+                return CallFailure(str(error))
             try:
                 outcome = await process.call(method, *arguments, timeout=self._seconds)
             except BaseException:
@@ -57,5 +57,5 @@ class Pool:
                 kept.free.append(process)
             return outcome
 
-    async def _new(self) -> Process:
-        return await start(self._package, self._name, {}, self._seconds)
+    async def _new(self) -> WorkerProcess:
+        return await start_process(self._package, self._name, {}, self._seconds)

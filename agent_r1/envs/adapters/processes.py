@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.envs.adapters.fork_server import LENGTH
-from agent_r1.tools.execution import Outcome, Raised, Returned, TimedOut, run
+from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue, run_with_timeout
 
 START_SECONDS = 60.0
 """What importing a package and forking may take."""
@@ -31,7 +31,7 @@ LONGEST = 16 * 2**20
 """Bytes of an answer; a process that sends more is given up."""
 
 
-class Process:
+class WorkerProcess:
     """An object that lives in a process of its own, one call at a time. Make it with :func:`start`."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
@@ -46,27 +46,27 @@ class Process:
     async def connect(self, connection: socket.socket) -> None:
         self._streams = await asyncio.open_connection(sock=connection)
 
-    async def call(self, method: str, *arguments: Any, timeout: float) -> Outcome:
+    async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
         """Call a method with arguments that JSON can hold. Where that takes longer than ``timeout`` the process is
         killed."""
         return await self._ask({"call": method, "arguments": arguments}, timeout)
 
-    async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> Outcome:
+    async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
         """Make the object: ``name`` is ``module:class``, to be imported over there."""
         return await self._ask({"make": name, "keywords": dict(keywords)}, timeout)
 
-    async def _ask(self, request: Mapping[str, Any], timeout: float) -> Outcome:
+    async def _ask(self, request: Mapping[str, Any], timeout: float) -> CallOutcome:
         if self._streams is None:
-            return Raised("its process has ended")
+            return CallFailure("its process has ended")
         try:
             async with asyncio.timeout(timeout):
                 return await _exchange(*self._streams, request)
         except TimeoutError:
             await self.end()
-            return TimedOut(timeout)
+            return CallTimeout(timeout)
         except (OSError, EOFError) as error:
             await self.end()
-            return Raised(f"its process ended ({type(error).__name__})")
+            return CallFailure(f"its process ended ({type(error).__name__})")
         except asyncio.CancelledError:
             self._disconnect()  # the answer that is still to come belongs to no later call
             raise
@@ -76,7 +76,7 @@ class Process:
         pid, self._pid = self._pid, 0
         self._disconnect()
         if pid:
-            await run(partial(self._server.kill, pid), START_SECONDS)
+            await run_with_timeout(partial(self._server.kill, pid), START_SECONDS)
 
     def _disconnect(self) -> None:
         if self._streams is not None:
@@ -84,38 +84,38 @@ class Process:
             self._streams = None
 
 
-async def start(package: str, name: str, keywords: Mapping[str, Any], timeout: float) -> Process:
+async def start_process(package: str, name: str, keywords: Mapping[str, Any], timeout: float) -> WorkerProcess:
     """A process, forked from one that has imported ``package``, with the object that ``name`` makes.
 
     Raises AgentR1Error where the package cannot be imported or the object cannot be made.
     """
-    outcome = await run(partial(_fork, package), START_SECONDS)
-    if not isinstance(outcome, Returned):
+    outcome = await run_with_timeout(partial(_fork, package), START_SECONDS)
+    if not isinstance(outcome, ReturnValue):
         raise AgentR1Error(f"no process with {package} could be started: {_reason(outcome)}")
-    process, connection = cast("tuple[Process, socket.socket]", outcome.value)
+    process, connection = cast("tuple[WorkerProcess, socket.socket]", outcome.value)
     try:
         await process.connect(connection)
-        value_of(await process.make(name, keywords, timeout), f"starting {name}")
+        unwrap(await process.make(name, keywords, timeout), f"starting {name}")
     except BaseException:
         await asyncio.shield(process.end())
         raise
     return process
 
 
-def value_of(outcome: Outcome, what: str) -> Any:
+def unwrap(outcome: CallOutcome, what: str) -> Any:
     """The value returned. Raises AgentR1Error where there is none."""
-    if isinstance(outcome, Returned):
+    if isinstance(outcome, ReturnValue):
         return outcome.value
     raise AgentR1Error(f"{what} failed: {_reason(outcome)}")
 
 
-def _reason(outcome: Raised | TimedOut) -> str:
-    return outcome.reason if isinstance(outcome, Raised) else f"no answer within {outcome.seconds:g} seconds"
+def _reason(outcome: CallFailure | CallTimeout) -> str:
+    return outcome.reason if isinstance(outcome, CallFailure) else f"no answer within {outcome.seconds:g} seconds"
 
 
 async def _exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Mapping[str, Any]
-) -> Returned | Raised:
+) -> ReturnValue | CallFailure:
     data = json.dumps(request).encode()
     writer.write(LENGTH.pack(len(data)) + data)
     await writer.drain()
@@ -123,7 +123,7 @@ async def _exchange(
     if length > LONGEST:
         raise EOFError("the answer is too long")
     answer = json.loads(await reader.readexactly(length))
-    return Raised(answer["raised"]) if "raised" in answer else Returned(answer["value"])
+    return CallFailure(answer["raised"]) if "raised" in answer else ReturnValue(answer["value"])
 
 
 class _ForkServer:
@@ -146,7 +146,7 @@ class _ForkServer:
         )
         theirs.close()
 
-    def fork(self) -> tuple[Process, socket.socket]:
+    def fork(self) -> tuple[WorkerProcess, socket.socket]:
         """A process that waits to be told what to make, and the connection to it."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -154,7 +154,7 @@ class _ForkServer:
         if "failed" in answer:
             ours.close()
             raise RuntimeError(answer["failed"])
-        return Process(self, answer["pid"]), ours
+        return WorkerProcess(self, answer["pid"]), ours
 
     def kill(self, pid: int) -> None:
         with suppress(OSError, EOFError):  # the server is gone, and what it forked with it
@@ -178,7 +178,7 @@ _servers: dict[str, _ForkServer] = {}
 _servers_lock = threading.Lock()
 
 
-def _fork(package: str) -> tuple[Process, socket.socket]:
+def _fork(package: str) -> tuple[WorkerProcess, socket.socket]:
     with _servers_lock:
         server = _servers.get(package)
         if server is None or not server.alive:

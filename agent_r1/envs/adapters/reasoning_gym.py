@@ -12,8 +12,8 @@ from agent_r1.core.messages import Message
 from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs.adapters.pool import Pool
-from agent_r1.envs.adapters.processes import value_of
+from agent_r1.envs.adapters.pool import WorkerPool
+from agent_r1.envs.adapters.processes import unwrap
 from agent_r1.rewards.answers import final_answer
 
 SCORE_SECONDS = 10.0
@@ -104,15 +104,15 @@ async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
     if answer is None:
         return 0.0
     data = task.data
-    outcome = await _JUDGES.call("score", data["dataset"], data["options"], answer, data["entry"])
-    return float(value_of(outcome, "scoring"))
+    outcome = await _SCORERS.call("score", data["dataset"], data["options"], answer, data["entry"])
+    return float(unwrap(outcome, "scoring"))
 
 
-class Judge:
+class DatasetScorer:
     """The scorers of all datasets, in a process of their own."""
 
     def score(self, dataset: str, options: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
         return float(_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))
 
 
-_JUDGES = Pool("reasoning_gym", f"{__name__}:Judge", SCORE_SECONDS)
+_SCORERS = WorkerPool("reasoning_gym", f"{__name__}:DatasetScorer", SCORE_SECONDS)

@@ -11,7 +11,7 @@ from typing import Any
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
-from agent_r1.envs.adapters.fork_server import named
+from agent_r1.envs.adapters.fork_server import import_attribute
 from agent_r1.envs.adapters.games import GameEnv, Observation
 
 Opponent = Callable[[str, random.Random], str]
@@ -55,7 +55,7 @@ class TextArena:
             raise InvalidInput("TextArena game", got=repr(game), do=f"choose one of {', '.join(near) or 'its ids'}")
         self.game = game
         keywords = {"game": game, "opponent": opponent, "options": dict(options or {})}
-        self.env = GameEnv("textarena", f"{__name__}:Match", keywords, max_turns, timeout)
+        self.env = GameEnv("textarena", f"{__name__}:TextArenaGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
         """Games of their own seeds, ``train`` of them in the split train and ``test`` others in the split test."""
@@ -66,14 +66,14 @@ class TextArena:
         ]
 
 
-class Match:
+class TextArenaGame:
     """One game, in the process that has it to itself: TextArena's games draw from the global ``random``."""
 
     def __init__(self, game: str, opponent: str, options: dict[str, Any]) -> None:
         self._textarena = import_extra("textarena", extra="textarena")
         self._env = self._wrapped(game, options)
         self._players = self._accepted_players()
-        self._opponent: Opponent = named(opponent)
+        self._opponent: Opponent = import_attribute(opponent)
         self._draws = random.Random()
 
     def _wrapped(self, game: str, options: dict[str, Any]) -> Any:

@@ -30,23 +30,23 @@ CALLS = dict(zip(NAMES, NUMBERS.get(platform.machine(), ()), strict=False))
 
 Attack = Callable[[Any], bool]
 ATTACKS: dict[str, Attack] = {
-    "read_secret": lambda world: world["token"].encode() in text_of(world["secret"]),
-    "list_host_folder": lambda world: bool(os.listdir(world["folder"])),
-    "read_users": lambda world: bool(text_of("/etc/passwd")),
-    "read_environment": lambda world: world["variable"] in os.environ,
-    "read_environment_of_others": lambda world: bool(text_of(f"/proc/{world['victim']}/environ")),
-    "list_processes": lambda world: str(world["victim"]) in os.listdir("/proc"),
-    "read_host_name": lambda world: os.uname().nodename == world["host"],
-    "use_inherited_file": lambda world: any(is_token(fd, world) for fd in range(3, 256)),
-    "read_kernel_log": lambda world: LIBC.klogctl(10, None, 0) >= 0,
-    "list_network_devices": lambda world: len(socket.if_nameindex()) > 1,
-    "trace_other": lambda world: LIBC.ptrace(0x4206, world["victim"], None, None) == 0,
-    "make_user_namespace": lambda world: LIBC.unshare(NEW_USER) == 0,
-    "clone_user_namespace": lambda world: parent_of(system_call("clone", CLONE_FLAGS, 0, 0, 0, 0)),
-    "change_personality": lambda world: LIBC.personality(ctypes.c_ulong(0xFFFFFFFF)) >= 0,
-    "memory_bomb": lambda world: len(bytearray(2 * world["memory"])) > world["memory"],
-    "file_bomb": lambda world: filled([f"/tmp/bomb-{os.getpid()}"], 2 * world["disk"]),
-    "disk_bomb": lambda world: filled([f"/tmp/bomb-{os.getpid()}-{i}" for i in range(4)], world["disk"] // 2),
+    "read_secret": lambda taskset: taskset["token"].encode() in text_of(taskset["secret"]),
+    "list_host_folder": lambda taskset: bool(os.listdir(taskset["folder"])),
+    "read_users": lambda taskset: bool(text_of("/etc/passwd")),
+    "read_environment": lambda taskset: taskset["variable"] in os.environ,
+    "read_environment_of_others": lambda taskset: bool(text_of(f"/proc/{taskset['victim']}/environ")),
+    "list_processes": lambda taskset: str(taskset["victim"]) in os.listdir("/proc"),
+    "read_host_name": lambda taskset: os.uname().nodename == taskset["host"],
+    "use_inherited_file": lambda taskset: any(is_token(fd, taskset) for fd in range(3, 256)),
+    "read_kernel_log": lambda taskset: LIBC.klogctl(10, None, 0) >= 0,
+    "list_network_devices": lambda taskset: len(socket.if_nameindex()) > 1,
+    "trace_other": lambda taskset: LIBC.ptrace(0x4206, taskset["victim"], None, None) == 0,
+    "make_user_namespace": lambda taskset: LIBC.unshare(NEW_USER) == 0,
+    "clone_user_namespace": lambda taskset: parent_of(system_call("clone", CLONE_FLAGS, 0, 0, 0, 0)),
+    "change_personality": lambda taskset: LIBC.personality(ctypes.c_ulong(0xFFFFFFFF)) >= 0,
+    "memory_bomb": lambda taskset: len(bytearray(2 * taskset["memory"])) > taskset["memory"],
+    "file_bomb": lambda taskset: filled([f"/tmp/bomb-{os.getpid()}"], 2 * taskset["disk"]),
+    "disk_bomb": lambda taskset: filled([f"/tmp/bomb-{os.getpid()}-{i}" for i in range(4)], taskset["disk"] // 2),
 }
 
 
@@ -65,7 +65,7 @@ def system_call(name: str, *args: Any) -> int:
 
 def by_call(title: str, name: str, *args: Any) -> None:
     """An attack that is one system call, and succeeds where that does."""
-    ATTACKS[title] = lambda world: system_call(name, *args) >= 0
+    ATTACKS[title] = lambda taskset: system_call(name, *args) >= 0
 
 
 def text_of(path: str) -> bytes:
@@ -77,18 +77,18 @@ def text_of(path: str) -> bytes:
 
 
 @attack
-def read_secret_by_link(world: Any) -> bool:
+def read_secret_by_link(taskset: Any) -> bool:
     link = f"/tmp/link-{os.getpid()}"
-    os.symlink(world["secret"], link)
+    os.symlink(taskset["secret"], link)
     try:
         return bool(text_of(link))
     finally:
         os.unlink(link)
 
 
-def is_token(fd: int, world: Any) -> bool:
+def is_token(fd: int, taskset: Any) -> bool:
     try:
-        return world["token"].encode() in os.pread(fd, 100, 0)
+        return taskset["token"].encode() in os.pread(fd, 100, 0)
     except OSError:
         return False
 
@@ -97,15 +97,15 @@ def is_token(fd: int, world: Any) -> bool:
 
 
 @attack
-def write_beside_secret(world: Any) -> bool:
-    path = os.path.join(world["folder"], "written")
+def write_beside_secret(taskset: Any) -> bool:
+    path = os.path.join(taskset["folder"], "written")
     open(path, "w").close()
     os.unlink(path)
     return True
 
 
 @attack
-def write_root_folder(world: Any) -> bool:
+def write_root_folder(taskset: Any) -> bool:
     path = f"/written-{os.getpid()}"
     open(path, "w").close()
     os.unlink(path)
@@ -113,25 +113,25 @@ def write_root_folder(world: Any) -> bool:
 
 
 @attack
-def write_standard_library(world: Any) -> bool:
+def write_standard_library(taskset: Any) -> bool:
     open(os.__file__, "r+b").close()
     return True
 
 
 @attack
-def write_interpreter(world: Any) -> bool:
+def write_interpreter(taskset: Any) -> bool:
     os.utime(sys.executable)
     return True
 
 
 @attack
-def write_kernel_setting(world: Any) -> bool:
+def write_kernel_setting(taskset: Any) -> bool:
     open("/proc/sys/kernel/core_pattern", "r+").close()
     return True
 
 
 @attack
-def make_device(world: Any) -> bool:
+def make_device(taskset: Any) -> bool:
     path = f"/tmp/device-{os.getpid()}"
     os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     os.unlink(path)
@@ -139,7 +139,7 @@ def make_device(world: Any) -> bool:
 
 
 @attack
-def mount_something(world: Any) -> bool:
+def mount_something(taskset: Any) -> bool:
     place = f"/tmp/mount-{os.getpid()}"
     os.mkdir(place)
     made = LIBC.mount(b"none", place.encode(), b"tmpfs", 0, None) == 0
@@ -150,7 +150,7 @@ def mount_something(world: Any) -> bool:
 
 
 @attack
-def change_root(world: Any) -> bool:
+def change_root(taskset: Any) -> bool:
     os.chroot("/tmp")
     return True
 
@@ -159,52 +159,52 @@ def change_root(world: Any) -> bool:
 
 
 @attack
-def connect_to_port(world: Any) -> bool:
-    socket.create_connection(("127.0.0.1", world["port"]), 1).close()
+def connect_to_port(taskset: Any) -> bool:
+    socket.create_connection(("127.0.0.1", taskset["port"]), 1).close()
     return True
 
 
 @attack
-def send_datagram(world: Any) -> bool:
+def send_datagram(taskset: Any) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        return line.sendto(b"secret", ("127.0.0.1", world["port"])) > 0
+        return line.sendto(b"secret", ("127.0.0.1", taskset["port"])) > 0
 
 
 @attack
-def connect_to_abstract_socket(world: Any) -> bool:
+def connect_to_abstract_socket(taskset: Any) -> bool:
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect("\0" + world["abstract"])
+        line.connect("\0" + taskset["abstract"])
         return True
 
 
 @attack
-def connect_to_socket_file(world: Any) -> bool:
+def connect_to_socket_file(taskset: Any) -> bool:
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(os.path.join(world["folder"], "line"))
+        line.connect(os.path.join(taskset["folder"], "line"))
         return True
 
 
 @attack
-def open_netlink(world: Any) -> bool:
+def open_netlink(taskset: Any) -> bool:
     socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).close()
     return True
 
 
 @attack
-def open_virtual_machine_socket(world: Any) -> bool:
+def open_virtual_machine_socket(taskset: Any) -> bool:
     socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     return True
 
 
 @attack
-def signal_other(world: Any) -> bool:
-    os.kill(world["victim"], 0)
+def signal_other(taskset: Any) -> bool:
+    os.kill(taskset["victim"], 0)
     return True
 
 
 @attack
-def slow_other_down(world: Any) -> bool:
-    os.setpriority(os.PRIO_PROCESS, world["victim"], 19)
+def slow_other_down(taskset: Any) -> bool:
+    os.setpriority(os.PRIO_PROCESS, taskset["victim"], 19)
     return True
 
 
@@ -212,14 +212,14 @@ def slow_other_down(world: Any) -> bool:
 
 
 @attack
-def be_root(world: Any) -> bool:
+def be_root(taskset: Any) -> bool:
     if os.geteuid() != 0:
         os.setuid(0)
     return True
 
 
 @attack
-def have_capabilities(world: Any) -> bool:
+def have_capabilities(taskset: Any) -> bool:
     header, data = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
     if LIBC.capget(header, data) != 0:
         return False
@@ -228,7 +228,7 @@ def have_capabilities(world: Any) -> bool:
 
 
 @attack
-def clone3_user_namespace(world: Any) -> bool:
+def clone3_user_namespace(taskset: Any) -> bool:
     arguments = ctypes.create_string_buffer(struct.pack("=11Q", NEW_USER, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))
     return parent_of(system_call("clone3", arguments, ctypes.c_size_t(88)))
 
@@ -248,20 +248,20 @@ by_call("shared_memory", "shmget", 0, ctypes.c_size_t(2**20), 0o1600)
 
 
 @attack
-def load_bpf(world: Any) -> bool:
+def load_bpf(taskset: Any) -> bool:
     attributes = ctypes.create_string_buffer(struct.pack("=4I", 2, 4, 4, 1), 72)
     return system_call("bpf", 0, attributes, 72) >= 0
 
 
 @attack
-def count_cycles(world: Any) -> bool:
+def count_cycles(taskset: Any) -> bool:
     attributes = ctypes.create_string_buffer(struct.pack("=IIQ", 1, 112, 0), 112)
     attributes[40] = bytes([0b01100000])  # exclude_kernel, exclude_hv
     return system_call("perf_event_open", attributes, 0, -1, -1, ctypes.c_ulong(0)) >= 0
 
 
 @attack
-def raise_limits(world: Any) -> bool:
+def raise_limits(taskset: Any) -> bool:
     for name in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
         resource.setrlimit(name, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return True
@@ -271,11 +271,11 @@ def raise_limits(world: Any) -> bool:
 
 
 @attack
-def fork_bomb(world: Any) -> bool:
+def fork_bomb(taskset: Any) -> bool:
     read, write = os.pipe()
     children: list[int] = []
     try:
-        while len(children) < 3 * world["processes"]:
+        while len(children) < 3 * taskset["processes"]:
             child = os.fork()
             if child == 0:
                 os.close(write)
@@ -290,10 +290,10 @@ def fork_bomb(world: Any) -> bool:
 
 
 @attack
-def thread_bomb(world: Any) -> bool:
+def thread_bomb(taskset: Any) -> bool:
     stop = threading.Event()
     try:
-        for _ in range(3 * world["processes"]):
+        for _ in range(3 * taskset["processes"]):
             threading.Thread(target=stop.wait, daemon=True).start()
     finally:
         stop.set()
@@ -301,10 +301,10 @@ def thread_bomb(world: Any) -> bool:
 
 
 @attack
-def uncounted_memory(world: Any) -> bool:
+def uncounted_memory(taskset: Any) -> bool:
     file = os.memfd_create("bomb")
     try:
-        return sum(os.write(file, bytes(2**20)) for _ in range(world["disk"] // 2**20)) > 0
+        return sum(os.write(file, bytes(2**20)) for _ in range(taskset["disk"] // 2**20)) > 0
     finally:
         os.close(file)
 
@@ -323,10 +323,10 @@ def filled(paths: list[str], size: int) -> bool:
 
 
 @attack
-def descriptor_bomb(world: Any) -> bool:
+def descriptor_bomb(taskset: Any) -> bool:
     opened: list[int] = []
     try:
-        while len(opened) < 2 * world["open_files"]:
+        while len(opened) < 2 * taskset["open_files"]:
             opened.append(os.open("/dev/null", os.O_RDONLY))
     finally:
         for file in opened:
@@ -335,14 +335,14 @@ def descriptor_bomb(world: Any) -> bool:
 
 
 @attack
-def memory_of_many(world: Any) -> bool:
+def memory_of_many(taskset: Any) -> bool:
     """Three together hold more than one may. What stops it may kill the process that tries."""
     held_read, held_write = os.pipe()
     free_read, free_write = os.pipe()
     for _ in range(3):
         if os.fork() == 0:
             os.close(free_write)
-            held = bytearray(b"x") * (world["memory"] // 2)
+            held = bytearray(b"x") * (taskset["memory"] // 2)
             os.write(held_write, held[:1])
             os.read(free_read, 1)
             os._exit(0)
@@ -356,11 +356,11 @@ def memory_of_many(world: Any) -> bool:
     return together == 3
 
 
-def assault(world: Any, names: list[str]) -> None:
+def assault(taskset: Any, names: list[str]) -> None:
     """Try those named, or all that leave their process alive; print hit or stopped, the name, what it was told."""
     for name in names or [name for name in ATTACKS if name != "memory_of_many"]:
         try:
-            result = "hit" if ATTACKS[name](world) else "stopped"
+            result = "hit" if ATTACKS[name](taskset) else "stopped"
             told = ""
         except BaseException as error:
             result, told = "stopped", f"{type(error).__name__}: {error}"

@@ -24,8 +24,8 @@ from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
 from agent_r1.envs.adapters import games
-from agent_r1.envs.adapters.games import MAX_TEXT, GameEnv, episode_return, opened
-from agent_r1.envs.adapters.processes import start
+from agent_r1.envs.adapters.games import MAX_TEXT, GameEnv, episode_return, with_observation
+from agent_r1.envs.adapters.processes import start_process
 from agent_r1.rewards.scoring import FunctionScorer
 
 TASK = Task("t", (Message.system("Play."),), {"seed": 7})
@@ -44,9 +44,9 @@ def test_an_episode_is_a_conversation_with_rewards(play) -> None:
 
 
 def test_the_first_observation_joins_a_user_message_that_stands_last() -> None:
-    assert [message.role for message in opened(TASK, "board")] == ["system", "user"]
+    assert [message.role for message in with_observation(TASK, "board")] == ["system", "user"]
     asked = Task("t", (Message.user("Play."),))
-    assert [message.text for message in opened(asked, "board")] == ["Play.\n\nboard"]
+    assert [message.text for message in with_observation(asked, "board")] == ["Play.\n\nboard"]
 
 
 def test_turns_run_out(play) -> None:
@@ -75,7 +75,7 @@ def test_a_game_that_cannot_start_fails_its_episode(play) -> None:
     with pytest.raises(AgentR1Error, match="open failed: ValueError: the game broke"):
         asyncio.run(play(hostile("raise"), TASK))
     with pytest.raises(AgentR1Error, match="ModuleNotFoundError: No module named 'no_such_package'"):
-        asyncio.run(start("no_such_package", "hostile_games:Hostile", {}, 5.0))
+        asyncio.run(start_process("no_such_package", "hostile_games:Hostile", {}, 5.0))
 
 
 def test_a_game_that_hangs_is_killed_with_what_it_started(gone) -> None:
@@ -125,9 +125,9 @@ def test_a_cancelled_episode_leaves_no_process(play, gone) -> None:
 def test_nothing_outlives_the_program_that_is_killed(gone) -> None:
     program = dedent("""
         import asyncio, time
-        from agent_r1.envs.adapters.processes import start
+        from agent_r1.envs.adapters.processes import start_process
         async def main():
-            process = await start("json", "hostile_games:Hostile", {}, 20.0)
+            process = await start_process("json", "hostile_games:Hostile", {}, 20.0)
             print((await process.call("step", "pid", timeout=5)).value["text"], flush=True)
             print((await process.call("step", "child", timeout=5)).value["text"], flush=True)
             asyncio.create_task(process.call("step", "hang", timeout=500))
@@ -176,14 +176,14 @@ def test_what_a_game_prints_and_says_too_much_of_does_no_harm(play) -> None:
 
 def test_a_broken_game_ends_as_environment_failed_and_its_neighbours_go_on() -> None:
     # Imported here: the agent loop brings torch, which the room under test must not need.
-    from agent_r1.renderers.renderer import Chat
+    from agent_r1.renderers.template_renderer import TemplateRenderer
     from agent_r1.rollout.agent_loop import Agent
     from agent_r1.rollout.scripted_engine import ScriptedEngine
 
-    chat = Chat(hermes_tokenizer())
+    renderer = TemplateRenderer(hermes_tokenizer())
 
     async def live(text: str) -> tuple[Status, str | None]:
-        agent = Agent(ScriptedEngine(chat, lambda prompt: text), chat, SamplingParams(max_tokens=50), 1000)
+        agent = Agent(ScriptedEngine(renderer, lambda prompt: text), renderer, SamplingParams(max_tokens=50), 1000)
         lived = await agent.live(
             hostile(max_turns=2, timeout=1.0), TASK, RolloutContext(AttemptId("run", text, 0, 0), 0)
         )

@@ -10,7 +10,7 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.envs.adapters.gymnasium import Gymnasium
-from agent_r1.tools.tool_errors import Fault
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra gymnasium)")
 
@@ -33,7 +33,7 @@ def test_what_is_no_action_is_explained_and_leaves_the_world_alone(play) -> None
     _, (wrong, far, moved) = asyncio.run(play(lake.env, lake.tasks(1)[0], "swim", "7", "down"))
     for transition in (wrong, far):
         assert "is no action. The actions are: left, down, right, up." in transition.messages[0].text
-        assert transition.results[0].error == Fault.INVALID_ARGUMENTS
+        assert transition.results[0].error == ToolErrorKind.INVALID_ARGUMENTS
     assert "[F]HFH" in moved.messages[0].text
 
 

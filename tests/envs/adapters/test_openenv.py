@@ -15,7 +15,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.envs.adapters.openenv import OpenEnv
-from agent_r1.tools.tool_errors import Fault
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 if importlib.util.find_spec("openenv") is None:
     pytest.skip("openenv-core is not installed (extra openenv-core)", allow_module_level=True)
@@ -50,7 +50,7 @@ def test_what_the_server_is_reset_with_is_the_tasks(url: str, play) -> None:
 def test_what_is_no_action_is_explained(url: str, play) -> None:
     env = OpenEnv(url, action=lambda text: {"number": int(text)} if text.isdigit() else {"word": text})
     _, (refused,) = asyncio.run(play(env, env.tasks(1)[0], "seven"))
-    assert refused.results[0].error == Fault.INVALID_ARGUMENTS
+    assert refused.results[0].error == ToolErrorKind.INVALID_ARGUMENTS
     assert 'refused the action {"word": "seven"}' in refused.messages[0].text
     _, (unmade,) = asyncio.run(play(guessing(url), env.tasks(1)[0], "seven"))
     assert "That is no action" in unmade.messages[0].text and unmade.end is None

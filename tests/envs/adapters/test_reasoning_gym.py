@@ -13,10 +13,10 @@ from agent_r1 import Task, ToolEnv, Trajectory
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.trajectory import Unscored
 from agent_r1.envs.adapters import reasoning_gym
-from agent_r1.envs.adapters.pool import Pool
+from agent_r1.envs.adapters.pool import WorkerPool
 from agent_r1.envs.adapters.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
 from agent_r1.rewards.scoring import FunctionScorer
-from agent_r1.training.user_task import world_of
+from agent_r1.training.user_task import make_taskset
 
 package = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (extra reasoning-gym)")
 
@@ -77,7 +77,7 @@ def test_the_tasks_go_with_a_tool_environment() -> None:
 
 
 def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answered, monkeypatch) -> None:
-    monkeypatch.setattr(reasoning_gym, "_JUDGES", Pool("reasoning_gym", f"{reasoning_gym.__name__}:Judge", 1.5))
+    monkeypatch.setattr(reasoning_gym, "_SCORERS", WorkerPool("reasoning_gym", f"{reasoning_gym.__name__}:DatasetScorer", 1.5))
     hanging = reasoning_gym_tasks("countdown", 1, run_answers=True)[0]
     fine = reasoning_gym_tasks("gcd", 1)[0]
 
@@ -99,9 +99,9 @@ def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answer
 
 def test_a_world_whose_scorer_runs_answers_says_that_they_run_outside_the_sandbox() -> None:
     env = ToolEnv(tools=[], rewards=[reasoning_gym_score], max_turns=1)
-    running = world_of(env, reasoning_gym_tasks("countdown", 2, run_answers=True), "own", "")
+    running = make_taskset(env, reasoning_gym_tasks("countdown", 2, run_answers=True), "own", "")
     assert running.sandbox == "none: the scorer of reasoning-gym runs answers"
-    assert world_of(env, reasoning_gym_tasks("gcd", 2, run_answers=True), "own", "").sandbox is None
+    assert make_taskset(env, reasoning_gym_tasks("gcd", 2, run_answers=True), "own", "").sandbox is None
 
 
 def test_scorers_that_run_answers_are_refused_until_told() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Ended(StrEnum):
+class ExecutionStatus(StrEnum):
     """How a call ended. Only NOT_STARTED is the sandbox's fault: whoever scores drops the sample then."""
 
     OK = "ok"
@@ -37,7 +37,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExecutionResult:
     """What one call came to.
 
     ``error`` is a traceback where the program raised, otherwise one line that says what happened; ""
@@ -45,14 +45,14 @@ class Outcome:
     an interpreter that was to be kept had been lost, and this call began with a fresh one.
 
     ``ended`` and the output are what the program's own process reported: a program can print anything
-    and end early. To learn whether a *function* is right, ask :meth:`Sandbox.judge`.
+    and end early. To learn whether a *function* is right, ask :meth:`Sandbox.grade`.
 
     Example:
-        Outcome(Ended.OK, stdout=Output(b"4\\n"), seconds=0.002)
-        Outcome(Ended.TIMED_OUT, error="stopped after 10 seconds", seconds=10.0)
+        ExecutionResult(ExecutionStatus.OK, stdout=Output(b"4\\n"), seconds=0.002)
+        ExecutionResult(ExecutionStatus.TIMED_OUT, error="stopped after 10 seconds", seconds=10.0)
     """
 
-    ended: Ended
+    ended: ExecutionStatus
     stdout: Output = Output()
     stderr: Output = Output()
     error: str = ""
@@ -61,12 +61,12 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        return self.ended is Ended.OK
+        return self.ended is ExecutionStatus.OK
 
     @property
     def alive(self) -> bool:
         """Whether the process that ran it can take another call."""
-        return self.ended in (Ended.OK, Ended.RAISED, Ended.OUT_OF_MEMORY)
+        return self.ended in (ExecutionStatus.OK, ExecutionStatus.RAISED, ExecutionStatus.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
