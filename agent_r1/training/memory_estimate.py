@@ -1,4 +1,4 @@
-"""Whether a run can fit in memory at all, with numbers, before it begins."""
+"""An estimate, made before a run begins, of whether the run can fit in memory."""
 
 from __future__ import annotations
 
@@ -17,91 +17,93 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.model.forward import LOGITS_AT_ONCE, hidden_states
 
 PROBE_TOKENS = 32
-"""Tokens of the forward pass that is measured: what a layer keeps for its backward pass grows with their number."""
+"""Tokens of the forward pass that is measured. The activations of a layer grow linearly with the number of tokens."""
 
 LOGIT_COPIES = 3
-"""Tables of logits at one time: the logits, their log-softmax, and its gradient."""
+"""Tables of logits in memory at one time: the logits, their log-softmax, and its gradient."""
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Something that will lie in memory, and its bytes."""
+class MemoryUse:
+    """A part of the required memory, and its size in bytes."""
 
-    what: str
+    name: str
     size: int
 
 
-def check_memory(model: PreTrainedModel, row: Algorithm, context: int, room: int) -> None:
-    """Raise InvalidInput where training ``model`` on one sequence of ``context`` tokens needs more than ``room`` bytes.
+def check_memory(model: PreTrainedModel, algorithm: Algorithm, context: int, available: int) -> None:
+    """Raise InvalidInput if training ``model`` on one sequence of ``context`` tokens exceeds ``available`` bytes.
 
-    Counted is what is there at one time when such a sequence is learned from, actions throughout. What the engine's
-    cache, the tools, the allocator and the other sequences of a pass take comes on top: passing is no promise.
+    The estimate covers the weights, the optimizer and the training pass over one sequence of action tokens. The
+    engine's cache, the tools, the allocator and the other sequences of a micro-batch need more memory, so a run that
+    passes this check can still run out of memory.
     """
-    fixed = list(fixed_needs(model, row))
-    per_token = (1 + ("critic" in row.needs)) * kept_bytes(model)
+    fixed = list(fixed_uses(model, algorithm))
+    per_token = (1 + ("critic" in algorithm.needs)) * activation_bytes(model)
 
-    def needs_of(tokens: int) -> list[Need]:
-        sequence = Need(f"one sequence of {tokens} tokens", tokens * per_token + logit_bytes(model, tokens))
+    def uses_of(tokens: int) -> list[MemoryUse]:
+        sequence = MemoryUse(f"one sequence of {tokens} tokens", tokens * per_token + logit_bytes(model, tokens))
         return [*fixed, sequence]
 
     def total_of(tokens: int) -> int:
-        return sum(need.size for need in needs_of(tokens))
+        return sum(use.size for use in uses_of(tokens))
 
-    needs, total = needs_of(context), total_of(context)
-    if total <= room:
+    uses, total = uses_of(context), total_of(context)
+    if total <= available:
         return
     do = "take a smaller model, or a machine with more memory"
-    if fits := bisect_right(range(1, context), room, key=total_of):
+    if fits := bisect_right(range(1, context), available, key=total_of):
         do = f"lower --context to {fits} or less, or {do}"
-    parts = ", ".join(f"{need.what} {_gib(need.size)}" for need in needs)
-    raise InvalidInput("memory", got=f"{_gib(room)}, where at least {_gib(total)} are needed ({parts})", do=do)
+    parts = ", ".join(f"{use.name} {_gib(use.size)}" for use in uses)
+    raise InvalidInput("memory", got=f"{_gib(available)}, but at least {_gib(total)} are needed ({parts})", do=do)
 
 
-def fixed_needs(model: PreTrainedModel, row: Algorithm) -> Iterator[Need]:
-    """What lies in memory whatever the sequences: weights, gradients, the optimizer's moments."""
+def fixed_uses(model: PreTrainedModel, algorithm: Algorithm) -> Iterator[MemoryUse]:
+    """Yield the memory that does not depend on the sequences: weights, gradients, optimizer moments."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    trained = 1 + ("critic" in row.needs)
-    others = ("reference" in row.needs) + ("teacher" in row.needs)
-    yield Need("weights of learner and engine", (1 + trained + others) * weights)
-    yield Need("gradients and moments", 3 * trained * weights)
+    trained = 1 + ("critic" in algorithm.needs)
+    frozen = ("reference" in algorithm.needs) + ("teacher" in algorithm.needs)
+    engine = 1
+    yield MemoryUse("weights of trainer and engine", (engine + trained + frozen) * weights)
+    yield MemoryUse("gradients and moments", 3 * trained * weights)
 
 
 def logit_bytes(model: PreTrainedModel, tokens: int) -> int:
-    """Bytes of the logits that are made at one time."""
+    """Return the bytes of the logits that are in memory at one time, in float32."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     return LOGIT_COPIES * 4 * vocabulary * min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))
 
 
-def kept_bytes(model: PreTrainedModel) -> int:
-    """Bytes per token of a forward pass that are kept for the backward pass, measured, not guessed."""
-    with torch.autograd.graph.saved_tensors_hooks(kept := _Kept(model), lambda tensor: tensor):
+def activation_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes per token that a forward pass keeps for the backward pass, measured on a short sequence."""
+    with torch.autograd.graph.saved_tensors_hooks(saved := _SavedBytes(model), lambda tensor: tensor):
         ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.int64, device=model.device)
         hidden_states(model, ids)
-    return kept.size // PROBE_TOKENS
+    return saved.size // PROBE_TOKENS
 
 
-class _Kept:
-    """Counts the bytes of tensors that autograd keeps, each storage once, parameters apart."""
+class _SavedBytes:
+    """Counts the bytes of the tensors that autograd saves. Each storage counts once, parameters do not count."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        self._alive: list[Tensor] = []  # a storage that is freed would lend its address to the next
+        self._counted = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self._alive: list[Tensor] = []  # a freed storage could give its address to a new one
         self.size = 0
 
     def __call__(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
+        if storage.data_ptr() not in self._counted:
+            self._counted.add(storage.data_ptr())
             self._alive.append(tensor)
             self.size += storage.nbytes()
         return tensor
 
 
-def room_of(device: torch.device) -> int:
-    """All the memory that a process may ever have on a device, in bytes: a GPU's, or the machine's or container's."""
+def available_memory(device: torch.device) -> int:
+    """Return the memory of a device in bytes: the GPU's, or the smaller of the machine's and the container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
