@@ -1,4 +1,4 @@
-"""What a run writes down: events, and the recorder that makes them durable."""
+"""Events: the facts that a run records, and the recorder that makes them durable."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Literal, Protocol
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.weights import PolicyVersion
 
 FateName = Literal["trained", "dropped", "superseded"]
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """An attempt was started, under weights of ``version``."""
+    """An attempt at a task of ``split`` started, with the policy weights of ``version``."""
 
     attempt: AttemptId
     split: str
@@ -23,16 +24,22 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """An attempt ended; the trajectory says how, with its rewards."""
+    """An attempt ended. The trajectory holds its turns, status and rewards."""
 
     trajectory: Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFate:
-    """What became of an attempt in this lineage: trained at ``step``, or dropped for ``reason``.
+    """How training used an attempt: it was trained at ``step``, or dropped for ``reason``.
 
-    ``credit`` is the sum of its action tokens' advantages in that step, None where it was given none.
+    Each attempt gets exactly one fate in a segment of a run (a stretch of training without a stop).
+
+    Attributes:
+        credit: the sum of the advantages of its action tokens in that step; None if it was not trained.
+
+    Example:
+        AttemptFate(attempt, "dropped", step=3, reason="no advantage in the whole batch")
     """
 
     attempt: AttemptId
@@ -44,7 +51,7 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """Every attempt that has no fate by now is dropped, for ``reason``: the run has taken its last ``step``."""
+    """Every attempt without a fate was dropped for ``reason``, because the run took its last ``step``."""
 
     step: int
     reason: str
@@ -52,20 +59,18 @@ class PendingDropped:
 
 @dataclass(frozen=True, slots=True)
 class PolicyPublished:
-    """Step ``step`` made the weights of ``version``; ``digest`` tells them from all others.
+    """The trainer published new policy weights.
 
     Example:
-        PolicyPublished(version=0, step=0, digest="9f86..") are the weights a run begins with.
+        PolicyPublished(PolicyVersion(0, step=0, checksum="9f86..")) are the weights that a run begins with.
     """
 
-    version: int
-    step: int
-    digest: str
+    version: PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """Metrics of one optimizer step, by name: numbers that come out the same when the run is repeated exactly."""
+    """Metrics of one optimizer step by name. An exact repetition of the run gives the same numbers."""
 
     step: int
     values: Mapping[str, float]
@@ -73,7 +78,7 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """What one optimizer step took, by name: seconds, speeds, bytes. They differ each time."""
+    """Resources that one optimizer step used, by name: seconds, speeds, bytes. They differ between repetitions."""
 
     step: int
     values: Mapping[str, float]
@@ -81,14 +86,18 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """The checkpoint of ``step`` is on the disk, whole."""
+    """The checkpoint of ``step`` is completely on the disk."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Anything else worth knowing of a run: ``kind`` is a short word, ``detail`` a sentence or JSON."""
+    """Any other event: ``kind`` is a short word, ``detail`` a sentence or JSON.
+
+    Example:
+        LogEvent("warning", "gradient_spike: the gradient norm is far above the recent median ..")
+    """
 
     kind: str
     detail: str
@@ -108,6 +117,6 @@ Event = (
 
 
 class Recorder(Protocol):
-    """Writes events down. ``record`` returns when they are durable."""
+    """Records events. ``record`` returns when they are durable."""
 
     async def record(self, *events: Event) -> None: ...

@@ -1,7 +1,19 @@
-"""The run on disk: what was dispatched, lived, rewarded, trained on and measured, and how to read it back."""
+"""A run on disk: its database, files and configuration, how they are written, read and verified."""
 
 from agent_r1.store.folder import create_run, default_run_name, is_run, reopen_run, run_folder
-from agent_r1.store.ledger import Ledger, LedgerError
 from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import VerificationReport, verify
+from agent_r1.store.writer import RunWriteError, RunWriter
 
-__all__ = ["Ledger", "LedgerError", "RunReader", "create_run", "default_run_name", "is_run", "reopen_run", "run_folder"]
+__all__ = [
+    "RunReader",
+    "RunWriteError",
+    "RunWriter",
+    "VerificationReport",
+    "create_run",
+    "default_run_name",
+    "is_run",
+    "reopen_run",
+    "run_folder",
+    "verify",
+]

@@ -1,4 +1,4 @@
-"""Folders and files that appear whole or not at all, and stay when the power goes."""
+"""Atomic changes of the file system: a folder or a file appears complete or not at all, and survives a power loss."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 
 class Disk:
-    """Every change that saving makes to the disk, an operation each, so that a test can let any one of them fail."""
+    """The file system operations that saving uses, one method each, so that tests can make any of them fail."""
 
     def make(self, folder: Path) -> None:
-        """Make a folder, and those above it."""
+        """Create a folder and its parents."""
         folder.mkdir(parents=True)
 
-    def write(self, place: Path, put: Callable[[Path], None]) -> None:
-        """Let ``put`` write a file, or files in a folder."""
-        put(place)
+    def write(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Call ``write(path)``, which writes a file or the files of a folder."""
+        write(path)
 
     def sync(self, path: Path) -> None:
-        """Wait until a file's bytes, or a folder's names, are on the disk."""
+        """Wait until the bytes of a file, or the entries of a folder, are on the disk."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -33,91 +33,88 @@ class Disk:
         os.rename(old, new)
 
     def remove(self, folder: Path) -> None:
-        """Remove what of a folder can be removed."""
+        """Remove a folder; errors are ignored."""
         shutil.rmtree(folder, ignore_errors=True)
 
 
 DISK = Disk()
 
 
-def _put(place: Path, data: bytes) -> None:
-    place.write_bytes(data)
-
-
 @contextmanager
-def appearing(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
-    """A hidden folder beside ``folder`` to fill; it takes that name when the block ends without an exception.
+def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
+    """Yield a hidden temporary folder, which is renamed to ``folder`` when the block ends without an exception.
 
-    By then every file in it is on the disk. After an exception nothing is left; after a kill the hidden
-    folder is. Raises OSError where ``folder`` exists with something in it.
+    All its files are synced before the rename. After an exception nothing is left; after a kill the hidden
+    folder may be. Raises OSError if ``folder`` exists and is not empty.
     """
-    with _filling(folder, disk) as half:
-        yield half
-        _sync_all(half, disk)
-        disk.rename(half, folder)
-    _sync_above(folder, disk)
+    with _temporary_dir(folder, disk) as temporary:
+        yield temporary
+        _sync_tree(temporary, disk)
+        disk.rename(temporary, folder)
+    _sync_parents(folder, disk)
 
 
 @contextmanager
-def replacing(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
-    """As :func:`appearing`, but what stands under that name makes way, once the new folder is on the disk."""
-    with _filling(folder, disk) as half:
-        yield half
-        _sync_all(half, disk)
-        old = hide(folder, disk) if folder.exists() else None
-        disk.rename(half, folder)
-    _sync_above(folder, disk)
+def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
+    """Like :func:`atomic_dir`, but replace ``folder`` if it exists, once the new content is on the disk."""
+    with _temporary_dir(folder, disk) as temporary:
+        yield temporary
+        _sync_tree(temporary, disk)
+        old = mark_for_removal(folder, disk) if folder.exists() else None
+        disk.rename(temporary, folder)
+    _sync_parents(folder, disk)
     if old is not None:
         disk.remove(old)
 
 
-def hide(folder: Path, disk: Disk = DISK) -> Path:
-    """Give a folder a name under which nobody takes it for what it was, before it is removed."""
-    hidden = _hidden(folder)
+def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
+    """Rename a folder to a hidden name, so that a partly removed folder is never read; return the new path."""
+    hidden = _hidden_path(folder)
     disk.rename(folder, hidden)
     return hidden
 
 
-def clear_hidden(folder: Path, disk: Disk = DISK) -> None:
-    """Remove what a save of ``folder`` left half done when it was killed."""
+def remove_leftovers(folder: Path, disk: Disk = DISK) -> None:
+    """Remove the hidden folders that an earlier, killed save of ``folder`` left behind."""
     for path in folder.parent.glob(f".{folder.name}.*"):
         disk.remove(path)
 
 
-def _hidden(folder: Path) -> Path:
-    return folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
+    """Write a file so that after a kill either the old content or the new content is there, complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _hidden_path(path)
+    try:
+        disk.write(temporary, lambda place: place.write_bytes(data))
+        disk.sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    disk.sync(path.parent)
+
+
+def _hidden_path(path: Path) -> Path:
+    return path.parent / f".{path.name}.{uuid.uuid4().hex}"
 
 
 @contextmanager
-def _filling(folder: Path, disk: Disk) -> Iterator[Path]:
-    half = _hidden(folder)
+def _temporary_dir(folder: Path, disk: Disk) -> Iterator[Path]:
+    temporary = _hidden_path(folder)
     try:
-        disk.make(half)
-        yield half
+        disk.make(temporary)
+        yield temporary
     except BaseException:
-        disk.remove(half)
+        disk.remove(temporary)
         raise
 
 
-def _sync_all(folder: Path, disk: Disk) -> None:
+def _sync_tree(folder: Path, disk: Disk) -> None:
     for path in (*sorted(folder.rglob("*")), folder):
         disk.sync(path)
 
 
-def _sync_above(folder: Path, disk: Disk) -> None:
-    for above in (folder.parent, folder.parent.parent):  # the one further up too: this may be the first save of a run
-        disk.sync(above)
-
-
-def write_whole(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Put a file in its place, over what was there; after a kill the old one or the new one is there, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = _hidden(path)
-    try:
-        disk.write(half, lambda place: _put(place, data))
-        disk.sync(half)
-        os.replace(half, path)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
-    disk.sync(path.parent)
+def _sync_parents(folder: Path, disk: Disk) -> None:
+    # The grandparent too: the first save of a run also creates the parent.
+    for parent in (folder.parent, folder.parent.parent):
+        disk.sync(parent)

@@ -1,74 +1,87 @@
-"""Whether what a run saved beside its ledger is whole, and is what the ledger says."""
+"""Invariants of the files of a run: they are intact and agree with its database."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.store.folder import CONFIGURATION
+from agent_r1.store.folder import CONFIG_FILE
 from agent_r1.store.invariants import COMPLETED
-from agent_r1.store.manifest import MODEL, Damaged, Manifest, check_whole, checkpoints, step_of
-from agent_r1.store.rows import SAVED
+from agent_r1.store.manifest import (
+    MODEL,
+    CorruptCheckpoint,
+    Manifest,
+    check_manifest,
+    checkpoint_step,
+    list_checkpoints,
+)
+from agent_r1.store.rows import CHECKPOINT_SAVED
 
 
 def last_step(connection: sqlite3.Connection) -> int:
-    """The last step that was measured; 0 where none was."""
-    return int(connection.execute("SELECT coalesce(max(step), 0) FROM standing_metrics").fetchone()[0])
+    """Return the last step with metrics; 0 if there is none."""
+    return int(connection.execute("SELECT coalesce(max(step), 0) FROM current_metrics").fetchone()[0])
 
 
-def last_saved(connection: sqlite3.Connection) -> int | None:
-    """The step of the last checkpoint that is known to have been saved and still counts; None where none is."""
-    sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN ends USING (lineage)
-              WHERE kind = '{SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
+def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
+    """Return the step of the last checkpoint that was saved and is not superseded; None if there is none."""
+    sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
+              WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
     found = connection.execute(sql).fetchone()[0]
     return None if found is None else int(found)
 
 
 def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint that is whole and holds the weights that the ledger has for its step.
+    """Return the manifest of a checkpoint that is intact and holds the weights recorded for its step.
 
-    Raises Damaged where it is not, InvalidInput where a newer agent-r1 wrote it.
+    Raises:
+        CorruptCheckpoint: if it does not.
+        InvalidInput: if another version of agent-r1 wrote it.
     """
-    manifest, step, last = check_whole(checkpoint), step_of(checkpoint), last_step(connection)
+    manifest, step, last = check_manifest(checkpoint), checkpoint_step(checkpoint), last_step(connection)
     if step > last:
-        raise Damaged(f"{checkpoint} is of a step after the last that was measured, {last}")
-    sql = "SELECT digest FROM standing_versions WHERE step <= ? ORDER BY version DESC LIMIT 1"
-    made = connection.execute(sql, (step,)).fetchone()
-    if made is None or made[0] != manifest.identity.weights:
-        raise Damaged(f"{checkpoint} holds other weights than those of step {step}")
+        raise CorruptCheckpoint(f"{checkpoint} is of a step after the last one with metrics, {last}")
+    sql = "SELECT checksum FROM current_versions WHERE step <= ? ORDER BY version DESC LIMIT 1"
+    row = connection.execute(sql, (step,)).fetchone()
+    if row is None or row[0] not in (None, manifest.fingerprint.weights):  # None: no checksum was computed
+        raise CorruptCheckpoint(f"{checkpoint} holds other weights than those of step {step}")
     return manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """What was in a run's folder before its ledger was looked at, so that the ledger knows of each: checkpoints, and
-    the model, by the number of its folder, which is another once it is replaced."""
+class RunFiles:
+    """The files of a run, listed before its database is read, so that the database knows each of them.
+
+    Attributes:
+        checkpoints: the folders of the checkpoints, newest first.
+        model: the inode of the model's folder, which changes if the model is replaced; None if there is no model.
+    """
 
     folder: Path
     checkpoints: Sequence[Path]
     model: int | None
 
 
-def files_of(folder: Path) -> Files:
-    """What is there now."""
-    return Files(folder, checkpoints(folder), _number(folder / MODEL))
+def list_run_files(folder: Path) -> RunFiles:
+    """Return the files that a run has now."""
+    return RunFiles(folder, list_checkpoints(folder), _inode(folder / MODEL))
 
 
-def _number(folder: Path) -> int | None:
+def _inode(folder: Path) -> int | None:
     try:
         return folder.stat().st_ino
     except FileNotFoundError:
         return None
 
 
-def broken_checkpoints(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
-    """Every checkpoint that is damaged, or whose weights are not those the ledger has for its step.
+def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
+    """Yield every checkpoint that is corrupt, or whose weights are not those recorded for its step.
 
-    One that is gone by then was removed by the run, which goes on.
+    A checkpoint that has disappeared in the meantime is skipped: a running run removes old ones.
     """
     for checkpoint in reversed(files.checkpoints):
         try:
@@ -78,47 +91,57 @@ def broken_checkpoints(connection: sqlite3.Connection, files: Files) -> Iterator
                 yield str(error)
 
 
-def lost_checkpoints(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
-    """The newest checkpoint that was saved, where it is gone: of a run that completed, only without its model."""
-    newest, there = last_saved(connection), checkpoints(files.folder)
-    needed = not (_completed(connection) and (files.folder / MODEL).exists())
-    if needed and newest is not None and (not there or step_of(there[0]) < newest):
-        yield f"that of step {newest}, which was saved, is gone"
+def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
+    """Yield the newest saved checkpoint if it is gone. A completed run needs its model or its newest checkpoint."""
+    newest, present = last_checkpoint_step(connection), list_checkpoints(files.folder)
+    needed = not (_is_complete(connection) and (files.folder / MODEL).exists())
+    if needed and newest is not None and (not present or checkpoint_step(present[0]) < newest):
+        yield f"the checkpoint of step {newest} was saved and is gone"
 
 
-def broken_model(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
-    """The final model, where it is damaged or holds weights that the run never made.
+def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
+    """Yield the final model if it is corrupt or holds weights that the run never published.
 
-    Until the run is complete it may be the model of an earlier end, whose weights count no more. One that is replaced
-    meanwhile is not judged: the run goes on.
+    In a run that is not complete the model may be that of an earlier end, with superseded weights. A model that is
+    replaced during the check is not judged, because the run is being written.
     """
     if files.model is None:
         return
-    wrong = _wrong_with(connection, files.folder / MODEL)
-    if wrong is not None and _number(files.folder / MODEL) == files.model:
-        yield wrong
+    problem = _check_model(connection, files.folder / MODEL)
+    if problem is not None and _inode(files.folder / MODEL) == files.model:
+        yield problem
 
 
-def _wrong_with(connection: sqlite3.Connection, model: Path) -> str | None:
+def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
     try:
-        weights = check_whole(model).identity.weights
+        weights = check_manifest(model).fingerprint.weights
     except AgentR1Error as error:
         return str(error)
-    made = "standing_versions" if _completed(connection) else "versions"
-    known = connection.execute(f"SELECT 1 FROM {made} WHERE digest = ?", (weights,)).fetchone()
-    return None if known else f"{model} holds weights that this run never made"
+    table = "current_versions" if _is_complete(connection) else "versions"
+    # Versions without a checksum cannot be compared.
+    known = connection.execute(f"SELECT 1 FROM {table} WHERE checksum = ? OR checksum IS NULL", (weights,)).fetchone()
+    return None if known else f"{model} holds weights that this run never published"
 
 
-def other_configuration(connection: sqlite3.Connection, files: Files) -> Iterator[str]:
-    """The configuration's file, where it says anything else than what the ledger's first lineage ran under."""
-    file = files.folder / CONFIGURATION
-    kept = json.loads(connection.execute("SELECT config FROM lineages ORDER BY lineage LIMIT 1").fetchone()[0])
+def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
+    """Yield the configuration file if it differs from the configuration of the first segment."""
+    file = files.folder / CONFIG_FILE
+    recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])
     try:
-        if json.loads(file.read_text(encoding="utf-8")) != kept:
-            yield f"{file} differs from the ledger's"
+        if json.loads(file.read_text(encoding="utf-8")) != recorded:
+            yield f"{file} differs from the configuration in the run's database"
     except (OSError, ValueError) as error:
         yield f"{file} cannot be read: {error}"
 
 
-def _completed(connection: sqlite3.Connection) -> bool:
+def _is_complete(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute(f"SELECT {COMPLETED}").fetchone()[0])
+
+
+FILE_INVARIANTS: Mapping[str, Callable[[sqlite3.Connection, RunFiles], Iterator[str]]] = {
+    "checkpoints": invalid_checkpoints,
+    "newest checkpoint": missing_checkpoints,
+    "model": invalid_model,
+    "configuration": changed_config,
+}
+"""A check per invariant. It yields one line of text for each violation."""

@@ -1,4 +1,4 @@
-"""Where a run lives, and how its folder comes to be: complete or not at all."""
+"""The folder of a run, which is created completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store.atomic_fs import appearing
-from agent_r1.store.ledger import Ledger
+from agent_r1.store.atomic_fs import atomic_dir
+from agent_r1.store.writer import RunWriter
 from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
 
 DATABASE = "run.db"
-CONFIGURATION = "config.json"
+CONFIG_FILE = "config.json"
 
 
 def default_run_name(task: str, algorithm: str, now: datetime) -> str:
-    """The name of a run that was given none.
+    """Return the name of a run that the user did not name.
 
     Example:
         >>> default_run_name("tinywiki", "grpo", datetime(2026, 1, 2, 3, 4, 5))
@@ -32,54 +32,56 @@ def default_run_name(task: str, algorithm: str, now: datetime) -> str:
 
 
 def run_folder(run: str) -> Path:
-    """The folder of a run: ``runs/NAME`` for a name, the folder itself where a path is given."""
+    """Return the folder of a run: ``runs/NAME`` for a name, the path itself if ``run`` is a path."""
     return Path(run) if os.sep in run else Path("runs") / run
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run."""
+    """Return whether a folder holds a run."""
     return (folder / DATABASE).is_file()
 
 
-def create_run(folder: Path, config: Mapping[str, Any]) -> Ledger:
-    """Make the folder of a new run and open its ledger.
+def create_run(folder: Path, config: Mapping[str, Any]) -> RunWriter:
+    """Create the folder of a new run and return its writer.
 
-    ``config`` is the resolved configuration, JSON values only. Nobody ever sees half
-    a run. Raises InvalidInput where the folder exists
-    already or cannot be written.
+    Args:
+        config: the resolved configuration, JSON values only.
+
+    Raises:
+        InvalidInput: if the folder exists or cannot be written.
     """
-    refuse_existing(folder)
+    require_new_run(folder)
     text = json.dumps(config, indent=2)
     try:
-        with appearing(folder) as half:
-            _fill(half, folder.name, text)
+        with atomic_dir(folder) as temporary:
+            _fill(temporary, folder.name, text)
     except (OSError, sqlite3.Error, ValueError) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a --run in a folder that can be written") from None
-    return Ledger(folder / DATABASE)
+    return RunWriter(folder / DATABASE)
 
 
-def refuse_existing(folder: Path) -> None:
-    """Raise InvalidInput where a run of that name cannot be new."""
+def require_new_run(folder: Path) -> None:
+    """Raise InvalidInput if ``folder`` exists."""
     if os.path.lexists(folder):
-        do = "give another --run" + (", or --resume to go on with this one" if is_run(folder) else "")
+        do = "give another --run" + (", or --resume to continue this one" if is_run(folder) else "")
         raise InvalidInput("run", got=f"{folder}, which exists", do=do)
 
 
-def reopen_run(folder: Path) -> Ledger:
-    """Open the ledger of a run that stopped; what is to come belongs into a new lineage. Raises InvalidInput."""
+def reopen_run(folder: Path) -> RunWriter:
+    """Return the writer of an existing run; open a segment before recording. Raises InvalidInput if there is none."""
     if not is_run(folder):
         raise InvalidInput("run", got=f"{folder}, which holds no {DATABASE}", do="give the folder of a run")
     try:
-        return Ledger(folder / DATABASE)
+        return RunWriter(folder / DATABASE)
     except (OSError, sqlite3.Error) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a run in a folder that can be written") from None
 
 
 def _fill(folder: Path, run: str, config: str) -> None:
-    (folder / CONFIGURATION).write_text(config + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
     with closing(open_writer(folder / DATABASE)) as connection:
-        connection.executescript(f"BEGIN; {TABLES}")  # one transaction: a sync for each table would take longer
+        connection.executescript(f"BEGIN; {TABLES}")  # one transaction, because a sync per table would take longer
         meta = {"schema": str(SCHEMA_VERSION), "run": run, "created": datetime.now().isoformat()}
         connection.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
-        connection.execute("INSERT INTO lineages VALUES (1, 0, ?, ?)", (time.time(), config))
+        connection.execute("INSERT INTO segments VALUES (1, 0, ?, ?)", (time.time(), config))
         connection.execute("COMMIT")

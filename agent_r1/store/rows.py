@@ -1,4 +1,4 @@
-"""Events as rows to insert, and reward values as database values."""
+"""Encoding of events as SQL inserts, and of numbers and rewards as column values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,27 @@ from agent_r1.core.events import (
     StepTimings,
 )
 from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
-from agent_r1.store.codec import from_action, from_messages, from_result, version_spans_to_json
-from agent_r1.store.compression import Tokens, pack_document
+from agent_r1.store.codec import encode_action, encode_messages, encode_result, encode_version_spans
+from agent_r1.store.compression import TurnTokens, pack_document
+
+CHECKPOINT_SAVED = "checkpoint_saved"
+"""The kind of the event whose detail is the step of a saved checkpoint."""
+
+_LATEST_ROW = "(SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1)"
+
+_FATE_COLUMNS = "attempt_id, segment, fate, step, reason"
+
+# An attempt that is still pending when a later segment starts it again.
+_SUPERSEDE_RESTARTED = f"""
+    INSERT INTO fates ({_FATE_COLUMNS})
+    SELECT id, ?2, 'superseded', (SELECT step FROM segments WHERE segment = ?2), 'it was started again'
+    FROM attempts WHERE attempt = ?1 AND segment < ?2 AND NOT EXISTS (SELECT 1 FROM fates WHERE attempt_id = id)
+"""
+
+_DROP_PENDING = f"""
+    INSERT INTO fates ({_FATE_COLUMNS})
+    SELECT id, ?1, 'dropped', ?2, ?3 FROM attempts WHERE NOT EXISTS (SELECT 1 FROM fates WHERE attempt_id = id)
+"""
 
 
 class Insert(NamedTuple):
@@ -34,147 +53,127 @@ class Insert(NamedTuple):
     rows: Sequence[tuple[Any, ...]]
 
 
-NEWEST_ROW = "(SELECT id FROM attempts WHERE attempt = ? ORDER BY lineage DESC LIMIT 1)"
-
-DISPATCHED_AGAIN = """
-    SELECT id, ?2, 'superseded', (SELECT step FROM lineages WHERE lineage = ?2), 'it was dispatched again'
-    FROM attempts WHERE attempt = ?1 AND lineage < ?2 AND NOT EXISTS (SELECT 1 FROM fates WHERE attempt_id = id)
-"""
-"""An attempt that is still without a fate when a later lineage starts it anew."""
-
-LEFT_OVER = """
-    SELECT id, ?1, 'dropped', ?2, ?3 FROM attempts WHERE NOT EXISTS (SELECT 1 FROM fates WHERE attempt_id = id)
-"""
-
-FATE = "attempt_id, lineage, fate, step, reason"
-
-SAVED = "saved"
-"""The kind of an event whose detail is the step of a checkpoint that was saved."""
-
-
-def _plain(table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> Insert:
-    """The rows as they are; ``columns`` is the list between the parentheses of INSERT."""
-    marks = ", ".join("?" * len(columns.split(",")))
-    return Insert(table, f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)
-
-
-def _of_attempts(table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> Insert:
-    """Rows that begin with an attempt's name, where the table wants the id of its newest dispatch."""
-    marks = ", ".join([NEWEST_ROW, *"?" * (len(columns.split(",")) - 1)])
-    return Insert(table, f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)
-
-
-def readable(text: str) -> str:
-    """Text for a column: what is not valid Unicode (lone surrogates) is escaped, because SQLite refuses it."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def attempt_key(attempt: AttemptId) -> str:
-    """The name under which an attempt is stored."""
-    return readable(str(attempt))
+    """Return the name under which an attempt is stored."""
+    return _escape(str(attempt))
 
 
-def from_number(value: float) -> float | str:
-    """A number as a column value; SQLite would turn NaN into null."""
+def encode_number(value: float) -> float | str:
+    """Return a number as a column value; SQLite would turn NaN into null."""
     return "NaN" if math.isnan(value) else float(value)
 
 
-def to_number(value: float | str) -> float:
-    """The inverse of :func:`from_number`."""
+def decode_number(value: float | str) -> float:
+    """Invert :func:`encode_number`."""
     return float(value)
 
 
-def from_reward(value: RewardValue) -> float | str | None:
-    """A reward as a column value: SQLite knows no tuples, they become JSON text."""
+def encode_reward(value: RewardValue) -> float | str | None:
+    """Return a reward as a column value. A tuple becomes JSON text, because SQLite has no arrays."""
     if isinstance(value, tuple):
         return json.dumps([float(item) for item in value])
-    return None if value is None else from_number(value)
+    return None if value is None else encode_number(value)
 
 
-def to_reward(value: float | str | None) -> RewardValue:
-    """The inverse of :func:`from_reward`."""
+def decode_reward(value: float | str | None) -> RewardValue:
+    """Invert :func:`encode_reward`."""
     if not isinstance(value, str):
         return value
     data = json.loads(value)
     return tuple(data) if isinstance(data, list) else data
 
 
-def inserts(event: Event, lineage: int) -> Iterator[Insert]:
-    """The rows that write one event of a lineage down."""
+def insert_statements(event: Event, segment: int) -> Iterator[Insert]:
+    """Yield the inserts that record one event in a segment."""
     match event:
         case AttemptStarted(attempt, split, version):
             key = attempt_key(attempt)
-            if lineage > 1:
-                yield Insert("fates", f"INSERT INTO fates ({FATE}) {DISPATCHED_AGAIN}", [(key, lineage)])
-            name = (key, lineage, readable(attempt.run), readable(attempt.task), *attempt.order)
-            columns = "attempt, lineage, run, task, group_serial, member, retry, split, version"
-            yield _plain("attempts", columns, [(*name, readable(split), version)])
+            if segment > 1:
+                yield Insert("fates", _SUPERSEDE_RESTARTED, [(key, segment)])
+            name = (key, segment, _escape(attempt.run), _escape(attempt.task), *attempt.sort_key)
+            columns = "attempt, segment, run, task, group_id, sample_index, retry, split, version"
+            yield _insert("attempts", columns, [(*name, _escape(split), version)])
         case AttemptFinished(trajectory):
-            yield from _trajectory(trajectory)
+            yield from _trajectory_inserts(trajectory)
         case AttemptFate(attempt, fate, step, reason, credit):
-            met = (attempt_key(attempt), lineage, fate, step, None if reason is None else readable(reason))
-            row = (*met, None if credit is None else from_number(credit))
-            yield _of_attempts("fates", f"{FATE}, credit", [row])
+            text = None if reason is None else _escape(reason)
+            number = None if credit is None else encode_number(credit)
+            row = (attempt_key(attempt), segment, fate, step, text, number)
+            yield _insert_by_attempt("fates", f"{_FATE_COLUMNS}, credit", [row])
         case PendingDropped(step, reason):
-            yield Insert("fates", f"INSERT INTO fates ({FATE}) {LEFT_OVER}", [(lineage, step, readable(reason))])
-        case PolicyPublished(version, step, digest):
-            yield _plain("versions", "lineage, version, step, digest", [(lineage, version, step, digest)])
+            yield Insert("fates", _DROP_PENDING, [(segment, step, _escape(reason))])
+        case PolicyPublished(version):
+            columns = "segment, version, step, checksum"
+            yield _insert("versions", columns, [(segment, version.number, version.step, version.checksum)])
         case StepMetrics(step, values):
-            yield _metrics(lineage, step, values, exact=True)
+            yield _metrics_insert(segment, step, values, reproducible=True)
         case StepTimings(step, values):
-            yield _metrics(lineage, step, values, exact=False)
+            yield _metrics_insert(segment, step, values, reproducible=False)
         case CheckpointSaved(step):
-            yield _event(lineage, SAVED, str(step))
+            yield _event_insert(segment, CHECKPOINT_SAVED, str(step))
         case LogEvent(kind, detail):
-            yield _event(lineage, kind, detail)
+            yield _event_insert(segment, kind, detail)
 
 
-def _event(lineage: int, kind: str, detail: str) -> Insert:
-    said = (lineage, time.time(), readable(kind), readable(detail))
-    return _plain("events", "lineage, at, kind, detail", [said])
+def _insert(table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> Insert:
+    """Return an insert of complete rows; ``columns`` is the list between the parentheses of INSERT."""
+    values = ", ".join("?" * len(columns.split(",")))
+    return Insert(table, f"INSERT INTO {table} ({columns}) VALUES ({values})", rows)
 
 
-def _metrics(lineage: int, step: int, values: Mapping[str, float], exact: bool) -> Insert:
-    rows = [(lineage, step, readable(name), from_number(value), exact) for name, value in values.items()]
-    return _plain("metrics", "lineage, step, name, value, exact", rows)
+def _insert_by_attempt(table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> Insert:
+    """Return an insert of rows that begin with an attempt's key, stored as the id of its latest row in ``attempts``."""
+    values = ", ".join([_LATEST_ROW, *"?" * (len(columns.split(",")) - 1)])
+    return Insert(table, f"INSERT INTO {table} ({columns}) VALUES ({values})", rows)
 
 
-def _trajectory(trajectory: Trajectory) -> Iterator[Insert]:
+def _escape(text: str) -> str:
+    """Escape lone surrogates, which SQLite refuses."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _event_insert(segment: int, kind: str, detail: str) -> Insert:
+    return _insert("events", "segment, time, kind, detail", [(segment, time.time(), _escape(kind), _escape(detail))])
+
+
+def _metrics_insert(segment: int, step: int, values: Mapping[str, float], reproducible: bool) -> Insert:
+    rows = [(segment, step, _escape(name), encode_number(value), reproducible) for name, value in values.items()]
+    return _insert("metrics", "segment, step, name, value, reproducible", rows)
+
+
+def _trajectory_inserts(trajectory: Trajectory) -> Iterator[Insert]:
     key = attempt_key(trajectory.attempt)
-    reason = None if trajectory.reason is None else readable(trajectory.reason)
-    start = pack_document(from_messages(trajectory.start))
-    outcome = (key, trajectory.status.value, trajectory.truncated, reason, trajectory.seconds)
-    row = (*outcome, readable(trajectory.task_id), newest_version(trajectory), start)
+    reason = None if trajectory.reason is None else _escape(trajectory.reason)
+    # -1 if no token was sampled
+    newest = max((span.version for turn in trajectory.turns for span in turn.version_spans), default=-1)
+    start = pack_document(encode_messages(trajectory.start))
+    row = (key, trajectory.status.value, trajectory.truncated, reason, trajectory.seconds)
     columns = "attempt_id, status, truncated, reason, seconds, task_id, newest_version, start"
-    yield _of_attempts("outcomes", columns, [row])
-    columns = "attempt_id, turn, parent, role, kind, stop, tokens, said"
-    yield _of_attempts("turns", columns, [_turn(key, turn) for turn in trajectory.turns])
-    yield _of_attempts("rewards", "attempt_id, turn, call, name, value", list(_rewards(key, trajectory)))
+    yield _insert_by_attempt("outcomes", columns, [(*row, _escape(trajectory.task_id), newest, start)])
+    columns = "attempt_id, turn, parent, kind, finish_reason, tokens, content"
+    yield _insert_by_attempt("turns", columns, [_turn_row(key, turn) for turn in trajectory.turns])
+    rewards = list(_reward_rows(key, trajectory))
+    yield _insert_by_attempt("rewards", "attempt_id, turn, call, name, value", rewards)
 
 
-def newest_version(trajectory: Trajectory) -> int:
-    """The version of the newest weights that sampled any of its tokens, -1 where none was sampled."""
-    return max((span.version for turn in trajectory.turns for span in turn.version_spans), default=-1)
-
-
-def _turn(key: str, turn: Turn) -> tuple[Any, ...]:
-    said = [
-        from_action(turn.action),
-        from_messages(turn.observation),
-        [from_result(result) for result in turn.results],
-        version_spans_to_json(turn.version_spans),
+def _turn_row(key: str, turn: Turn) -> tuple[Any, ...]:
+    content = [
+        encode_action(turn.action),
+        encode_messages(turn.observation),
+        [encode_result(result) for result in turn.results],
+        encode_version_spans(turn.version_spans),
         [list(turn.call_ends), len(turn.call_rewards)],
     ]
-    place = (key, turn.index, turn.parent, readable(turn.role), readable(turn.kind), turn.finish_reason)
-    return (*place, Tokens(turn.new_ids, turn.action_ids, turn.logprobs).pack(), pack_document(said))
+    row = (key, turn.index, turn.parent, _escape(turn.kind), turn.finish_reason)
+    return (*row, TurnTokens(turn.new_ids, turn.action_ids, turn.logprobs).pack(), pack_document(content))
 
 
-def _rewards(key: str, trajectory: Trajectory) -> Iterator[tuple[Any, ...]]:
+def _reward_rows(key: str, trajectory: Trajectory) -> Iterator[tuple[Any, ...]]:
     for name, value in trajectory.rewards.items():
-        yield key, None, None, readable(name), from_reward(value)
+        yield key, None, None, _escape(name), encode_reward(value)
     for turn in trajectory.turns:
         for name, value in turn.rewards.items():
-            yield key, turn.index, None, readable(name), from_reward(value)
+            yield key, turn.index, None, _escape(name), encode_reward(value)
         for call, rewards in enumerate(turn.call_rewards):
             for name, value in rewards.items():
-                yield key, turn.index, call, readable(name), from_reward(value)
+                yield key, turn.index, call, _escape(name), encode_reward(value)

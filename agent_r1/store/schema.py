@@ -1,4 +1,4 @@
-"""The tables of ``run.db`` and how it is opened. Every event is an insert; no row is ever changed."""
+"""The tables of ``run.db`` and its connections. Every event is an insert; no row is ever changed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 3
-"""Raised with every change of the tables. Runs of another schema are refused, older ones too: none is converted."""
+SCHEMA_VERSION = 4
+"""Increased with every change of the tables. Runs of another schema are refused; none is converted."""
 
+# A segment is a stretch of training without a stop, under one configuration: the first begins at step 0, each later
+# one at the step of the checkpoint it was resumed from. The views named current_* show the run as the latest segment
+# sees it, without superseded rows. An attempt may be started once per segment, each time as a new row, which gets at
+# most one fate (trained, dropped) and may be superseded in a later segment. A reward has no turn if it belongs to the
+# whole trajectory, and no call if it belongs to no single call. A value is a number; JSON text if it is one number per
+# turn or not finite; null if the reward could not be scored. Rows of metrics are reproducible if an exact repetition
+# of the run gives the same number; timings are not.
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE lineages (lineage INTEGER PRIMARY KEY, step INTEGER NOT NULL, at REAL NOT NULL, config TEXT NOT NULL);
+CREATE TABLE segments (segment INTEGER PRIMARY KEY, step INTEGER NOT NULL, time REAL NOT NULL, config TEXT NOT NULL);
 CREATE TABLE attempts (
-    id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, lineage INTEGER NOT NULL REFERENCES lineages (lineage),
-    run TEXT NOT NULL, task TEXT NOT NULL, group_serial INTEGER NOT NULL, member INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, segment INTEGER NOT NULL REFERENCES segments (segment),
+    run TEXT NOT NULL, task TEXT NOT NULL, group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL,
     retry INTEGER NOT NULL, split TEXT NOT NULL, version INTEGER NOT NULL,
-    UNIQUE (attempt, lineage)
+    UNIQUE (attempt, segment)
 );
 CREATE TABLE outcomes (
     attempt_id INTEGER PRIMARY KEY REFERENCES attempts (id),
@@ -27,8 +34,8 @@ CREATE TABLE outcomes (
 );
 CREATE TABLE turns (
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
-    turn INTEGER NOT NULL, parent INTEGER, role TEXT NOT NULL, kind TEXT NOT NULL, stop TEXT NOT NULL,
-    tokens BLOB NOT NULL, said BLOB NOT NULL,
+    turn INTEGER NOT NULL, parent INTEGER, kind TEXT NOT NULL, finish_reason TEXT NOT NULL,
+    tokens BLOB NOT NULL, content BLOB NOT NULL,
     PRIMARY KEY (attempt_id, turn)
 );
 CREATE TABLE rewards (
@@ -39,50 +46,45 @@ CREATE TABLE rewards (
 CREATE INDEX rewards_of_attempt ON rewards (attempt_id);
 CREATE TABLE fates (
     attempt_id INTEGER NOT NULL REFERENCES attempts (id),
-    lineage INTEGER NOT NULL REFERENCES lineages (lineage),
+    segment INTEGER NOT NULL REFERENCES segments (segment),
     fate TEXT NOT NULL, step INTEGER NOT NULL, reason TEXT, credit,
-    PRIMARY KEY (attempt_id, lineage)
+    PRIMARY KEY (attempt_id, segment)
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX settled_once ON fates (attempt_id) WHERE fate <> 'superseded';
+CREATE UNIQUE INDEX one_fate_per_attempt ON fates (attempt_id) WHERE fate <> 'superseded';
 CREATE TABLE versions (
-    lineage INTEGER NOT NULL REFERENCES lineages (lineage), version INTEGER NOT NULL,
-    step INTEGER NOT NULL, digest TEXT NOT NULL,
-    PRIMARY KEY (lineage, version)
+    segment INTEGER NOT NULL REFERENCES segments (segment), version INTEGER NOT NULL,
+    step INTEGER NOT NULL, checksum TEXT,
+    PRIMARY KEY (segment, version)
 ) WITHOUT ROWID;
 CREATE TABLE metrics (
-    lineage INTEGER NOT NULL REFERENCES lineages (lineage), step INTEGER NOT NULL, name TEXT NOT NULL, value,
-    exact INTEGER NOT NULL,
-    PRIMARY KEY (lineage, step, name)
+    segment INTEGER NOT NULL REFERENCES segments (segment), step INTEGER NOT NULL, name TEXT NOT NULL, value,
+    reproducible INTEGER NOT NULL,
+    PRIMARY KEY (segment, step, name)
 );
 CREATE TABLE events (
-    id INTEGER PRIMARY KEY, lineage INTEGER NOT NULL REFERENCES lineages (lineage),
-    at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL
+    id INTEGER PRIMARY KEY, segment INTEGER NOT NULL REFERENCES segments (segment),
+    time REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL
 );
-CREATE VIEW ends AS
-    SELECT lineage, step, coalesce((SELECT min(step) FROM lineages AS later WHERE later.lineage > lineages.lineage),
+CREATE VIEW segment_ends AS
+    SELECT segment, step, coalesce((SELECT min(step) FROM segments AS later WHERE later.segment > segments.segment),
                                    9223372036854775807) AS last_step
-    FROM lineages;
-CREATE VIEW standing_metrics AS
-    SELECT metrics.rowid AS id, metrics.* FROM metrics JOIN ends USING (lineage) WHERE metrics.step <= last_step;
-CREATE VIEW standing_versions AS
-    SELECT versions.* FROM versions JOIN ends USING (lineage) WHERE versions.step <= last_step;
-CREATE VIEW standing_attempts AS
+    FROM segments;
+CREATE VIEW current_metrics AS
+    SELECT metrics.rowid AS id, metrics.* FROM metrics JOIN segment_ends USING (segment)
+    WHERE metrics.step <= last_step;
+CREATE VIEW current_versions AS
+    SELECT versions.* FROM versions JOIN segment_ends USING (segment) WHERE versions.step <= last_step;
+CREATE VIEW current_attempts AS
     SELECT attempts.*, fate, step, reason, credit FROM attempts LEFT JOIN fates ON attempt_id = id
     WHERE NOT EXISTS (SELECT 1 FROM fates AS later WHERE later.attempt_id = id AND later.fate = 'superseded');
-CREATE TRIGGER trained_once BEFORE INSERT ON attempts
-    WHEN EXISTS (SELECT 1 FROM standing_attempts WHERE attempt = NEW.attempt AND fate IS NOT NULL)
-    BEGIN SELECT RAISE(ABORT, 'it met its fate in an earlier lineage'); END;
+CREATE TRIGGER no_restart_after_fate BEFORE INSERT ON attempts
+    WHEN EXISTS (SELECT 1 FROM current_attempts WHERE attempt = NEW.attempt AND fate IS NOT NULL)
+    BEGIN SELECT RAISE(ABORT, 'it got its fate in an earlier segment'); END;
 """
-# A lineage is one stretch of training without a stop, under one configuration: the first begins at step 0, each later
-# one at the step of the checkpoint it was resumed from. What stands is what counts in the newest lineage. An attempt
-# may be dispatched once per lineage; each time is a row of its own, which meets at most one fate (trained, dropped) and
-# may be superseded in a later lineage. A reward's turn is null where it belongs to the whole trajectory, its call where
-# it belongs to no single call. A value is a number; JSON text where it is one number per turn, or not a number; null
-# where it could not be scored.
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """A connection whose commits are on the disk when they return; transactions are begun by hand."""
+    """Return a connection whose commits are durable when they return. Transactions are begun explicitly."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -91,14 +93,14 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def close_writer(connection: sqlite3.Connection) -> None:
-    """Close, and leave one plain file: reading a WAL needs a folder that can be written."""
-    with suppress(sqlite3.Error):  # somebody is reading just now, or the connection broke: the WAL stays
+    """Close, and leave one plain file: a reader of a WAL file needs a writable folder."""
+    with suppress(sqlite3.Error):  # a reader is active or the connection broke: the WAL file stays
         connection.execute("PRAGMA journal_mode = DELETE")
     connection.close()
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that only reads. Raises InvalidInput where there is no run, or one of another schema."""
+    """Return a read-only connection. Raises InvalidInput if there is no run, or one of another schema version."""
     connection = connect_reader(path)
     try:
         check_schema(connection, path)
@@ -112,14 +114,14 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, whatever it will find. Raises InvalidInput where there is no run."""
+    """Return a read-only connection without any check of the content. Raises InvalidInput if there is no such file."""
     if not path.is_file():
         raise InvalidInput("run", got=f"{path.parent}, which holds no {path.name}", do="give the folder of a run")
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise InvalidInput where the database has another schema, sqlite3.DatabaseError where it is not a run's."""
+    """Raise InvalidInput if the database has another schema version, sqlite3.DatabaseError if it is not a run's."""
     row = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     found = int(row[0]) if row else 0
     if found > SCHEMA_VERSION:
@@ -130,6 +132,6 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise InvalidInput("run", got=f"{path} of schema {found}, which is older", do=do)
 
 
-def run_name(connection: sqlite3.Connection) -> str:
-    """The name that a run was given when it was made."""
+def read_run_name(connection: sqlite3.Connection) -> str:
+    """Return the name that the run was created with."""
     return str(connection.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()[0])

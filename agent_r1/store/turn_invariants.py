@@ -1,4 +1,4 @@
-"""Whether the turns of every trajectory can be read, and agree with themselves."""
+"""Invariants of stored trajectories: their turns can be read and are consistent."""
 
 from __future__ import annotations
 
@@ -9,64 +9,65 @@ import zlib
 from collections.abc import Iterator
 
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.store.codec import version_spans_from_json
-from agent_r1.store.compression import Tokens, unpack_document
-from agent_r1.store.rows import to_reward
+from agent_r1.store.codec import decode_version_spans
+from agent_r1.store.compression import TurnTokens, unpack_document
+from agent_r1.store.rows import decode_reward
 
-UNREADABLE = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError)
+_DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError)
 
 
-def broken_turns(connection: sqlite3.Connection, _: object) -> Iterator[str]:
-    """Every attempt whose turns or rewards contradict themselves, and how."""
+def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield every attempt whose turns or rewards cannot be read or contradict each other, and the problem."""
     for key, attempt, newest in connection.execute(
         "SELECT id, attempt, newest_version FROM attempts JOIN outcomes ON attempt_id = id ORDER BY id"
     ):
         try:
-            wrong = next(_contradictions(connection, key, newest), None)
-        except UNREADABLE as error:
-            wrong = f"cannot be read: {type(error).__name__}: {error}"
-        if wrong is not None:
-            yield f"{attempt} {wrong}"
+            problem = next(_attempt_problems(connection, key, newest), None)
+        except _DECODING_ERRORS as error:
+            problem = f"cannot be read: {type(error).__name__}: {error}"
+        if problem is not None:
+            yield f"{attempt} {problem}"
 
 
-def _contradictions(connection: sqlite3.Connection, key: int, newest: int) -> Iterator[str]:
-    seen = -1
-    count = acts = 0
-    columns = "turn, parent, kind, tokens, said"
+def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int) -> Iterator[str]:
+    newest_found = -1
+    turns = env_turns = 0
+    columns = "turn, parent, kind, tokens, content"
     rows = connection.execute(f"SELECT {columns} FROM turns WHERE attempt_id = ? ORDER BY turn", (key,))
-    for turn, parent, kind, tokens, said in rows:
-        if turn != count:
-            yield f"lacks turn {count}"
+    for turn, parent, kind, tokens, content in rows:
+        if turn != turns:
+            yield f"lacks turn {turns}"
         if parent is not None and not 0 <= parent < turn:
-            yield f"continues turn {parent} in turn {turn}"
-        version_spans = version_spans_from_json(unpack_document(said)[3])
-        yield from (f"turn {turn} {wrong}" for wrong in _token_contradictions(Tokens.unpack(tokens), version_spans))
-        seen = max([seen, *(span.version for span in version_spans)])
-        count += 1
-        acts += kind == "act"
-    if seen != newest:
-        yield f"was sampled up to version {seen}, its outcome says {newest}"
-    yield from _reward_contradictions(connection, key, {count, acts})
+            yield f"has turn {parent} as the parent of turn {turn}"
+        spans = decode_version_spans(unpack_document(content)[3])
+        yield from (f"turn {turn} {problem}" for problem in _token_problems(TurnTokens.unpack(tokens), spans))
+        newest_found = max([newest_found, *(span.version for span in spans)])
+        turns += 1
+        env_turns += kind == "act"
+    if newest_found != newest:
+        yield f"was sampled up to version {newest_found}, but its outcome has version {newest}"
+    # A reward per turn has one number for each turn, with or without the turns that only write a summary.
+    yield from _reward_problems(connection, key, {turns, env_turns})
 
 
-def _token_contradictions(tokens: Tokens, version_spans: tuple[PolicyVersionSpan, ...]) -> Iterator[str]:
-    acted = len(tokens.action_ids)
-    if acted != len(tokens.logprobs):
-        yield f"has {acted} action tokens and {len(tokens.logprobs)} log-probabilities"
+def _token_problems(tokens: TurnTokens, spans: tuple[PolicyVersionSpan, ...]) -> Iterator[str]:
+    actions = len(tokens.action_ids)
+    if actions != len(tokens.logprobs):
+        yield f"has {actions} action tokens and {len(tokens.logprobs)} log-probabilities"
     if any(math.isnan(value) for value in tokens.logprobs):
-        yield "has a log-probability that is no number"
-    starts = [span.start for span in version_spans]
-    if acted and (starts[:1] != [0] or starts != sorted(set(starts)) or starts[-1] >= acted):
-        yield f"has spans of weights that begin at {starts} in {acted} action tokens"
+        yield "has a log-probability that is not a number"
+    starts = [span.start for span in spans]
+    if actions and (starts[:1] != [0] or starts != sorted(set(starts)) or starts[-1] >= actions):
+        yield f"has version spans that start at {starts} in {actions} action tokens"
 
 
-def _reward_contradictions(connection: sqlite3.Connection, key: int, turns: set[int]) -> Iterator[str]:
+def _reward_problems(connection: sqlite3.Connection, key: int, lengths: set[int]) -> Iterator[str]:
     names = set()
     sql = "SELECT turn, call, name, value FROM rewards WHERE attempt_id = ?"
     for turn, call, name, value in connection.execute(sql, (key,)):
-        reward = to_reward(value)
-        if isinstance(reward, tuple) and (turn is not None or len(reward) not in turns):
-            yield f"has {len(reward)} numbers of reward {name} for {max(turns)} turns"
+        reward = decode_reward(value)
+        if isinstance(reward, tuple) and (turn is not None or len(reward) not in lengths):
+            yield f"has {len(reward)} numbers of reward {name} for {max(lengths)} turns"
         if (turn, call, name) in names:
             yield f"has reward {name} twice"
         names.add((turn, call, name))

@@ -1,4 +1,4 @@
-"""Writing a run down: one thread, one transaction for all events that wait together."""
+"""Writing of a run: one thread, and one transaction for all events that wait at the same time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import Event
 from agent_r1.core.threads import WorkerThread
 from agent_r1.store.rows import insert_statements
-from agent_r1.store.schema import check_schema, close_writer, open_writer, run_name
+from agent_r1.store.schema import check_schema, close_writer, open_writer, read_run_name
 from agent_r1.store.segment import latest_segment, open_segment
 
 LOCKS = Path("/proc/locks")
-"""The locks that are held, a line each: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
+"""The locks that processes hold, one per line: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
 
 
 class RunWriteError(AgentR1Error):
-    """Events could not be written: they contradict the ledger, or the disk failed."""
+    """Events could not be recorded: they contradict the run's database, or the disk failed."""
 
 
 @dataclass(slots=True)
-class Submission:
+class _Submission:
     """The events of one ``record`` call, and the error if they were refused."""
 
     events: tuple[Event, ...]
@@ -36,81 +36,89 @@ class Submission:
 
 
 class RunWriter:
-    """A :class:`~agent_r1.core.events.Recorder` over ``run.db``.
+    """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    Recording is a group commit: whatever waits while a transaction is being synced becomes the next
-    transaction, so that many episodes share one fsync. An attempt is dispatched before anything else is
-    said of it, finishes at most once and meets at most one fate; events that contradict this raise
-    RunWriteError to their caller alone. After a failed commit the ledger refuses everything: what the disk
-    then holds is only what was acknowledged before.
+    Recording is a group commit: the events that arrive while a transaction is synced form the next transaction, so
+    that many episodes share one fsync. An attempt is started before any other event about it, finishes at most once
+    and gets at most one fate. Events that contradict this raise RunWriteError to their caller alone. After a failed
+    commit the writer refuses everything, so the disk holds exactly the events that were acknowledged before.
 
-    ``run`` is the run's name, by which its attempts are called, wherever its folder lies by now. What is recorded
-    belongs to the newest segment. One process at a time writes a run: InvalidInput to others, and
-    where ``path`` is of another schema.
+    Events belong to the latest segment. Only one process may write a run at a time.
+
+    Attributes:
+        run: the name that the run was created with; it is part of every attempt's id, even if the folder moved.
+
+    Raises:
+        InvalidInput: if another process is writing the run, or ``path`` has another schema version.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = _lock(path.parent)
         try:
-            self._connection = _opened(path)
+            self._connection = _open_checked(path)
         except BaseException:
             os.close(self._lock)
             raise
-        self.run = run_name(self._connection)
-        self._lineage = latest_segment(self._connection)
-        self._waiting: deque[Submission] = deque()
+        self.run = read_run_name(self._connection)
+        self._segment = latest_segment(self._connection)
+        self._waiting: deque[_Submission] = deque()
         self._failure: RunWriteError | None = None
-        self._worker = WorkerThread("run writer", lambda: RunWriteError("the run was closed; nothing more can be written"))
+        self._worker = WorkerThread(
+            "run writer", lambda: RunWriteError("the run was closed; nothing more can be written")
+        )
 
     def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
-        """Go on from the checkpoint of ``step`` in a new segment, under ``config``, before anything is recorded.
+        """Start a new segment from the checkpoint of ``step``, before any event is recorded.
 
-        What the checkpoint does not know of is superseded, as :func:`agent_r1.store.segment.open_segment` says.
-        Raises InvalidInput where the run never came to ``step``, RunWriteError where the disk fails.
+        What the checkpoint does not include is superseded, see :func:`agent_r1.store.segment.open_segment`.
+
+        Raises:
+            InvalidInput: if the run never reached ``step``.
+            RunWriteError: if the disk fails.
         """
         try:
-            self._lineage = open_segment(self._connection, step, config)  # the thread waits for its first event
+            self._segment = open_segment(self._connection, step, config)  # the thread is idle until the first event
         except sqlite3.Error as error:
-            raise RunWriteError(f"no segment could be opened: {error}") from error
+            raise RunWriteError(f"could not open a segment: {error}") from error
 
     async def record(self, *events: Event) -> None:
-        """Write events down, in order, all or none; returns when they are on the disk. Raises RunWriteError."""
-        submission = Submission(events)
+        """Record events in order, all or none; return when they are on the disk. Raises RunWriteError."""
+        submission = _Submission(events)
         self._waiting.append(submission)
         await self._worker.run(self._commit_waiting)
         if submission.error is not None:
             raise submission.error
 
     def close(self) -> None:
-        """Write what still waits, then release the file."""
+        """Write the waiting events, then close the file and release the lock."""
         self._worker.close(wait=True)
         close_writer(self._connection)
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
-        """Commit all events that wait in one transaction: none if an earlier job took this caller's along."""
+        """Commit all waiting submissions in one transaction. Does nothing if an earlier job already committed them."""
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return
         for submission, error in zip(batch, self._commit(batch), strict=True):
             submission.error = error
 
-    def _commit(self, batch: Sequence[Submission]) -> list[RunWriteError | None]:
+    def _commit(self, batch: Sequence[_Submission]) -> list[RunWriteError | None]:
         if self._failure is None:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 errors = [self._apply(submission.events) for submission in batch]
                 self._connection.execute("COMMIT")
                 return errors
-            except Exception as error:  # an exception lost in this thread would leave every caller waiting
+            except Exception as error:  # otherwise the callers would wait forever
                 self._failure = RunWriteError(f"the run can no longer be written: {error}")
                 self._connection.close()
         return [self._failure] * len(batch)
 
     def _apply(self, events: Sequence[Event]) -> RunWriteError | None:
         try:
-            rows = [insert for event in events for insert in insert_statements(event, self._lineage)]
-        except Exception as error:  # one event that cannot be encoded must not fail its neighbours
+            rows = [insert for event in events for insert in insert_statements(event, self._segment)]
+        except Exception as error:  # must not fail the other submissions
             return RunWriteError(f"an event cannot be encoded: {error!r}")
         self._connection.execute("SAVEPOINT submission")
         refused = None
@@ -126,7 +134,7 @@ class RunWriter:
 
 
 def _lock(folder: Path) -> int:
-    """A lock on the run, held until the descriptor is closed or the process ends, however it ends."""
+    """Lock the run's folder; the lock is held until the descriptor is closed or the process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +146,7 @@ def _lock(folder: Path) -> int:
 
 
 def _holder(folder: Path) -> str:
-    """Which process has the lock, as far as the kernel says: Linux does, of processes that this one can see."""
+    """Return " (process ID)" of the process that holds the lock, "" if the kernel does not show it (Linux does)."""
     found = folder.stat()
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError):
@@ -149,7 +157,7 @@ def _holder(folder: Path) -> str:
     return ""
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_checked(path: Path) -> sqlite3.Connection:
     connection = open_writer(path)
     try:
         check_schema(connection, path)
