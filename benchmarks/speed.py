@@ -34,7 +34,7 @@ from rich.table import Table
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import Env, RolloutContext, Transition
 from agent_r1.core.errors import EngineError
@@ -46,7 +46,7 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import Weights
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.learner import Learner, Update
@@ -54,8 +54,8 @@ from agent_r1.training import loop, run
 from agent_r1.training.build import Policy, limits_of, open_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
-from agent_r1.training.monitor.health_monitor import Doctor
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.monitor.health_monitor import HealthMonitor
+from agent_r1.training.monitor.state import MonitorState
 from agent_r1.training.report import Progress, Silence, StepReport
 
 GATHER_SECONDS = 0.02
@@ -86,8 +86,8 @@ class GenerateEngine:
     async def load(self, weights: Weights) -> None:
         raise EngineError("generate is measured with the weights it was made with")
 
-    async def digest(self) -> str:
-        return digest(self._model)
+    async def weights_checksum(self) -> str:
+        return weights_checksum(self._model)
 
     async def release(self, session: str) -> None:
         return None
@@ -168,13 +168,13 @@ def random_weights(policy: Policy) -> Policy:
 
 
 def acted(
-    policy: Policy, env: Env, world: TaskSet, config: TrainConfig, engine: InferenceEngine
+    policy: Policy, env: Env, taskset: TaskSet, config: TrainConfig, engine: InferenceEngine
 ) -> tuple[float, list[Group]]:
     """Tokens per second over one training step's worth of episodes, and the groups."""
     method = Method("bench", policy.agent(engine, config, config.temperature), env)
-    tasks = world.tasks("train")[: config.groups_per_step]
+    tasks = taskset.tasks("train")[: config.groups_per_step]
     began = time.perf_counter()
-    groups = asyncio.run(attempts(method, world.scorers, tasks, config.group_size, limits_of(config)))
+    groups = asyncio.run(attempts(method, taskset.scorers, tasks, config.group_size, limits_of(config)))
     return sampled_tokens(groups) / (time.perf_counter() - began), groups
 
 
@@ -188,12 +188,12 @@ def median_of(repeat: int, measure: Callable[[], float]) -> float:
 
 
 def acting(
-    name: str, policy: Policy, env: Env, world: TaskSet, config: TrainConfig, repeat: int
+    name: str, policy: Policy, env: Env, taskset: TaskSet, config: TrainConfig, repeat: int
 ) -> tuple[Table, list[Group]]:
     pad = policy.tokenizer.pad_token_id
-    _, groups = acted(policy, env, world, config, engine_of(policy))
-    ours = median_of(repeat, lambda: acted(policy, env, world, config, engine_of(policy))[0])
-    plain = median_of(repeat, lambda: acted(policy, env, world, config, GenerateEngine(policy.model, pad))[0])
+    _, groups = acted(policy, env, taskset, config, engine_of(policy))
+    ours = median_of(repeat, lambda: acted(policy, env, taskset, config, engine_of(policy))[0])
+    plain = median_of(repeat, lambda: acted(policy, env, taskset, config, GenerateEngine(policy.model, pad))[0])
     lived = [t for group in groups for t in group.trajectories]
     turns = statistics.mean(len(t.turns) for t in lived)
     length = sampled_tokens(groups) / sum(len(t.turns) for t in lived)
@@ -207,8 +207,8 @@ def acting(
 def learner_of(model: PreTrainedModel, config: TrainConfig) -> Learner:
     return Learner(
         model,
-        build_row(config.algorithm, config.row),
-        config.learner,
+        build_algorithm(config.algorithm, config.row),
+        config.trainer,
         temperature=config.temperature,
         reward_weights=config.reward_weights,
         seed=config.seed,
@@ -258,11 +258,11 @@ class NoDoctor:
     def __init__(self, *_: Any) -> None:
         return None
 
-    def restore(self, state: DoctorState) -> None:
+    def restore(self, state: MonitorState) -> None:
         return None
 
-    def state(self) -> DoctorState:
-        return DoctorState()
+    def state(self) -> MonitorState:
+        return MonitorState()
 
     def receive(self, group: Group) -> None:
         return None
@@ -284,16 +284,16 @@ class Marks(Silence):
         self.seconds.append(time.process_time())
 
 
-def short_run(config: TrainConfig, world: TaskSet, steps: int, folder: Path, progress: Progress) -> None:
+def short_run(config: TrainConfig, taskset: TaskSet, steps: int, folder: Path, progress: Progress) -> None:
     """A run of a few steps, and as little beside them as there can be."""
     changes = {"run": str(folder), "steps": steps, "evaluate_n": 1, "evaluate_every": 0, "pass_k": 0}
-    run.train(config.model_copy(update=changes), world, progress)
+    run.train(config.model_copy(update=changes), taskset, progress)
 
 
-def phases(config: TrainConfig, world: TaskSet, steps: int) -> Table:
+def phases(config: TrainConfig, taskset: TaskSet, steps: int) -> Table:
     """Seconds per training step by phase, over a short run whose first step warms up."""
     with tempfile.TemporaryDirectory() as folder:
-        short_run(config, world, steps, Path(folder) / "bench", Silence())
+        short_run(config, taskset, steps, Path(folder) / "bench", Silence())
         with closing(RunReader(Path(folder) / "bench")) as reader:
             measured = [step.values for step in reader.metrics()][1:]
     table = Table("phase of a step", "seconds")
@@ -302,15 +302,15 @@ def phases(config: TrainConfig, world: TaskSet, steps: int) -> Table:
     return table
 
 
-def cpu_seconds(config: TrainConfig, world: TaskSet, steps: int, doctor: bool) -> list[float]:
+def cpu_seconds(config: TrainConfig, taskset: TaskSet, steps: int, doctor: bool) -> list[float]:
     """CPU seconds of each step of a short run but the first, which warms up."""
     marks = Marks()
-    with tempfile.TemporaryDirectory() as folder, nullcontext() if doctor else patch.object(loop, "Doctor", NoDoctor):
-        short_run(config, world, steps, Path(folder) / "bench", marks)
+    with tempfile.TemporaryDirectory() as folder, nullcontext() if doctor else patch.object(loop, "HealthMonitor", NoDoctor):
+        short_run(config, taskset, steps, Path(folder) / "bench", marks)
     return [after - before for before, after in pairwise(marks.seconds)]
 
 
-def doctoring(config: TrainConfig, world: TaskSet, steps: int, repeat: int) -> Table:
+def doctoring(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int) -> Table:
     """What the doctor of a run costs: CPU seconds of equal steps with and without it, in turns, and its own.
 
     Runs of one seed take the same steps, so that each step has its pair. Others on the machine change the clock's
@@ -319,13 +319,13 @@ def doctoring(config: TrainConfig, world: TaskSet, steps: int, repeat: int) -> T
     own: list[float] = []
     pairs: list[tuple[float, float]] = []
     with (
-        patch.object(Doctor, "receive", timed(own, Doctor.receive)),
-        patch.object(Doctor, "examine", timed_async(own, Doctor.examine)),
-        patch.object(Doctor, "tell", timed_async(own, Doctor.tell)),
+        patch.object(HealthMonitor, "receive", timed(own, HealthMonitor.receive)),
+        patch.object(HealthMonitor, "examine", timed_async(own, HealthMonitor.examine)),
+        patch.object(HealthMonitor, "tell", timed_async(own, HealthMonitor.tell)),
     ):
         for turn in range(repeat):
             order = (True, False) if turn % 2 else (False, True)
-            seconds = {doctor: cpu_seconds(config, world, steps, doctor) for doctor in order}
+            seconds = {doctor: cpu_seconds(config, taskset, steps, doctor) for doctor in order}
             pairs += zip(seconds[True], seconds[False], strict=True)
     with_it = statistics.median(pair[0] for pair in pairs)
     ratios = sorted(seconds / without for seconds, without in pairs)
@@ -366,19 +366,19 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
-    world = build("tinywiki", None, None, 0)
-    config = resolve(TrainConfig, [Layer("recipe of tinywiki", world.recipe)])
+    taskset = build("tinywiki", None, None, 0)
+    config = resolve(TrainConfig, [Layer("recipe of tinywiki", taskset.recipe)])
     torch.set_num_threads(config.threads)
-    policy = open_policy(config, world)
+    policy = open_policy(config, taskset)
     console = Console()
-    table, groups = acting("TinyWiki", policy, world.env, world, config, options.repeat)
+    table, groups = acting("TinyWiki", policy, taskset.env, taskset, config, options.repeat)
     console.print(table)
     untrained = random_weights(policy)
     for name, pages in (("3 turns, short page", 1), ("3 turns, long page", 9)):
-        console.print(acting(name, untrained, ThreeTurns(pages * PAGE), world, config, options.repeat)[0])
+        console.print(acting(name, untrained, ThreeTurns(pages * PAGE), taskset, config, options.repeat)[0])
     console.print(learning(policy, config, groups, options.repeat))
-    console.print(phases(config, world, options.steps))
-    console.print(doctoring(config, world, options.steps, options.repeat))
+    console.print(phases(config, taskset, options.steps))
+    console.print(doctoring(config, taskset, options.steps, options.repeat))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     console.print(
         f"threads {config.threads}, parameters {policy.model.num_parameters():,}, peak memory {peak:,.0f} MiB"

@@ -1,10 +1,12 @@
-"""Keys and values of many sequences, kept in blocks of slots.
+"""The KV cache: keys and values of many sequences, in blocks of slots.
 
-A block has a fixed number of rows, one sequence per row, and one tensor per layer; a decode step runs
-on whole blocks. Fixed shapes make a row's arithmetic independent of what the other rows hold: a
-sequence gets the same bits alone as in company (tests/rollout/test_torch_engine.py shows it).
+A block has a fixed number of rows, one sequence per row, and one pair of tensors per layer. A decode step runs on whole
+blocks. Because shapes are fixed, the arithmetic of a row does not depend on the other rows: a sequence gets the same
+bits alone and among others (tests/inference/test_torch_engine.py shows it).
 
-Legend: R rows of a block, K key-value heads, H heads, G = H / K, T new tokens, L visible tokens, D head size.
+Unlike the pages of vLLM's paged attention, a slot is contiguous and as long as the longest sequence of its block.
+
+Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, L visible tokens, D head size.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-ATTENTION = "agent_r1_slots"
+ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
+"""Numbers of visible tokens are rounded up to this, so that few distinct shapes occur."""
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The smallest multiple that is >= count.
+    """Return the smallest multiple of ``multiple`` that is at least ``count``.
 
     Example:
         >>> round_up(65, 64)
@@ -29,7 +32,7 @@ def round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def slot_attention(
+def cache_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -38,36 +41,40 @@ def slot_attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention of query (R, H, T, D) over key and value (R, K, L, D), which may be strided views.
+    """Return the attention (R, T, H, D) of query (R, H, T, D) over key and value (R, K, L, D).
 
-    ``attention_mask`` (R, 1, T, L) is added to the scores. Heads that share keys are stacked as rows of
-    one product, so keys are never copied per head, unlike in the library's default.
+    ``attention_mask`` (R, 1, T, L) is added to the scores. Keys and values may be strided views of a block, and are
+    never copied per head: the G heads that share them become rows of one matrix product (grouped-query attention).
     """
     rows, heads, new, size = query.shape
-    shared = key.shape[1]
-    stacked = (query * scaling).reshape(rows, shared, heads // shared * new, size)
-    scores = torch.matmul(stacked, key.transpose(2, 3)).view(rows, shared, heads // shared, new, -1)
+    kv_heads = key.shape[1]
+    grouped = (query * scaling).reshape(rows, kv_heads, heads // kv_heads * new, size)  # (R, K, G * T, D)
+    scores = torch.matmul(grouped, key.transpose(2, 3)).view(rows, kv_heads, heads // kv_heads, new, -1)
     if attention_mask is not None:
-        scores = scores + attention_mask[:, :, None]
+        scores = scores + attention_mask[:, :, None]  # (R, K, G, T, L) + (R, 1, 1, T, L)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    mixed = torch.matmul(weights.view(rows, shared, heads // shared * new, -1), value)
+    mixed = torch.matmul(weights.view(rows, kv_heads, heads // kv_heads * new, -1), value)  # (R, K, G * T, D)
     return mixed.view(rows, heads, new, size).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(ATTENTION, slot_attention)
+AttentionInterface.register(ATTENTION, cache_attention)
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """One row of one block."""
+class CacheSlot:
+    """The place of one sequence: a row of a block."""
 
     block: int
     row: int
 
 
 @dataclass(slots=True)
-class Block:
-    """``rows`` sequences: ``keys[layer]``, ``values[layer]`` (R, K, capacity, D); ``lengths`` (R,) held tokens."""
+class CacheBlock:
+    """The cache of ``rows`` sequences.
+
+    ``keys[layer]`` and ``values[layer]`` are (R, K, capacity, D); ``lengths`` (R,) counts the tokens whose keys and
+    values are valid, row by row.
+    """
 
     rows: int
     capacity: int
@@ -80,7 +87,7 @@ class Block:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of a layer, made on first use in the shape that the model's own keys have."""
+        """Return the keys and values of a layer; allocated on first use in the dtype, K and D of ``like``."""
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
             self.keys.append(like.new_zeros(shape))
@@ -88,68 +95,75 @@ class Block:
         return self.keys[index], self.values[index]
 
     def reserve(self, tokens: int) -> None:
-        """Make room for ``tokens`` per row, at least doubling when it grows."""
+        """Make room for ``tokens`` per row. The capacity at least doubles if it grows."""
         if tokens <= self.capacity:
             return
-        grown = round_up(max(tokens, 2 * self.capacity), LENGTH_MULTIPLE)
-        self.keys = [_widened(tensor, grown) for tensor in self.keys]
-        self.values = [_widened(tensor, grown) for tensor in self.values]
-        self.capacity = grown
+        capacity = round_up(max(tokens, 2 * self.capacity), LENGTH_MULTIPLE)
+        self.keys = [_grow(tensor, capacity) for tensor in self.keys]
+        self.values = [_grow(tensor, capacity) for tensor in self.values]
+        self.capacity = capacity
 
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
 
-def _widened(tensor: Tensor, capacity: int) -> Tensor:
-    rows, heads, held, size = tensor.shape
-    wide = tensor.new_zeros((rows, heads, capacity, size))
-    wide[:, :, :held] = tensor
-    return wide
+def _grow(tensor: Tensor, capacity: int) -> Tensor:
+    rows, heads, length, size = tensor.shape
+    larger = tensor.new_zeros((rows, heads, capacity, size))
+    larger[:, :, :length] = tensor
+    return larger
 
 
-class _SlotCache:
-    """What models ask of transformers' cache in a forward pass, besides ``update``: positions are given to them."""
+class _CacheView:
+    """The part of transformers' cache interface that models call in a forward pass, besides ``update``."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+        return 0  # only used to derive positions, which the runner passes explicitly
 
 
-class DecodeCache(_SlotCache):
-    """One new token per row of a block: written at the row's length, then the first ``visible`` tokens are seen."""
+class DecodeCache(_CacheView):
+    """One new token per row of a block, written at the row's length; the first ``visible`` tokens are attended to."""
 
-    def __init__(self, block: Block, visible: int) -> None:
+    def __init__(self, block: CacheBlock, visible: int) -> None:
         self._block, self._visible = block, visible
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write key and value (R, K, 1, D); return all visible keys and values (R, K, L, D)."""
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
         values[self._rows, :, self._block.lengths] = value[:, :, 0]
         return keys[:, :, : self._visible], values[:, :, : self._visible]
 
 
-class PrefillCache(_SlotCache):
-    """T new tokens for sequences of several blocks: context copied from the slots, new keys written back to them."""
+class PrefillCache(_CacheView):
+    """T new tokens of sequences in several blocks.
 
-    def __init__(self, blocks: list[Block], slots: list[Slot], held: list[int], new: list[int], context: int) -> None:
-        self._blocks, self._slots, self._held, self._new, self._context = blocks, slots, held, new, context
+    The new keys and values are written to the slots. The ``context`` columns before them are copied from the slots,
+    ``cached[i]`` tokens for sequence i, padded with zeros.
+    """
+
+    def __init__(
+        self, blocks: list[CacheBlock], slots: list[CacheSlot], cached: list[int], new: list[int], context: int
+    ) -> None:
+        self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        for index, (slot, held, new) in enumerate(zip(self._slots, self._held, self._new, strict=True)):
+        """Write key and value (R, K, T, D); return them after the context's (R, K, context + T, D)."""
+        for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)
-            keys[slot.row, :, held : held + new] = key[index, :, :new]
-            values[slot.row, :, held : held + new] = value[index, :, :new]
+            keys[slot.row, :, cached : cached + new] = key[index, :, :new]
+            values[slot.row, :, cached : cached + new] = value[index, :, :new]
         if self._context == 0:
             return key, value
         return self._with_context(key, layer_idx, 0), self._with_context(value, layer_idx, 1)
 
     def _with_context(self, new: Tensor, layer_idx: int, which: int) -> Tensor:
-        """(R, K, context + T, D): what the slots held before, zero-padded, then the new tokens."""
         rows, heads, tokens, size = new.shape
         joined = new.new_zeros((rows, heads, self._context + tokens, size))
         joined[:, :, self._context :] = new
-        for index, (slot, held) in enumerate(zip(self._slots, self._held, strict=True)):
+        for index, (slot, cached) in enumerate(zip(self._slots, self._cached, strict=True)):
             source = self._blocks[slot.block].layer(layer_idx, new)[which]
-            joined[index, :, :held] = source[slot.row, :, :held]
+            joined[index, :, :cached] = source[slot.row, :, :cached]
         return joined

@@ -1,7 +1,8 @@
-"""Draw tokens from logits, each row with its own temperature, filters and random number."""
+"""Sample tokens from logits, each row with its own temperature, filters and random number."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """How one row draws: ``uniform`` in [0, 1) decides the token, so a row's draw needs no shared generator."""
+class RowSampling:
+    """How to sample one row. ``uniform`` in [0, 1) selects the token, so rows share no random generator."""
 
     temperature: float
     top_p: float
@@ -18,41 +19,42 @@ class Draw:
     uniform: float
 
 
-def draw_tokens(logits: Tensor, draws: list[Draw]) -> tuple[Tensor, Tensor]:
-    """Tokens (N,) and their log-probabilities (N,) from fp32 logits (N, V).
+def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tensor]:
+    """Sample tokens (N,) from fp32 logits (N, V); return them with their log-probabilities (N,).
 
-    The log-probability is that of log-softmax(logits / temperature) over the full vocabulary, whatever
-    top-p and top-k left to draw from; greedy rows (temperature 0) report temperature 1.
+    Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, also if top-p or top-k exclude
+    tokens. Rows of temperature 0 are greedy and report log-probabilities at temperature 1.
     """
-    temperature = torch.tensor([draw.temperature or 1.0 for draw in draws], device=logits.device)
-    logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
-    tokens = _inverse_cdf(_filtered(logprobs, draws), draws)
-    greedy = torch.tensor([draw.temperature == 0 for draw in draws], device=logits.device)
+    temperature = torch.tensor([row.temperature or 1.0 for row in rows], device=logits.device)
+    logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)
+    tokens = _invert_cdf(_filter(logprobs, rows), rows)
+    greedy = torch.tensor([row.temperature == 0 for row in rows], device=logits.device)
     tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def _filtered(logprobs: Tensor, draws: list[Draw]) -> Tensor:
-    """Probabilities (N, V) left after top-k and top-p; rows without filters are untouched."""
+def _filter(logprobs: Tensor, rows: Sequence[RowSampling]) -> Tensor:
+    """Return probabilities (N, V) in fp64, zero for tokens that top-k or top-p exclude; not renormalized."""
     probabilities = logprobs.double().exp()
-    for row, draw in enumerate(draws):
-        if draw.top_k or draw.top_p < 1:
-            probabilities[row] *= _kept(probabilities[row], draw)
+    for index, row in enumerate(rows):
+        if row.top_k or row.top_p < 1:
+            probabilities[index] *= _allowed(probabilities[index], row)
     return probabilities
 
 
-def _kept(probabilities: Tensor, draw: Draw) -> Tensor:
-    """Which of the tokens (V,) may be drawn. The most probable one always may."""
+def _allowed(probabilities: Tensor, row: RowSampling) -> Tensor:
+    """Return a mask (V,) of the tokens that may be sampled. It always includes the most probable token."""
     order = probabilities.argsort(descending=True, stable=True)
     ranked = probabilities[order]
-    keep = ranked.cumsum(0) - ranked < draw.top_p
-    if draw.top_k:
-        keep[draw.top_k :] = False
+    keep = ranked.cumsum(0) - ranked < row.top_p  # the probability of all more likely tokens is below top_p
+    if row.top_k:
+        keep[row.top_k :] = False
     return torch.zeros_like(keep).scatter(0, order, keep)
 
 
-def _inverse_cdf(probabilities: Tensor, draws: list[Draw]) -> Tensor:
+def _invert_cdf(probabilities: Tensor, rows: Sequence[RowSampling]) -> Tensor:
+    """Return the first token (N,) at which the cumulative probability exceeds uniform * total."""
     cumulative = probabilities.cumsum(dim=-1)
-    uniform = torch.tensor([draw.uniform for draw in draws], dtype=torch.float64, device=probabilities.device)
+    uniform = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=probabilities.device)
     target = uniform * cumulative[:, -1]
     return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(max=probabilities.shape[1] - 1)

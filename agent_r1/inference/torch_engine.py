@@ -1,8 +1,9 @@
-"""The embedded engine: continuous batching in process, on any transformers causal LM.
+"""The embedded inference engine: continuous batching in process, for any transformers causal LM.
 
-Every episode holds a slot from its first turn to its release, so a turn costs only its new tokens. A
-row's arithmetic and its random numbers depend on its own tokens and seed alone (fixed shapes, see
-``model.slots``), so neither the timing of tools nor the company of other episodes changes a bit.
+A loop of steps, as in nano-vllm: the scheduler assigns slots of the KV cache to requests, the model runner prefills new
+tokens and decodes one token of every running sequence, and postprocessing finishes requests that are complete. The
+arithmetic and the random numbers of a sequence depend on its own tokens and seed alone (fixed shapes, see
+``inference.kv_cache``), so neither the other sequences nor the duration of tool calls change a bit of it.
 """
 
 from __future__ import annotations
@@ -11,372 +12,238 @@ import asyncio
 import logging
 import math
 import random
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, FinishReason, PolicyVersionSpan, Prompt, SamplingParams
+from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
 from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, Slot, round_up
-from agent_r1.inference.model_runner import Decoder, Piece, checked_bytes_per_token
-from agent_r1.inference.sampling import Draw, draw_tokens
-from agent_r1.model.checksum import digest
+from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
+from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_token
+from agent_r1.inference.sampling import RowSampling, sample_tokens
+from agent_r1.inference.scheduler import Request, Scheduler
+from agent_r1.model.checksum import weights_checksum
 
 log = logging.getLogger(__name__)
 
-
-class TorchEngineConfig(BaseModel):
-    """How many sequences are kept, and in what portions they are computed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    rows: int = Field(default=64, ge=1)
-    """Sequences per block, the fixed batch of one decode step; fewer where the cache has no room for so many."""
-
-    cache_gib: float = Field(default=4.0, gt=0)
-    """Keys and values kept in all, at full context; more sequences wait. There is always room for one."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """What a session's slot holds: keys and values of ``ids``, complete up to the slot's length."""
-
-    slot: Slot
-    ids: tuple[int, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One generation on its way through the engine."""
-
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    session: str
-    future: asyncio.Future[Completion]
-    random: random.Random
-    slot: Slot | None = None
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    version_spans: list[PolicyVersionSpan] = field(default_factory=list)
-    stop: FinishReason | None = None
-    error: str | None = None
-    cancelled: bool = False
-    ready: bool = False
-
-    @property
-    def last(self) -> int:
-        return self.ids[-1] if self.ids else self.prompt[-1]
-
-    def completion(self) -> Completion:
-        return Completion(tuple(self.ids), tuple(self.logprobs), self.stop or "cancelled", tuple(self.version_spans))
+GIB = 2**30
+CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
+GPU_SHARE = 0.3
 
 
 class TorchEngine:
-    """Implements core ``Engine``. The engine takes the model over; ``load`` copies new weights into it.
+    """An ``InferenceEngine`` in this process. It takes ownership of the model; updates copy new weights into it.
 
-    ``context`` bounds the tokens of a sequence. Raises InvalidInput where the model does not compute the same
-    in slots as in a plain forward pass.
+    The forward passes run in a worker thread, so that the event loop stays free for tools.
+
+    Args:
+        model: the model to serve, on the device where it is to run.
+        context: the most tokens of a prompt and its completion.
+        config: batch size and memory.
+
+    Raises:
+        InvalidInput: if the model computes other logits with the KV cache than in a plain forward pass.
     """
 
-    def __init__(self, model: PreTrainedModel, context: int, config: TorchEngineConfig | None = None) -> None:
-        config = config or TorchEngineConfig()
-        per_slot = checked_bytes_per_token(model) * round_up(context + 1, LENGTH_MULTIPLE)
-        slots = max(1, int(config.cache_gib * 2**30) // per_slot)
+    def __init__(self, model: PreTrainedModel, context: int, config: EngineConfig | None = None) -> None:
+        config = config or EngineConfig()
+        bytes_per_slot = probe_kv_bytes_per_token(model) * round_up(context + 1, LENGTH_MULTIPLE)
+        slots = max(1, _kv_cache_bytes(config, model.device) // bytes_per_slot)
+        rows = min(config.max_sequences, slots)
         self._context = context
-        self._blocks = max(1, slots // config.rows)
-        self._decoder = Decoder(model, min(config.rows, slots))
-        self._version = 0
-        self._free: deque[Slot] = deque()
-        self._sessions: dict[str, _Held] = {}
-        self._openings: dict[tuple[int, ...], Slot] = {}
-        self._waiting: list[_Request] = []
-        self._running: dict[Slot, _Request] = {}
-        self._released: list[str] = []
-        self._incoming: list[tuple[WeightUpdate, asyncio.Future[None]]] = []
+        self._runner = ModelRunner(model, rows)
+        self._scheduler = Scheduler(rows, max(1, slots // config.max_sequences), self._runner.add_block)
+        self._updates: list[tuple[WeightUpdate, asyncio.Future[PolicyVersion]]] = []
         self._worker = WorkerThread("engine", lambda: EngineError("the engine's thread has ended"))
         self._driver: asyncio.Task[None] | None = None
-        self._anonymous = 0
-        self._closed = False
-        self.tokens = 0
-
-    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Sample a completion; cancelling the awaiting task ends the generation at the next step."""
-        self._refuse_impossible(prompt, params)
-        name = session_id or self._name_anonymous()
-        loop = asyncio.get_running_loop()
-        request = _Request(prompt.token_ids, params, name, loop.create_future(), random.Random(params.seed))
-        self._waiting.append(request)
-        self._wake()
-        try:
-            return await request.future
-        finally:
-            request.cancelled = True
-            if session_id is None:
-                await self.release(name)
+        self._num_anonymous = 0
+        self._is_closed = False
+        self.num_generated_tokens = 0
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(frozenset({"shared_memory"}), self._context, deterministic=True)
 
-    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Copy the weights of a module between two steps.
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        """Return a completion. If the caller is cancelled, the generation ends before the next step."""
+        self._validate(prompt, params)
+        self._num_anonymous += session_id is None
+        session = session_id or f"anonymous {self._num_anonymous}"
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        request = Request(prompt.token_ids, params, session, future, random.Random(params.seed))
+        self._scheduler.add(request)
+        self._wake()
+        try:
+            return await future
+        finally:
+            request.is_cancelled = True
+            if session_id is None:
+                await self.release(session)
 
-        Sequences under way go on from the tokens they have, with keys and values computed anew, in a new span.
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        """Copy the weights of a module into the engine's model, between two steps; return the version now served.
+
+        Running sequences continue from the tokens they have: their keys and values are computed again, and a new
+        version span begins.
         """
         if update.transport != "shared_memory" or not isinstance(update.handle, torch.nn.Module):
             raise EngineError(f"the embedded engine takes a module in shared memory, got {update.transport!r}")
-        self._refuse_closed()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._incoming.append((update, done))
+        if self._is_closed:
+            raise EngineError("the engine was closed")
+        future: asyncio.Future[PolicyVersion] = asyncio.get_running_loop().create_future()
+        self._updates.append((update, future))
         self._wake()
-        await done
-        if update.version.checksum is None:
-            return update.version
-        return replace(update.version, checksum=await self._worker.run(digest, self._decoder.model))
+        return await future
 
-    async def release(self, session: str) -> None:
-        """Free the session's slot."""
-        self._released.append(session)
-        if not self._closed:
+    async def release(self, session_id: str) -> None:
+        """Free the session's slot of the KV cache."""
+        self._scheduler.release(session_id)
+        if not self._is_closed:
             self._wake()
 
     async def close(self) -> None:
-        """End the worker thread after the step it is in; generations under way fail."""
-        self._closed = True
+        """Stop after the current step; running generations fail with EngineError."""
+        self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
         self._fail_all("the engine was closed")
         self._worker.close()
 
-    def _fail_all(self, reason: str) -> None:
-        for request in (*self._waiting, *self._running.values()):
-            request.error = reason
-            _deliver(request)
-        for _, done in self._incoming:
-            settle(done, None, EngineError(reason))
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
+    def _validate(self, prompt: Prompt, params: SamplingParams) -> None:
+        if self._is_closed:
             raise EngineError("the engine was closed")
-
-    def _refuse_impossible(self, prompt: Prompt, sampling: SamplingParams) -> None:
-        self._refuse_closed()
         if not prompt.token_ids:
             raise EngineError("a prompt needs at least one token")
-        if sampling.max_tokens < 1:
-            raise EngineError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
-        if len(prompt.token_ids) + sampling.max_tokens > self._context:
+        if params.max_tokens < 1:
+            raise EngineError(f"max_tokens must be at least 1, got {params.max_tokens}")
+        if len(prompt.token_ids) + params.max_tokens > self._context:
             raise EngineError(
-                f"{len(prompt.token_ids)} prompt tokens and {sampling.max_tokens} more exceed the context of {self._context}"
+                f"{len(prompt.token_ids)} prompt tokens and max_tokens={params.max_tokens} exceed "
+                f"the context of {self._context} tokens"
             )
-        if not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < self._decoder.vocabulary:
-            raise EngineError(f"a token of the prompt is outside the vocabulary of {self._decoder.vocabulary}")
-
-    def _name_anonymous(self) -> str:
-        self._anonymous += 1
-        return f"anonymous {self._anonymous}"
+        if not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < self._runner.vocab_size:
+            raise EngineError(f"a token of the prompt is outside the vocabulary of {self._runner.vocab_size}")
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Step until nothing is left to do.
+        """Run steps until there is no work. ``generate``, ``update_weights`` and ``release`` start it again.
 
-        Consumes: waiting requests, released sessions, incoming weights. Produces: results of futures.
-        Unblocked by: ``generate``, ``load`` and ``release``, which start it when it sleeps. Whatever goes
-        wrong here is told to everyone who waits, who make it a failure of theirs.
+        The scheduler runs on the event loop between two steps, steps run in the worker thread. Every error reaches the
+        callers that wait, as an EngineError.
         """
         try:
-            while self._waiting or self._running or self._incoming or self._released:
-                await self._take_incoming()
-                self._forget_released()
-                self._admit()
-                if not self._running:
+            while self._updates or self._scheduler.has_work:
+                await self._apply_updates()
+                if not self._scheduler.schedule():
                     return
-                for request in await self._worker.run(self._advance):
-                    _deliver(request)
+                for request in await self._worker.run(self._step):
+                    _resolve(request)
         except EngineError as error:
             self._fail_all(str(error))
         except Exception as error:
             log.warning("the engine stopped", exc_info=error)
             self._fail_all(f"the engine stopped: {type(error).__name__}: {error}")
 
-    async def _take_incoming(self) -> None:
-        incoming, self._incoming = self._incoming, []
-        for weights, done in incoming:
-            try:
-                await self._worker.run(self._replace, weights)
-            except EngineError as error:
-                settle(done, None, error)
-            except Exception as error:
-                settle(done, None, EngineError(f"the weights do not fit the engine's model: {error}"))
-            else:
-                settle(done, None, None)
+    def _step(self) -> list[Request]:
+        """Prefill new tokens, decode one token of every running sequence, and return the requests that finished."""
+        self._scheduler.drop_cancelled()
+        try:
+            compute, copy = self._scheduler.plan_prefill()
+            self._runner.prefill(compute)
+            for source, chunk in copy:
+                self._runner.copy_prefix(source, chunk.slot, len(chunk.token_ids))
+            for block, batch in self._scheduler.decode_batches():
+                logits = self._runner.decode(block, {row: request.last_token for row, request in batch})  # (N, V)
+                tokens, logprobs = sample_tokens(logits, [_row_sampling(request) for _, request in batch])  # (N,), (N,)
+                for (_, request), token, logprob in zip(batch, tokens.tolist(), logprobs.tolist(), strict=True):
+                    _postprocess(request, token, logprob)
+                self.num_generated_tokens += len(batch)
+        except Exception as error:
+            self._scheduler.fail_running(f"{type(error).__name__}: {error}")
+        return self._scheduler.take_finished()
 
-    def _replace(self, update: WeightUpdate) -> None:
+    async def _apply_updates(self) -> None:
+        updates, self._updates = self._updates, []
+        for update, future in updates:
+            try:
+                version = await self._worker.run(self._load_weights, update)
+            except EngineError as error:
+                settle(future, None, error)
+            except Exception as error:
+                settle(future, None, EngineError(f"the weights do not fit the engine's model: {error}"))
+            else:
+                settle(future, version, None)
+
+    def _load_weights(self, update: WeightUpdate) -> PolicyVersion:
         assert isinstance(update.handle, torch.nn.Module)
         with torch.no_grad():
-            self._decoder.model.load_state_dict(update.handle.state_dict())
-        self._version = update.version.number
-        self._openings.clear()
-        for held in self._sessions.values():
-            held.ids = ()
-        for request in self._running.values():
-            request.ready = False
-            request.version_spans.append(PolicyVersionSpan(len(request.ids), self._version))
+            self._runner.model.load_state_dict(update.handle.state_dict())
+        self._scheduler.on_new_weights(update.version.number)
+        if update.version.checksum is None:
+            return update.version
+        return replace(update.version, checksum=weights_checksum(self._runner.model))
 
-    def _forget_released(self) -> None:
-        released, self._released = self._released, []
-        for session in released:
-            held = self._sessions.get(session)
-            if held is None:
-                continue
-            if held.slot in self._running:
-                self._running.pop(held.slot).cancelled = True
-            del self._sessions[session]
-            self._free.append(held.slot)
-
-    def _admit(self) -> None:
-        """Give waiting requests their session's slot, or a free one; the rest goes on waiting."""
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            if request.cancelled:
-                continue
-            held = self._sessions.get(request.session) or self._new_session(request.session)
-            if held is None or held.slot in self._running:
-                self._waiting.append(request)
-                continue
-            request.slot = held.slot
-            request.version_spans.append(PolicyVersionSpan(0, self._version))
-            self._running[held.slot] = request
-
-    def _new_session(self, session: str) -> _Held | None:
-        if not self._free and not self._grow():
-            return None
-        slot = self._free.popleft()
-        self._openings = {ids: holder for ids, holder in self._openings.items() if holder != slot}
-        self._sessions[session] = _Held(slot)
-        return self._sessions[session]
-
-    def _grow(self) -> bool:
-        if len(self._decoder.blocks) >= self._blocks:
-            return False
-        index = self._decoder.add_block()
-        self._free.extend(Slot(index, row) for row in range(self._decoder.rows))
-        return True
-
-    def _advance(self) -> list[_Request]:
-        """One step of every running sequence; returns the requests that ended."""
-        for slot in [slot for slot, request in self._running.items() if request.cancelled]:
-            del self._running[slot]
-        try:
-            self._prefill()
-            for block in range(len(self._decoder.blocks)):
-                self._decode(block)
-        except Exception as error:
-            self._openings.clear()
-            for request in self._running.values():
-                request.error = f"{type(error).__name__}: {error}"
-        ended = [request for request in self._running.values() if request.stop or request.error]
-        for request in ended:
-            self._retire(request)
-        return ended
-
-    def _retire(self, request: _Request) -> None:
-        assert request.slot is not None
-        del self._running[request.slot]
-        held = self._sessions[request.session]
-        held.ids = () if request.error else (*request.prompt, *request.ids)[:-1]
-
-    def _prefill(self) -> None:
-        """Make every running slot hold all but its sequence's last token, equal new prompts computed once."""
-        fresh: list[Piece] = []
-        for slot, request in self._running.items():
-            if not request.ready:
-                request.ready = True
-                needed = (*request.prompt, *request.ids)[:-1]
-                equal = self._keep_equal(self._sessions[request.session], needed)
-                fresh.append(Piece(slot, equal, needed[equal:]))
-        # All slots are cut back by now, so an opening that is still known is one that still stands.
-        openings = dict(self._openings)
-        for piece in fresh:
-            if piece.held == 0 and piece.ids:
-                openings.setdefault(piece.ids, piece.slot)
-        copies = [piece for piece in fresh if piece.held == 0 and openings.get(piece.ids, piece.slot) != piece.slot]
-        copied = {piece.slot for piece in copies}
-        self._decoder.prefill([piece for piece in fresh if piece.ids and piece.slot not in copied])
-        for piece in copies:
-            self._decoder.copy(openings[piece.ids], piece.slot, len(piece.ids))
-        self._openings = openings
-
-    def _keep_equal(self, held: _Held, needed: tuple[int, ...]) -> int:
-        """Keep of the slot what is equal to ``needed``; returns how many tokens that is."""
-        equal = _equal_prefix(held.ids, needed)
-        if equal < len(held.ids):
-            self._openings = {ids: slot for ids, slot in self._openings.items() if slot != held.slot}
-        held.ids = needed
-        self._decoder.set_length(held.slot, equal)
-        return equal
-
-    def _decode(self, block: int) -> None:
-        alive = [request for slot, request in self._running.items() if slot.block == block]
-        if not alive:
-            return
-        feed = {request.slot.row: request.last for request in alive if request.slot is not None}
-        draws = [_draw_of(request) for request in alive]
-        tokens, logprobs = draw_tokens(self._decoder.decode(block, feed), draws)
-        for request, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
-            _append(request, token, logprob)
-        self.tokens += len(alive)
+    def _fail_all(self, reason: str) -> None:
+        for request in self._scheduler.requests:
+            request.error = reason
+            _resolve(request)
+        for _, future in self._updates:
+            settle(future, None, EngineError(reason))
 
 
-def _deliver(request: _Request) -> None:
-    if request.future.done():
-        return
-    if request.error is not None:
-        request.future.set_exception(EngineError(request.error))
-    else:
-        request.future.set_result(request.completion())
+def _row_sampling(request: Request) -> RowSampling:
+    params = request.params
+    return RowSampling(params.temperature, params.top_p, params.top_k, uniform=request.random.random())
 
 
-def _equal_prefix(held: tuple[int, ...], needed: tuple[int, ...]) -> int:
-    """How many tokens at the start of ``needed`` are held already."""
-    if needed[: len(held)] == held:
-        return len(held)
-    return next((i for i, (a, b) in enumerate(zip(held, needed, strict=False)) if a != b), len(needed))
-
-
-def _draw_of(request: _Request) -> Draw:
-    sampling = request.sampling
-    return Draw(sampling.temperature, sampling.top_p, sampling.top_k, request.random.random())
-
-
-def _append(request: _Request, token: int, logprob: float) -> None:
-    """Add a sampled token and say whether that ended the generation."""
+def _postprocess(request: Request, token: int, logprob: float) -> None:
+    """Append a sampled token; set ``finish_reason`` if it ends the generation, ``error`` if it cannot be used."""
     if not math.isfinite(logprob):
-        request.error = f"the model gave a log-probability of {logprob}; its weights or logits are not finite"
+        request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return
-    request.ids.append(token)
+    params = request.params
+    request.token_ids.append(token)
     request.logprobs.append(logprob)
     try:
-        ended = _ends(request, token)
-    except Exception as error:  # a format's code, asked for one request: the others have nothing to do with it
-        request.error = f"where the generation ends could not be found out: {type(error).__name__}: {error}"
+        is_stop = token in params.stop_token_ids or (
+            params.stop_condition is not None and params.stop_condition.is_met(request.token_ids)
+        )
+    except Exception as error:  # user code, called for one request: the others continue
+        request.error = f"the stop condition raised {type(error).__name__}: {error}"
         return
-    if ended:
-        request.stop = "stop"
-    elif len(request.ids) >= request.sampling.max_tokens:
-        request.stop = "length"
+    if is_stop:
+        request.finish_reason = "stop"
+    elif len(request.token_ids) >= params.max_tokens:
+        request.finish_reason = "length"
 
 
-def _ends(request: _Request, token: int) -> bool:
-    sampling = request.sampling
-    return token in sampling.stop_token_ids or (
-        sampling.stop_condition is not None and sampling.stop_condition.is_met(request.ids)
-    )
+def _resolve(request: Request) -> None:
+    """Give the caller of ``generate`` its completion or its error."""
+    if request.error is not None:
+        settle(request.future, None, EngineError(request.error))
+    else:
+        spans, reason = tuple(request.version_spans), request.finish_reason or "cancelled"
+        completion = Completion(tuple(request.token_ids), tuple(request.logprobs), reason, spans)
+        settle(request.future, completion, None)
+
+
+def _kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Return the memory that the KV cache may take: as configured, or a share of the memory that is free now."""
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * GIB)
+    if device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024  # given in kB
+    except (OSError, KeyError, ValueError):  # not Linux
+        return int(CPU_LIMIT_GIB * GIB)
+    return min(int(CPU_SHARE * available), int(CPU_LIMIT_GIB * GIB))

@@ -1,4 +1,4 @@
-"""A digest of weights, to check that two places hold the same ones."""
+"""Checksums of weights, to verify that two places hold the same ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 
-def digest(model: nn.Module) -> str:
-    """sha256 over name, type, shape and bytes of every parameter, in order of names.
+def weights_checksum(model: nn.Module) -> str:
+    """Return the sha256 over name, dtype, shape and bytes of every parameter, in the order of names.
 
-    Exact: one flipped bit changes it. It costs about 1 ms per MB of weights on one core.
+    One flipped bit changes it. It takes about 1 ms per MB of weights on one CPU core.
     """
-    return digest_of(model.named_parameters())
+    return tensors_checksum(model.named_parameters())
 
 
-def digest_of(parameters: Iterable[tuple[str, Tensor]]) -> str:
-    """The digest of some parameters, by name."""
+def tensors_checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the checksum of tensors by name, computed as in :func:`weights_checksum`."""
     total = hashlib.sha256()
-    for name, tensor in sorted(parameters):
+    for name, tensor in sorted(tensors):
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.checksum import digest_of
+from agent_r1.model.checksum import tensors_checksum
 from agent_r1.model.load import find_folder, load_tokenizer, quiet
 
 POOLER = "pooler"
@@ -44,7 +44,7 @@ class SentenceEncoder:
     def digest(self) -> str:
         """sha256 of all that a vector depends on: weights, tokenizer, pooling, length."""
         # A pooler is not used, and where the files have none its weights are drawn anew at every load.
-        weights = digest_of((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
+        weights = tensors_checksum((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
         vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()))
         settings = f"{self.pooling}|{self.max_tokens}|{weights}|{vocabulary}"
         return hashlib.sha256(settings.encode()).hexdigest()

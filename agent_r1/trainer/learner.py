@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.filters import apply_filters
-from agent_r1.algorithms.signals import TokenWeights, ModelOutputs
+from agent_r1.algorithms.types import TokenWeights, ModelOutputs
 from agent_r1.algorithms.validation import check
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
@@ -26,7 +26,7 @@ from agent_r1.data.micro_batches import by_sequence
 from agent_r1.data.segments import segment_sum
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, within
 from agent_r1.data.training_sample import Selection, select_trainable, describe_status
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import obeys_tree_mask
 from agent_r1.model.value_head import value_model
 from agent_r1.trainer.config import TrainerConfig
@@ -125,9 +125,9 @@ class Learner:
         admission = select_trainable(groups, self._reward_weights)
         useful = apply_filters(admission, self._row.filters, self._version)
         metrics = reward_metrics(admission, useful)
-        fates = (*(self._dropped(out.attempt, out.reason) for out in useful.left_out), *self._beside(groups))
+        fates = (*(self._dropped(out.attempt, out.reason) for out in useful.excluded), *self._beside(groups))
         if useful.samples:
-            muted = self._row.filters.muted(useful.samples)
+            muted = self._row.filters.loss_excluded(useful.samples)
             batch = assemble(useful.samples, self._layout, self._row.scope, self._reward_weights, muted)
             prepared = self._prepare(batch)
             moving = self._moving(prepared.credit)
@@ -149,7 +149,7 @@ class Learner:
     def publish(self) -> WeightUpdate:
         """The policy's weights as they are now, by reference."""
         if self._digest is None or self._digest[0] != self._version:
-            self._digest = (self._version, digest(self._models.policy))
+            self._digest = (self._version, weights_checksum(self._models.policy))
         version = PolicyVersion(self._version, self._step, self._digest[1])
         return WeightUpdate(version, "shared_memory", self._models.policy)
 
@@ -171,7 +171,7 @@ class Learner:
     def state(self) -> LearnerState:
         """A copy of everything but the policy's weights, which are a model folder of their own.
 
-        The reference is not part of it, only its digest: it is the model that the run began with.
+        The reference is not part of it, only its checksum: it is the model that the run began with.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -186,7 +186,7 @@ class Learner:
 
     def restore(self, state: LearnerState) -> None:
         """Continue from ``state``; InvalidInput where it belongs to other weights or to another algorithm or model."""
-        if state.scalars["policy"] != digest(self._models.policy):
+        if state.scalars["policy"] != weights_checksum(self._models.policy):
             raise InvalidInput("learner state", got="that of other weights", do="load the model saved beside it first")
         if state.scalars["reference"] != self._reference_digest():
             do = "make the learner of the model that the run began with, then load the saved weights into it"
@@ -199,7 +199,7 @@ class Learner:
         self._digest = None
 
     def _reference_digest(self) -> str:
-        return "" if self._models.reference is None else digest(self._models.reference)
+        return "" if self._models.reference is None else weights_checksum(self._models.reference)
 
     def _tensors(self) -> dict[str, Tensor]:
         critic = self._models.critic
@@ -285,11 +285,11 @@ class Learner:
         """An attempt is trained when one optimizer step that used it was applied; its credit is its advantages' sum."""
         batch = prepared.batch
         trained = frozenset[int]().union(*(step.trajectories for step in steps if step.applied))
-        trusted = segment_sum(prepared.credit.trust * batch.chosen, batch.token_trajectory).tolist()
+        trusted = segment_sum(prepared.credit.trust * batch.action_mask, batch.token_trajectory).tolist()
         credit = segment_sum(prepared.credit.advantage, batch.token_trajectory).tolist()
         fates = []
         for number, attempt in enumerate(batch.attempts):
-            if reason := batch.muted[number] or (REJECTED if not trusted[number] else None):
+            if reason := batch.loss_excluded[number] or (REJECTED if not trusted[number] else None):
                 fates.append(self._dropped(attempt, reason))
             elif number in trained:
                 fates.append(AttemptFate(attempt, "trained", self._step, credit=credit[number]))

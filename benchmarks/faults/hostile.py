@@ -25,9 +25,9 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.store import RunReader
-from agent_r1.store.verify import verify
+from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.trainer.learner import Learner
 from agent_r1.training import run
@@ -60,7 +60,7 @@ Crash = Callable[[RolloutContext, str], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a run left. ``held`` is the digest of the weights that the learner held when it ended."""
+    """What a run left. ``held`` is the checksum of the weights that the learner held when it ended."""
 
     error: AgentR1Error | None
     trajectories: Mapping[AttemptId, Trajectory]
@@ -86,17 +86,17 @@ class Ran:
         return round(sum(step[metric] for step in self.metrics))
 
 
-def small_world() -> TaskSet:
+def small_taskset() -> TaskSet:
     """TinyWiki, whose final table is one cell."""
     return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",), retrieval=None)
 
 
-def policy_of(world: TaskSet) -> Policy:
+def policy_of(taskset: TaskSet) -> Policy:
     """tiny-base, as the small runs use it."""
-    return open_policy(resolve(TrainConfig, [Layer("recipe", world.recipe)]), world)
+    return open_policy(resolve(TrainConfig, [Layer("recipe", taskset.recipe)]), taskset)
 
 
-def ran(world: TaskSet, seed: int = 0, patches: tuple[Any, ...] = (), **settings: Any) -> Ran:
+def ran(taskset: TaskSet, seed: int = 0, patches: tuple[Any, ...] = (), **settings: Any) -> Ran:
     """Train in ``world`` under ``patches``, quietly, and read what is left."""
     learners: list[Learner] = []
 
@@ -110,13 +110,13 @@ def ran(world: TaskSet, seed: int = 0, patches: tuple[Any, ...] = (), **settings
             stack.enter_context(one)
         stack.enter_context(quiet())
         layer = Layer("faults", {**SMALL, "run": f"{folder}/{RUN}", "seed": seed, **settings})
-        config = resolve(TrainConfig, [layer, Layer("recipe", world.recipe)])
+        config = resolve(TrainConfig, [layer, Layer("recipe", taskset.recipe)])
         began, error = time.perf_counter(), None
         try:
-            run.train(config, world, Silence())
+            run.train(config, taskset, Silence())
         except AgentR1Error as raised:
             error = raised
-        return read(Path(folder) / RUN, error, digest(learners[0].weights().ref), time.perf_counter() - began)
+        return read(Path(folder) / RUN, error, weights_checksum(learners[0].weights().ref), time.perf_counter() - began)
 
 
 def read(folder: Path, error: AgentR1Error | None, held: str, seconds: float) -> Ran:
@@ -188,7 +188,7 @@ class Hostile:
         return HostileEpisode(self, await self._env.open(task, context), context)
 
     async def act(self, context: RolloutContext, when: str) -> Any:
-        return await self._crash(context, when) if context.attempt.run == RUN else None
+        return await self._crash(context, when) if context.id.run == RUN else None
 
 
 class HostileEpisode:

@@ -11,11 +11,12 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.inference import Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.inference.model_runner import Decoder
-from agent_r1.inference.torch_engine import TorchEngine, TorchEngineConfig
+from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.model_runner import ModelRunner
+from agent_r1.inference.torch_engine import TorchEngine
 
 END = 3
-ROWS = TorchEngineConfig(rows=8)
+ROWS = EngineConfig(max_sequences=8)
 BLOCK_BYTES = 8 * 576 * 2 * 2 * 2 * 8 * 4
 """Rows, tokens at full context, layers, keys and values, heads, head size, bytes of a number."""
 
@@ -95,7 +96,7 @@ def test_the_timing_of_tools_changes_no_bit(tiny_model, everyone):
 
 
 def test_sequences_wait_where_no_slot_is_free(tiny_model, everyone):
-    one_block = TorchEngineConfig(rows=8, cache_gib=1.01 * BLOCK_BYTES / 2**30)
+    one_block = EngineConfig(max_sequences=8, kv_cache_gib=1.01 * BLOCK_BYTES / 2**30)
     assert together(tiny_model, [str(i) for i in range(64)], config=one_block) == everyone
 
 
@@ -141,7 +142,7 @@ def test_weights_loaded_under_way_start_a_span_and_rule_its_tokens(tiny_model):
         task = asyncio.create_task(
             engine.generate(Prompt(prompt), SamplingParams(max_tokens=200, seed=4), session_id="s")
         )
-        while engine.tokens < 20:
+        while engine.num_generated_tokens < 20:
             await asyncio.sleep(0)
         await engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", changed))
         done = await task
@@ -191,11 +192,11 @@ def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_mod
 
 def test_a_cancelled_generation_frees_its_place(tiny_model):
     async def run():
-        engine = engine_of(tiny_model, TorchEngineConfig(rows=1, cache_gib=1e-9), context=2 * 10**6)
+        engine = engine_of(tiny_model, EngineConfig(max_sequences=1, kv_cache_gib=1e-9), context=2 * 10**6)
         endless = asyncio.create_task(
             engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=10**6), session_id="endless")
         )
-        while engine.tokens < 3:
+        while engine.num_generated_tokens < 3:
             await asyncio.sleep(0)
         endless.cancel()
         await asyncio.gather(endless, return_exceptions=True)
@@ -238,7 +239,7 @@ def test_an_ending_that_raises_fails_its_own_request_and_no_other(tiny_model):
         others = (engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(asked))
         failed, *together = await asyncio.gather(broken, *others, return_exceptions=True)
         await engine.close()
-        assert isinstance(failed, EngineError) and "could not be found out: ZeroDivisionError" in str(failed)
+        assert isinstance(failed, EngineError) and "the stop condition raised ZeroDivisionError" in str(failed)
         assert together == alone
 
     asyncio.run(run())
@@ -250,7 +251,7 @@ def test_a_failed_prefill_fails_its_requests_and_leaves_nothing_wrong_behind(tin
     async def run():
         engine = engine_of(tiny_model)
         with monkeypatch.context() as broken:
-            broken.setattr(Decoder, "prefill", lambda *_: 1 / 0)
+            broken.setattr(ModelRunner, "prefill", lambda *_: 1 / 0)
             with pytest.raises(EngineError, match="ZeroDivisionError"):
                 await engine.generate(Prompt(prompt), SamplingParams(max_tokens=5), session_id="a")
         outs = [
@@ -277,10 +278,10 @@ def test_a_long_prompt_goes_in_chunks_with_the_same_logprobs(tiny_model):
 
 def test_memory_bounds_what_is_kept(tiny_model):
     async def run(gib):
-        engine = engine_of(tiny_model, TorchEngineConfig(rows=8, cache_gib=gib))
+        engine = engine_of(tiny_model, EngineConfig(max_sequences=8, kv_cache_gib=gib))
         sampling = SamplingParams(max_tokens=400, seed=3)
         await asyncio.gather(*(engine.generate(Prompt((1, 2, i)), sampling) for i in range(20)))
-        used = sum(block.bytes for block in engine._decoder.blocks)
+        used = sum(block.bytes for block in engine._runner.blocks)
         await engine.close()
         return used
 
@@ -322,7 +323,7 @@ def test_closing_fails_what_is_under_way(tiny_model):
         endless = asyncio.create_task(
             engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=400), session_id="endless")
         )
-        while engine.tokens < 3:
+        while engine.num_generated_tokens < 3:
             await asyncio.sleep(0)
         await engine.close()
         with pytest.raises(EngineError, match="closed"):

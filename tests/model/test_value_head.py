@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import hidden_states
 from agent_r1.model.value_head import value_model
 
@@ -31,7 +31,7 @@ def test_first_values_are_exactly_zero_at_every_position(policy: PreTrainedModel
 
 
 def test_its_backbone_is_a_copy_of_the_policys_that_learns_apart(policy: PreTrainedModel) -> None:
-    critic, before = value_model(policy), digest(policy)
+    critic, before = value_model(policy), weights_checksum(policy)
     torch.nn.init.ones_(critic.head.weight)
     expected = hidden_states(policy, IDS).sum(-1)
     assert torch.allclose(critic(IDS), expected, atol=1e-5)
@@ -39,7 +39,7 @@ def test_its_backbone_is_a_copy_of_the_policys_that_learns_apart(policy: PreTrai
     with torch.no_grad():
         for parameter in critic.parameters():
             parameter -= parameter.grad
-    assert digest(policy) == before and all(parameter.grad is None for parameter in policy.parameters())
+    assert weights_checksum(policy) == before and all(parameter.grad is None for parameter in policy.parameters())
     assert not torch.allclose(critic(IDS), expected, atol=1e-2)
 
 
@@ -48,10 +48,10 @@ def test_a_half_precision_backbone_has_a_full_precision_head(policy: PreTrainedM
 
 
 def test_a_digest_changes_with_one_bit_of_one_weight_and_with_nothing_else(policy: PreTrainedModel) -> None:
-    before = digest(policy)
+    before = weights_checksum(policy)
     policy(input_ids=IDS)
-    assert digest(policy) == before
+    assert weights_checksum(policy) == before
     with torch.no_grad():
         weight = policy.model.layers[0].mlp.up_proj.weight
         weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
-    assert digest(policy) != before
+    assert weights_checksum(policy) != before

@@ -17,7 +17,8 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
-from agent_r1.inference.torch_engine import TorchEngine, TorchEngineConfig
+from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import TEMPLATE_FORMATS, open_renderer
 from agent_r1.renderers.stop_strings import StopStringMatcher
@@ -134,7 +135,7 @@ def said(model, ending, names):
         return await engine.generate(Prompt((0, 6 + name % 40)), sampling, session_id=str(name))
 
     async def run():
-        engine = TorchEngine(copy.deepcopy(model), 512, TorchEngineConfig(rows=8))
+        engine = TorchEngine(copy.deepcopy(model), 512, EngineConfig(max_sequences=8))
         done = await asyncio.gather(*(one(engine, name) for name in names))
         await engine.close()
         return dict(zip(names, done, strict=True))

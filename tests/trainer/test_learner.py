@@ -17,11 +17,11 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import TokenWeights, Metrics, TokenOutputs
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.types import TokenWeights, Metrics, TokenOutputs
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import GREEDY, NO_ADVANTAGE, Learner, LearnerState
 
@@ -38,7 +38,7 @@ def learner_of(
     teacher: PreTrainedModel | None = None,
     **config: Any,
 ) -> Learner:
-    algorithm = build_row(row, {"epochs": epochs}) if isinstance(row, str) else row
+    algorithm = build_algorithm(row, {"epochs": epochs}) if isinstance(row, str) else row
     settings = TrainerConfig(**{**RATE, **config})
     return Learner(model, algorithm, settings, temperature=temperature, reward_weights={}, seed=seed, teacher=teacher)
 
@@ -46,7 +46,7 @@ def learner_of(
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_first_ratio_is_one_and_the_samplers_log_probabilities_are_the_learners(name: str, make: Any) -> None:
     model, teacher = make.model(), make.model(seed=1) if "teacher" in ALGORITHMS[name].needs else None
-    row = ALGORITHMS[name] if not ALGORITHMS[name].warmup else build_row(name, {"advantage.warmup": 0})
+    row = ALGORITHMS[name] if not ALGORITHMS[name].warmup else build_algorithm(name, {"advantage.warmup": 0})
     groups = sampled(model, make.random_groups(0, greedy=True), 0.7)
     metrics = learner_of(model, row, minibatches=3, micro_tokens=40, teacher=teacher).update(groups).metrics
     assert metrics["first_ratio_deviation"] <= 1e-5 and metrics["logprob_gap"] <= 1e-5
@@ -116,9 +116,9 @@ def test_an_update_with_nothing_to_learn_from_moves_nothing(groups_are: str, mak
     status = Status.CANCELLED if groups_are == "all failed" else Status.COMPLETED
     members = [make.trajectory(make.chain(([1], [2])), {"score": 1.0}, member=i, status=status) for i in range(3)]
     model = make.model()
-    before, learner = digest(model), learner_of(model)
+    before, learner = weights_checksum(model), learner_of(model)
     update = learner.update([] if groups_are == "none" else make.groups(*members))
-    assert digest(model) == before and (update.step, update.version) == (1, 0)
+    assert weights_checksum(model) == before and (update.step, update.version) == (1, 0)
     assert len(update.fates) == (0 if groups_are == "none" else 3)
     assert math.isnan(update.metrics["reward"]) == (groups_are != "all equal")
     assert all(tensor.count_nonzero() == 0 for tensor in learner.state().tensors.values())
@@ -142,10 +142,10 @@ def poisoned(row: Algorithm, value: float) -> Algorithm:
 def test_a_step_that_is_not_finite_is_skipped_and_its_attempts_are_dropped(value: float, make: Any) -> None:
     groups, model = make.random_groups(0), make.model()
     learner = learner_of(model, poisoned(ALGORITHMS["grpo"], value))
-    before = (digest(model), learner.state())
+    before = (weights_checksum(model), learner.state())
     update = learner.update(groups)
     after = learner.state()
-    assert digest(model) == before[0] and update.version == 0
+    assert weights_checksum(model) == before[0] and update.version == 0
     assert all(torch.equal(tensor, after.tensors[name]) for name, tensor in before[1].tensors.items())
     assert {(fate.fate, fate.reason) for fate in update.fates} == {("dropped", "the loss or a gradient was not finite")}
     assert update.metrics["skipped_steps"] == 1
@@ -164,7 +164,7 @@ def test_of_several_minibatches_only_those_that_are_finite_are_trained(make: Any
 
 def after(learner: Learner, groups: list[Group], updates: int = 2) -> tuple[str, Mapping[str, Tensor], list[Any]]:
     reports = [learner.update(groups).metrics for _ in range(updates)]
-    return learner.weights().digest, learner.state().tensors, reports
+    return learner.publish().version.checksum, learner.state().tensors, reports
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "turn-ppo", "gspo", "reinforce++", "echo"])
@@ -244,10 +244,10 @@ def test_weights_carry_their_version_and_digest(make: Any) -> None:
     model = make.model()
     learner = learner_of(model)
     first = learner.weights()
-    assert (first.version, first.kind, first.digest) == (0, "module", digest(model)) and first.ref is model
+    assert (first.version, first.kind, first.version.checksum) == (0, "module", weights_checksum(model)) and first.ref is model
     learner.update(make.random_groups(0))
     second = learner.weights()
-    assert (second.version, second.digest) == (1, digest(model)) and second.digest != first.digest
+    assert (second.version, second.version.checksum) == (1, weights_checksum(model)) and second.version.checksum != first.version.checksum
 
 
 def test_staleness_counts_updates_since_the_oldest_token(make: Any) -> None:
@@ -329,12 +329,12 @@ def test_where_no_token_has_an_advantage_nothing_moves_and_the_reason_is_said(ma
     model = make.model()
     learner = learner_of(model, "reinforce")
     learner.update(make.random_groups(0))  # now the optimizer has momentum
-    before = digest(model)
+    before = weights_checksum(model)
     turns = make.chain(([1], [2]))
     same = make.groups(*(make.trajectory(turns, {"score": 1.0}, member=member) for member in range(3)))
     update = learner.update(same)
     assert {(fate.fate, fate.reason) for fate in update.fates} == {("dropped", NO_ADVANTAGE)}
-    assert digest(model) == before and (update.step, update.version) == (2, 1)
+    assert weights_checksum(model) == before and (update.step, update.version) == (2, 1)
 
 
 def test_a_row_that_needs_a_teacher_is_refused_without_one(make: Any) -> None:
@@ -345,7 +345,7 @@ def test_a_row_that_needs_a_teacher_is_refused_without_one(make: Any) -> None:
 @pytest.mark.parametrize("anchor", ["policy", "sampler"])
 def test_the_anchor_is_what_ratios_compare_with(anchor: str, make: Any) -> None:
     groups = make.random_groups(0)  # what was recorded is not what the policy says
-    row = build_row("grpo", {"anchor": anchor})
+    row = build_algorithm("grpo", {"anchor": anchor})
     deviation = learner_of(make.model(), row).update(groups).metrics["first_ratio_deviation"]
     assert (deviation > 0.1) == (anchor == "sampler") and (deviation == 0) == (anchor == "policy")
 
@@ -353,7 +353,7 @@ def test_the_anchor_is_what_ratios_compare_with(anchor: str, make: Any) -> None:
 def test_a_correction_compares_stale_tokens_with_the_policy_before_the_update(make: Any) -> None:
     model = make.model()
     groups = sampled(model, make.random_groups(0), 0.7)
-    learner = learner_of(model, build_row("grpo", {"correction.rule": "truncate"}))
+    learner = learner_of(model, build_algorithm("grpo", {"correction.rule": "truncate"}))
     learner.update(groups)
     stale = learner.update(groups).metrics
     assert stale["first_ratio_deviation"] < 1e-5 and stale["logprob_gap"] > 1e-3 and stale["trust"] != 1

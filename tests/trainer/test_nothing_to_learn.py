@@ -10,30 +10,30 @@ from learning import sampled
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import Estimate
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.types import Estimate
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Status
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import NO_ADVANTAGE, REJECTED, Learner, Update
 
 
 def learner_of(model: Any, row: Algorithm | str) -> Learner:
-    algorithm = build_row(row, {}) if isinstance(row, str) else row
+    algorithm = build_algorithm(row, {}) if isinstance(row, str) else row
     config = TrainerConfig(learning_rate=1e-3)
     return Learner(model, algorithm, config, temperature=0.7, reward_weights={}, seed=0)
 
 
 def moved(model: Any, update: Callable[[], Update]) -> tuple[bool, Update]:
-    before = digest(model)
+    before = weights_checksum(model)
     done = update()
-    return digest(model) != before, done
+    return weights_checksum(model) != before, done
 
 
 def test_what_is_rejected_whole_moves_nothing_and_says_why(make: Any) -> None:
     model = make.model()
-    row = build_row("grpo", {"rejection.level": "trajectory"})
+    row = build_algorithm("grpo", {"rejection.level": "trajectory"})
     learner = learner_of(model, row)
     assert moved(model, lambda: learner.update(sampled(model, make.random_groups(0), 0.7)))[0], "it has momentum now"
     changed, update = moved(model, lambda: learner.update(make.random_groups(1)))  # recorded by nobody's policy
@@ -43,7 +43,7 @@ def test_what_is_rejected_whole_moves_nothing_and_says_why(make: Any) -> None:
 
 def test_imitation_without_anything_to_imitate_moves_nothing(make: Any) -> None:
     model = make.model()
-    learner = learner_of(model, build_row("grpo", {"imitation": 0.1, "filters.zero_variance": "none"}))
+    learner = learner_of(model, build_algorithm("grpo", {"imitation": 0.1, "filters.zero_variance": "none"}))
     learner.update(make.random_groups(0))
     turns = make.chain(([1], [2]))
     lost = make.groups(*(make.trajectory(turns, {"score": 0.0}, member=member) for member in range(3)))

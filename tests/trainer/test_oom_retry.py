@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.trajectory import Status
 from agent_r1.data.sequences import TurnPlace, TokenSequence, pack_per_turn, pack_prefix_tree, within
 from agent_r1.trainer import forward_backward as passes
@@ -68,7 +68,7 @@ def test_passes_are_halved_until_they_fit_or_hold_one_block() -> None:
 
 
 def test_memory_that_runs_out_beside_the_passes_is_told_with_sizes(make: Any) -> None:
-    learner = Learner(make.model(), build_row("grpo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
+    learner = Learner(make.model(), build_algorithm("grpo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
 
     def step(*_: object) -> None:
         raise RAN_OUT[0]
@@ -101,7 +101,7 @@ def updated(make: Any, scarce: int | None, **config: Any) -> Update:
     model = make.model()
     learner = Learner(
         model,
-        build_row("ppo", {"epochs": 2}),
+        build_algorithm("ppo", {"epochs": 2}),
         TrainerConfig(learning_rate=1e-2, critic_learning_rate=1e-2, minibatches=2, **config),
         temperature=0.7,
         reward_weights={},
@@ -156,7 +156,7 @@ def test_attempts_in_whose_place_another_came_are_dropped_with_what_ended_them(m
     again = replace(lost, attempt=replace(lost.attempt, retry=1))
     groups[0] = replace(groups[0], trajectories=(again, *groups[0].trajectories[1:]), retried=(failed,))
     update = Learner(
-        make.model(), build_row("grpo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0
+        make.model(), build_algorithm("grpo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0
     ).update(groups)
     fates = {fate.attempt: fate for fate in update.fates}
     assert len(fates) == len(update.fates) == sum(len(group.trajectories) for group in groups) + 1

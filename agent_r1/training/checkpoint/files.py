@@ -23,24 +23,24 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.load import quiet
-from agent_r1.store.atomic_fs import DISK, Disk, clear_hidden, hide, replacing
+from agent_r1.store.atomic_fs import DISK, Disk, remove_leftovers, hide, atomic_replace_dir
 from agent_r1.store.manifest import (
     CHECKPOINTS,
     MODEL,
     STEP,
-    Damaged,
-    Identity,
-    check_whole,
+    CorruptCheckpoint,
+    ModelFingerprint,
+    check_manifest,
     checkpoints,
-    looks_whole,
-    step_of,
+    sizes_match,
+    checkpoint_step,
     write_manifest,
 )
 from agent_r1.trainer.learner import LearnerState
-from agent_r1.training.checkpoint.fingerprint import identity_of
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.checkpoint.fingerprint import fingerprint_model
+from agent_r1.training.monitor.state import MonitorState
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class CheckpointError(AgentR1Error):
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestStep:
     """The step whose weights did best on validation, and their exact match there."""
 
     step: int
@@ -61,13 +61,13 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class TrainProgress:
     """Where a run stands: the optimizer steps taken, the groups they took (the next group's serial number), the best
     step so far where anything was validated, and the last step that was."""
 
     step: int = 0
     groups: int = 0
-    best: Best | None = None
+    best: BestStep | None = None
     validated: int = 0
 
 
@@ -75,10 +75,10 @@ class Position:
 class Snapshot:
     """Everything a checkpoint holds, as copies on the CPU that no later step touches."""
 
-    position: Position
+    position: TrainProgress
     weights: Mapping[str, Tensor]
     learner: LearnerState
-    doctor: DoctorState
+    doctor: MonitorState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,13 +86,13 @@ class Checkpoint:
     """A checkpoint read back. The weights are the model that ``load_model(str(folder), ..)`` gives."""
 
     folder: Path
-    position: Position
+    position: TrainProgress
     learner: LearnerState
-    doctor: DoctorState
+    doctor: MonitorState
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedCheckpoint:
     """A checkpoint that cannot be used, and why."""
 
     folder: Path
@@ -100,14 +100,14 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LatestCheckpoint:
     """The newest whole checkpoint, None where there is none, and each newer one."""
 
     folder: Path | None
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCheckpoint, ...]
 
 
-def copied(model: PreTrainedModel) -> dict[str, Tensor]:
+def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's weights, copied to the CPU. Weights that are shared (tied embeddings) stay so."""
     copies: dict[int, Tensor] = {}
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -121,8 +121,8 @@ def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     """Write ``run/model``, which ``from_pretrained`` loads, chat template included. Raises CheckpointError."""
     folder = run / MODEL
     with _explained(folder):
-        clear_hidden(folder, disk)
-        with _saving(folder, identity_of(model, tokenizer, digest(model)), disk) as half:
+        remove_leftovers(folder, disk)
+        with _saving(folder, fingerprint_model(model, tokenizer, weights_checksum(model)), disk) as half:
             disk.write(half, lambda place: _save_pretrained(place, model, tokenizer, model.state_dict()))
     return folder
 
@@ -141,9 +141,9 @@ def save_checkpoint(
     that is damaged counts as kept. Raises CheckpointError; what was there before is then still there.
     """
     folder = run / CHECKPOINTS / f"{STEP}{snapshot.position.step}"
-    identity = identity_of(model, tokenizer, str(snapshot.learner.scalars["policy"]))
+    identity = fingerprint_model(model, tokenizer, str(snapshot.learner.scalars["policy"]))
     with _explained(folder):
-        clear_hidden(folder.with_name(f"{STEP}*"), disk)
+        remove_leftovers(folder.with_name(f"{STEP}*"), disk)
         with _saving(folder, identity, disk) as half:
             _require_space(half, snapshot)
             disk.write(half, lambda place: _save_pretrained(place, model, tokenizer, snapshot.weights))
@@ -156,23 +156,23 @@ def save_checkpoint(
     return folder
 
 
-def newest_whole(run: Path, check: Callable[[Path], object] = check_whole) -> Found:
-    """The newest checkpoint of which ``check`` does not say that it is Damaged.
+def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
+    """The newest checkpoint of which ``check`` does not say that it is CorruptCheckpoint.
 
     Raises InvalidInput at one of another format.
     """
-    skipped: list[Skipped] = []
+    skipped: list[SkippedCheckpoint] = []
     for folder in checkpoints(run):
         try:
             check(folder)
-        except Damaged as damage:
-            skipped.append(Skipped(folder, str(damage)))
+        except CorruptCheckpoint as damage:
+            skipped.append(SkippedCheckpoint(folder, str(damage)))
         else:
-            return Found(folder, tuple(skipped))
-    return Found(None, tuple(skipped))
+            return LatestCheckpoint(folder, tuple(skipped))
+    return LatestCheckpoint(None, tuple(skipped))
 
 
-def set_aside(folder: Path, disk: Disk = DISK) -> Path:
+def quarantine(folder: Path, disk: Disk = DISK) -> Path:
     """Give a checkpoint that cannot be used a name under which it is none, and never in the way. Raises OSError."""
     names = (f"{DAMAGED}{count or ''}-{folder.name}" for count in itertools.count())
     aside = next(place for name in names if not (place := folder.with_name(name)).exists())
@@ -187,10 +187,10 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
     Raises InvalidInput where it is not whole, or is of another format, model, tokenizer or chat template.
     """
     try:
-        found = check_whole(folder).identity
-    except Damaged as damage:
+        found = check_manifest(folder).fingerprint
+    except CorruptCheckpoint as damage:
         raise InvalidInput("checkpoint", got=str(damage), do="use another checkpoint") from damage
-    here = identity_of(model, tokenizer, found.weights)
+    here = fingerprint_model(model, tokenizer, found.weights)
     for what, saved, mine in (
         ("model", found.model, here.model),
         ("tokenizer", found.tokenizer, here.tokenizer),
@@ -200,20 +200,20 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
             do = f"go on with the {what} that the run was started with, or start a new run"
             raise InvalidInput("checkpoint", got=f"{folder}, which is of another {what}", do=do)
     learner = LearnerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8")))
-    return Checkpoint(folder, _read(folder / POSITION, Position), learner, _read(folder / DOCTOR, DoctorState))
+    return Checkpoint(folder, _read(folder / POSITION, TrainProgress), learner, _read(folder / DOCTOR, MonitorState))
 
 
 def _read(place: Path, kind: type[T]) -> T:
     return TypeAdapter(kind).validate_python(json.loads(place.read_text("utf-8")))
 
 
-def trained_model(run: Path) -> Path:
+def find_trained_model(run: Path) -> Path:
     """A run's final model, or else its newest whole checkpoint. Raises InvalidInput where it saved none."""
     try:
-        check_whole(run / MODEL)
+        check_manifest(run / MODEL)
         return run / MODEL
-    except Damaged:
-        folder = newest_whole(run).folder
+    except CorruptCheckpoint:
+        folder = find_latest_checkpoint(run).folder
     if folder is None:
         do = "let it train to its end, or set checkpoint_every"
         raise InvalidInput("model", got=f"the run {run}, which has saved no whole model", do=do)
@@ -221,9 +221,9 @@ def trained_model(run: Path) -> Path:
 
 
 @contextmanager
-def _saving(folder: Path, identity: Identity, disk: Disk) -> Iterator[Path]:
+def _saving(folder: Path, identity: ModelFingerprint, disk: Disk) -> Iterator[Path]:
     """A folder to fill; it appears under its name, with a manifest, when the block ends."""
-    with replacing(folder, disk) as half:
+    with atomic_replace_dir(folder, disk) as half:
         yield half
         write_manifest(half, identity, disk)
 
@@ -257,10 +257,10 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
         raise OSError(f"it takes {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free on the disk")
 
 
-def _superfluous(run: Path, position: Position, keep: int) -> list[Path]:
+def _superfluous(run: Path, position: TrainProgress, keep: int) -> list[Path]:
     """The checkpoints to remove once that of ``position`` is on the disk."""
     there = checkpoints(run)
-    newest = [folder for folder in there if looks_whole(folder)][:keep]
-    kept = [position, *(_read(folder / POSITION, Position) for folder in newest)]
+    newest = [folder for folder in there if sizes_match(folder)][:keep]
+    kept = [position, *(_read(folder / POSITION, TrainProgress) for folder in newest)]
     steps = {here.step for here in kept} | {here.best.step for here in kept if here.best is not None}
-    return [folder for folder in there if step_of(folder) not in steps]
+    return [folder for folder in there if checkpoint_step(folder) not in steps]

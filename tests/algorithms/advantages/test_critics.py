@@ -10,14 +10,14 @@ from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import ModelOutputs, ValueTargets
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.types import ModelOutputs, ValueTargets
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.data.assemble import assemble
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
-from agent_r1.model.checksum import digest
+from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.value_head import ValueModel, value_model
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner
@@ -47,7 +47,7 @@ def credit(row: Algorithm, batch: TrainingBatch) -> tuple[Tensor, ValueTargets]:
 
 def test_a_cut_episode_goes_on_with_the_critics_value_of_where_it_stopped(batch: TrainingBatch) -> None:
     for bootstrap in (False, True):
-        row = build_row("ppo", {**HALF, "advantage.bootstrap": bootstrap})
+        row = build_algorithm("ppo", {**HALF, "advantage.bootstrap": bootstrap})
         after = 0.9 if bootstrap else 0.0
         third = 0.1 + 0.5 * after - 0.6
         second = 0.5 * 0.6 - 0.4 + 0.25 * third
@@ -58,7 +58,7 @@ def test_a_cut_episode_goes_on_with_the_critics_value_of_where_it_stopped(batch:
 
 
 def test_over_turns_too(batch: TrainingBatch) -> None:
-    row = build_row("ppo-turn", {**HALF, "advantage.bootstrap": True})
+    row = build_algorithm("ppo-turn", {**HALF, "advantage.bootstrap": True})
     second = 0.1 + 0.5 * 0.9 - 0.6
     turns = numbers(0.5 * 0.6 - 0.2 + 0.25 * second, second, 0.7)
     advantage, targets = credit(row, batch)
@@ -68,7 +68,7 @@ def test_over_turns_too(batch: TrainingBatch) -> None:
 
 
 def test_and_over_turns_of_tokens(batch: TrainingBatch) -> None:
-    row = build_row("bi-level-gae", {"advantage.turn_gamma": 0.5, "advantage.bootstrap": True})
+    row = build_algorithm("bi-level-gae", {"advantage.turn_gamma": 0.5, "advantage.bootstrap": True})
     second = 0.1 + 0.5 * 0.9 - 0.6
     first = 0.5 * 0.6 - 0.2 + 0.5 * second
     raw = numbers(first, first + 0.2 - 0.4, second, 0.7)
@@ -77,11 +77,11 @@ def test_and_over_turns_of_tokens(batch: TrainingBatch) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "ppo-turn"])
 def test_the_states_that_actions_lead_to_are_supervised_where_it_is_known_what_follows(name: str, batch: TrainingBatch) -> None:
-    _, targets = credit(build_row(name, {**HALF, "advantage.bootstrap": True}), batch)
+    _, targets = credit(build_algorithm(name, {**HALF, "advantage.bootstrap": True}), batch)
     # after the first turn comes what the second was worth; after the cut nobody knows; after the end nothing
     assert close(targets.ends[[0, 2]], numbers(0.1 + 0.5 * 0.9, 0))
     assert close(targets.end_shares, numbers(0.5, 0, 0.5))
-    _, targets = credit(build_row(name, HALF), batch)
+    _, targets = credit(build_algorithm(name, HALF), batch)
     assert targets.end_shares.tolist() == [0, 0, 0]  # nobody asks for them without bootstrap
 
 
@@ -91,7 +91,7 @@ def test_it_learns_that_nothing_follows_an_ending(make: Any) -> None:
     )
 
     def critic(bootstrap: bool) -> ValueModel:
-        row = build_row("ppo", {"advantage.bootstrap": bootstrap, "advantage.value_clip": 100.0})
+        row = build_algorithm("ppo", {"advantage.bootstrap": bootstrap, "advantage.value_clip": 100.0})
         return trained(make, row, groups, updates=60)[0]
 
     supervised, left_alone = (critic(bootstrap)(torch.tensor([[1, 2], [1, 4]])) for bootstrap in (True, False))
@@ -101,14 +101,14 @@ def test_it_learns_that_nothing_follows_an_ending(make: Any) -> None:
 
 
 def trained(make: Any, row: Algorithm, groups: list[Group], updates: int) -> tuple[ValueModel, list[str], list[int]]:
-    """The critic after so many updates; the policy's digest before each and at the end, and its version."""
+    """The critic after so many updates; the policy's checksum before each and at the end, and its version."""
     model = make.model()
     config = TrainerConfig(learning_rate=1e-3, critic_learning_rate=1e-2)
     learner = Learner(model, row, config, temperature=1.0, reward_weights={}, seed=0)
-    digests, versions = [digest(model)], [0]
+    digests, versions = [weights_checksum(model)], [0]
     for _ in range(updates):
         versions.append(learner.update(groups).version)
-        digests.append(digest(model))
+        digests.append(weights_checksum(model))
     critic = value_model(model)
     weights = learner.state().tensors
     critic.load_state_dict({name: weights[f"critic.{name}"] for name, _ in critic.named_parameters()}, strict=False)
@@ -117,18 +117,18 @@ def trained(make: Any, row: Algorithm, groups: list[Group], updates: int) -> tup
 
 def test_in_the_warm_up_the_critic_learns_alone(make: Any) -> None:
     groups = make.random_groups(0)
-    row = build_row("ppo", {"advantage.warmup": 2})
+    row = build_algorithm("ppo", {"advantage.warmup": 2})
     critic, digests, versions = trained(make, row, groups, updates=2)
     assert len(set(digests)) == 1 and versions == [0, 0, 0]
     assert critic.head.weight.abs().max() > 1e-3
     _, digests, versions = trained(make, row, groups, updates=4)
     assert len(set(digests)) == 3 and versions == [0, 0, 0, 1, 2]
-    _, digests, versions = trained(make, build_row("ppo", {}), groups, updates=2)  # control
+    _, digests, versions = trained(make, build_algorithm("ppo", {}), groups, updates=2)  # control
     assert len(set(digests)) == 3 and versions == [0, 1, 2]
 
 
 def test_attempts_of_the_warm_up_are_trained_on(make: Any) -> None:
-    learner = Learner(make.model(), build_row("vapo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
+    learner = Learner(make.model(), build_algorithm("vapo", {}), TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
     update = learner.update(make.random_groups(0))
     assert {fate.fate for fate in update.fates} == {"trained"}
     assert "critic_gradient_norm" in update.metrics and "policy_gradient_norm" not in update.metrics
@@ -136,7 +136,7 @@ def test_attempts_of_the_warm_up_are_trained_on(make: Any) -> None:
 
 def test_explained_variance_tells_whether_the_critic_knew(make: Any) -> None:
     config = TrainerConfig(learning_rate=1e-9, critic_learning_rate=1e-2)
-    learner = Learner(make.model(), build_row("ppo", {}), config, temperature=1.0, reward_weights={}, seed=0)
+    learner = Learner(make.model(), build_algorithm("ppo", {}), config, temperature=1.0, reward_weights={}, seed=0)
     groups = make.random_groups(0)
     known = [learner.update(groups).metrics["explained_variance"] for _ in range(60)]
     assert known[0] == pytest.approx(0.0, abs=1e-6) and known[-1] > 0.8

@@ -14,7 +14,7 @@ from searching import holds, rejected
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.signals import ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
@@ -23,7 +23,8 @@ from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
 from agent_r1.data.assemble import assemble
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample, select_trainable
-from agent_r1.inference.torch_engine import TorchEngine, TorchEngineConfig
+from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.trainer.forward_backward import Models, Prepared, learn
 
 LARGEST_GAP = 1e-5
@@ -76,7 +77,7 @@ def lived(policy: PreTrainedModel, heard: Heard, temperature: float) -> tuple[Tr
     """The episodes side by side, each in a session that keeps its keys and values between turns."""
 
     async def together() -> list[Trajectory]:
-        engine = TorchEngine(copy.deepcopy(policy), 64, TorchEngineConfig(rows=2, cache_gib=0.01))
+        engine = TorchEngine(copy.deepcopy(policy), 64, EngineConfig(max_sequences=2, kv_cache_gib=0.01))
         try:
             return await asyncio.gather(*(_episode(engine, one, i, temperature) for i, one in enumerate(heard)))
         finally:
