@@ -1,4 +1,4 @@
-"""Trajectories as episodes leave them, small and complete."""
+"""Small, complete trajectories, and a scripted run of four steps."""
 
 import asyncio
 import random
@@ -27,9 +27,10 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.store import Ledger, create_run, reopen_run
-from agent_r1.store.atomic_fs import appearing
-from agent_r1.store.manifest import Identity, write_manifest
+from agent_r1.core.weights import PolicyVersion
+from agent_r1.store import RunWriter, create_run, reopen_run
+from agent_r1.store.atomic_fs import atomic_dir
+from agent_r1.store.manifest import ModelFingerprint, write_manifest
 
 
 def make_turn(index: int) -> Turn:
@@ -51,8 +52,8 @@ def make_turn(index: int) -> Turn:
     )
 
 
-def make_trajectory(group: int = 0, member: int = 0, turns: int = 3) -> Trajectory:
-    attempt = AttemptId("demo", f"style-a/{group}", group, member)
+def make_trajectory(group: int = 0, index: int = 0, turns: int = 3) -> Trajectory:
+    attempt = AttemptId("demo", f"style-a/{group}", group, index)
     return Trajectory(
         attempt=attempt,
         task_id=attempt.task,
@@ -67,67 +68,70 @@ def make_trajectory(group: int = 0, member: int = 0, turns: int = 3) -> Trajecto
 
 
 @pytest.fixture
-def live() -> Callable[..., Trajectory]:
-    """``live(group, member, turns)`` is a trajectory of one attempt in the run ``demo``."""
+def make() -> Callable[..., Trajectory]:
+    """``make(group, index, turns)`` is a trajectory of one attempt in the run ``demo``."""
     return make_trajectory
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the run of a test goes; it does not exist yet."""
+    """The folder for the run of a test; it does not exist yet."""
     return tmp_path / "runs" / "demo"
 
 
 CONFIG = {"steps": 4}
 WEIGHTS = ["begin", "one", "three", "four"]
-"""The digests of versions 0 to 3; step 2 makes none."""
+"""The checksums of versions 0 to 3; step 2 publishes none."""
 
 
 class Script:
-    """A run of four steps, told as its events: group ``step - 1`` has two attempts that are trained, a third that
-    breaks. Step 2 teaches nothing. The attempts of step 4 are acted by the weights of step 1, as stale ones may be."""
+    """The events of a run of four steps: in group ``step - 1`` two attempts are trained and a third fails.
 
-    ACTED_BY: ClassVar = {1: 0, 2: 1, 3: 1, 4: 1}
+    Nothing is learned in step 2. The attempts of step 4 are sampled with the weights of step 1, as stale ones may be.
+    """
 
-    def lived(self, step: int, member: int) -> Trajectory:
-        version = self.ACTED_BY[step]
-        lived = make_trajectory(step - 1, member)
-        turns = tuple(replace(turn, version_spans=(PolicyVersionSpan(0, version),)) for turn in lived.turns)
-        return replace(lived, turns=turns, rewards={**lived.rewards, "exact_match": float(step + member)})
+    SAMPLED_BY: ClassVar = {1: 0, 2: 1, 3: 1, 4: 1}
 
-    def acted(self, step: int) -> list[Event]:
-        lived = [self.lived(step, member) for member in (0, 1, 2)]
-        started = [AttemptStarted(t.attempt, "train", self.ACTED_BY[step]) for t in lived]
-        return [*started, *map(AttemptFinished, lived[:2])]
+    def trajectory(self, step: int, index: int) -> Trajectory:
+        version = self.SAMPLED_BY[step]
+        trajectory = make_trajectory(step - 1, index)
+        turns = tuple(replace(turn, version_spans=(PolicyVersionSpan(0, version),)) for turn in trajectory.turns)
+        return replace(trajectory, turns=turns, rewards={**trajectory.rewards, "exact_match": float(step + index)})
 
-    def learned(self, step: int) -> list[Event]:
-        good = [self.lived(step, member).attempt for member in (0, 1)]
+    def sampling(self, step: int) -> list[Event]:
+        trajectories = [self.trajectory(step, index) for index in (0, 1, 2)]
+        started = [AttemptStarted(t.attempt, "train", self.SAMPLED_BY[step]) for t in trajectories]
+        return [*started, *map(AttemptFinished, trajectories[:2])]
+
+    def update(self, step: int) -> list[Event]:
+        good = [self.trajectory(step, index).attempt for index in (0, 1)]
         fates = [AttemptFate(attempt, "trained", step, credit=step / 3) for attempt in good]
         if step == 2:
             fates = [AttemptFate(attempt, "dropped", step, "no advantage in the whole batch") for attempt in good]
-        broken = AttemptFate(self.lived(step, 2).attempt, "dropped", step, "the engine failed")
-        made = [] if step == 2 else [PolicyPublished((version := max(1, step - 1)), step, WEIGHTS[version])]
+        broken = AttemptFate(self.trajectory(step, 2).attempt, "dropped", step, "the engine failed")
+        version = max(1, step - 1)
+        published = [PolicyPublished(PolicyVersion(version, step, WEIGHTS[version]))]
         return [
             *fates,
             broken,
-            *made,
+            *([] if step == 2 else published),
             StepMetrics(step, {"loss": step / 7}),
             StepTimings(step, {"seconds": random.random()}),
         ]
 
     def step(self, step: int) -> list[list[Event]]:
-        return [self.acted(step), self.learned(step)]
+        return [self.sampling(step), self.update(step)]
 
-    def begin(self) -> list[Event]:
-        return [PolicyPublished(0, 0, WEIGHTS[0])]
+    def start(self) -> list[Event]:
+        return [PolicyPublished(PolicyVersion(0, 0, WEIGHTS[0]))]
 
     def end(self) -> list[Event]:
-        return [PendingDropped(4, "the run had taken its last step"), LogEvent("completed", "4 steps")]
+        return [PendingDropped(4, "the run took its last step"), LogEvent("completed", "4 steps")]
 
 
-def tell(ledger: Ledger, *chapters: list[Event]) -> None:
-    for events in chapters:
-        asyncio.run(ledger.record(*events))
+def record_all(writer: RunWriter, *batches: list[Event]) -> None:
+    for events in batches:
+        asyncio.run(writer.record(*events))
 
 
 @pytest.fixture
@@ -136,60 +140,64 @@ def script() -> Script:
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both runs below, made once."""
-    folder = tmp_path_factory.mktemp("told")
-    tell_uninterrupted(Script(), folder / "uninterrupted")
-    tell_resumed(Script(), folder / "resumed")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two runs below, written once."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_uninterrupted(Script(), folder / "uninterrupted")
+    write_resumed(Script(), folder / "resumed")
     return folder
 
 
 @pytest.fixture
-def uninterrupted(told: Path, tmp_path: Path) -> Path:
+def uninterrupted(runs: Path, tmp_path: Path) -> Path:
     """A run that never stopped."""
-    return Path(shutil.copytree(told / "uninterrupted", tmp_path / "runs" / "uninterrupted"))
+    return Path(shutil.copytree(runs / "uninterrupted", tmp_path / "runs" / "uninterrupted"))
 
 
 @pytest.fixture
-def resumed(told: Path, tmp_path: Path) -> Path:
-    """The same run, which stopped after step 3 and went on from the checkpoint of step 2.
+def resumed(runs: Path, tmp_path: Path) -> Path:
+    """The same run, stopped after step 3 and resumed from the checkpoint of step 2.
 
-    Of the attempts for step 4, which had been acted by then, the first is dispatched again and the second is trained
-    as it is. Another attempt, dropped at step 3, never comes back.
+    Of the attempts for step 4, which had been sampled before the stop, the first is started again and the second is
+    trained as it is. Another attempt, dropped at step 3, is never started again.
     """
-    return Path(shutil.copytree(told / "resumed", tmp_path / "runs" / "resumed"))
+    return Path(shutil.copytree(runs / "resumed", tmp_path / "runs" / "resumed"))
 
 
-def tell_uninterrupted(script: Script, folder: Path) -> None:
-    with closing(create_run(folder, CONFIG)) as ledger:
-        tell(ledger, script.begin(), *(events for step in (1, 2, 3, 4) for events in script.step(step)), script.end())
+def write_uninterrupted(script: Script, folder: Path) -> None:
+    with closing(create_run(folder, CONFIG)) as writer:
+        record_all(
+            writer, script.start(), *(events for step in (1, 2, 3, 4) for events in script.step(step)), script.end()
+        )
 
 
-def tell_resumed(script: Script, folder: Path) -> None:
+def write_resumed(script: Script, folder: Path) -> None:
     stray = AttemptId("demo", "stray", 9, 0)
-    with closing(create_run(folder, CONFIG)) as ledger:
-        tell(ledger, script.begin(), *script.step(1), *script.step(2))
-        tell(ledger, script.acted(3), [AttemptStarted(stray, "train", 1), AttemptFate(stray, "dropped", 3, "late")])
-        tell(ledger, script.acted(4), script.learned(3))
-    with closing(reopen_run(folder)) as ledger:
-        ledger.open_lineage(2, CONFIG)
-        again = [event for event in script.acted(4) if not_second(event)]
-        tell(ledger, script.acted(3), again, script.learned(3), script.learned(4), script.end())
+    with closing(create_run(folder, CONFIG)) as writer:
+        record_all(writer, script.start(), *script.step(1), *script.step(2))
+        record_all(
+            writer, script.sampling(3), [AttemptStarted(stray, "train", 1), AttemptFate(stray, "dropped", 3, "late")]
+        )
+        record_all(writer, script.sampling(4), script.update(3))
+    with closing(reopen_run(folder)) as writer:
+        writer.open_segment(2, CONFIG)
+        again = [event for event in script.sampling(4) if is_not_second(event)]
+        record_all(writer, script.sampling(3), again, script.update(3), script.update(4), script.end())
     save(folder / "checkpoints" / "step-2", WEIGHTS[1])
     save(folder / "model", WEIGHTS[3])
 
 
-def not_second(event: Event) -> bool:
+def is_not_second(event: Event) -> bool:
     match event:
         case AttemptStarted(attempt, _, _):
-            return attempt.member != 1
+            return attempt.sample_index != 1
         case AttemptFinished(trajectory):
-            return trajectory.attempt.member != 1
+            return trajectory.attempt.sample_index != 1
     return True
 
 
 def save(folder: Path, weights: str) -> None:
-    """A saved model, as far as a ledger's reader can tell."""
-    with appearing(folder) as half:
-        (half / "model.safetensors").write_text(weights)
-        write_manifest(half, Identity("a model", "a tokenizer", "a template", weights))
+    """Write a folder with a manifest, as a saved model has."""
+    with atomic_dir(folder) as temporary:
+        (temporary / "model.safetensors").write_text(weights)
+        write_manifest(temporary, ModelFingerprint("a model", "a tokenizer", "a template", weights))

@@ -1,4 +1,4 @@
-"""Core types survive the way through JSON, types included."""
+"""Core types survive a round trip through JSON, types included."""
 
 import json
 from typing import Any
@@ -37,35 +37,35 @@ def through_json(data: Any) -> Any:
 
 @given(values)
 def test_values_keep_their_types(value: Any) -> None:
-    back = codec.to_value(through_json(codec.from_value(value)))
+    back = codec.decode_value(through_json(codec.encode_value(value)))
     assert repr(back) == repr(value)
 
 
 @given(st.builds(Action, messages, st.text()))
-def test_actions_come_back(action: Action) -> None:
-    assert codec.to_action(through_json(codec.from_action(action))) == action
+def test_actions_round_trip(action: Action) -> None:
+    assert codec.decode_action(through_json(codec.encode_action(action))) == action
 
 
 @given(results)
-def test_tool_results_come_back(result: ToolResult) -> None:
-    assert codec.to_result(through_json(codec.from_result(result))) == result
+def test_tool_results_round_trip(result: ToolResult) -> None:
+    assert codec.decode_result(through_json(codec.encode_result(result))) == result
 
 
 def test_plain_json_would_turn_a_tuple_into_a_list() -> None:
     assert through_json((1,)) == [1]
-    assert codec.to_value(through_json(codec.from_value((1,)))) == (1,)
+    assert codec.decode_value(through_json(codec.encode_value((1,)))) == (1,)
 
 
-def test_what_json_cannot_hold_is_kept_as_text() -> None:
-    assert codec.to_value(through_json(codec.from_value({"seen": {3}}))) == {"seen": "{3}"}
+def test_values_that_json_cannot_hold_become_text() -> None:
+    assert codec.decode_value(through_json(codec.encode_value({"seen": {3}}))) == {"seen": "{3}"}
 
 
-@pytest.mark.parametrize("levels", [codec.DEEPEST + 1, 100_000])
-def test_bottomless_nesting_is_cut(levels: int) -> None:
+@pytest.mark.parametrize("levels", [codec.MAX_DEPTH + 1, 100_000])
+def test_endless_nesting_is_cut(levels: int) -> None:
     value: list[Any] = []
     for _ in range(levels):
         value = [value]
-    kept = codec.to_value(through_json(codec.from_value(value)))
-    for _ in range(codec.DEEPEST):
+    kept = codec.decode_value(through_json(codec.encode_value(value)))
+    for _ in range(codec.MAX_DEPTH):
         [kept] = kept
     assert kept == codec.TOO_DEEP

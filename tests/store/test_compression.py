@@ -1,4 +1,4 @@
-"""Arrays and documents come back as they went in."""
+"""Arrays and documents survive compression unchanged."""
 
 import struct
 
@@ -6,28 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.store.compression import Tokens, pack_document, unpack_document
+from agent_r1.store.compression import TurnTokens, pack_document, unpack_document
 
 ids = st.lists(st.integers(0, 2**31 - 1)).map(tuple)
 logprobs = st.lists(st.floats(allow_nan=False)).map(tuple)
 
 
 @given(ids, ids, logprobs)
-def test_tokens_come_back_bit_for_bit(new: tuple[int, ...], acted: tuple[int, ...], numbers: tuple[float, ...]) -> None:
-    back = Tokens.unpack(Tokens(new, acted, numbers).pack())
-    assert back == Tokens(new, acted, numbers)
+def test_tokens_round_trip_bit_for_bit(
+    new: tuple[int, ...], acted: tuple[int, ...], numbers: tuple[float, ...]
+) -> None:
+    back = TurnTokens.unpack(TurnTokens(new, acted, numbers).pack())
+    assert back == TurnTokens(new, acted, numbers)
     assert [number.hex() for number in back.logprobs] == [number.hex() for number in numbers]
 
 
-def test_a_float32_column_would_lose_what_float64_keeps() -> None:
+def test_float32_would_lose_bits_that_float64_keeps() -> None:
     number = -0.1 / 3
     assert struct.unpack("<f", struct.pack("<f", number))[0] != number
-    assert Tokens.unpack(Tokens((), (), (number,)).pack()).logprobs == (number,)
+    assert TurnTokens.unpack(TurnTokens((), (), (number,)).pack()).logprobs == (number,)
 
 
-def test_an_id_that_is_no_int32_is_refused() -> None:
+def test_an_id_beyond_int32_is_refused() -> None:
     with pytest.raises(struct.error):
-        Tokens((2**31,), (), ()).pack()
+        TurnTokens((2**31,), (), ()).pack()
 
 
 @given(st.text(st.characters(codec=None)))

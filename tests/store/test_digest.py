@@ -1,4 +1,4 @@
-"""Equal runs have equal digests, whatever they are called and whenever they ran; any other bit makes another."""
+"""Equal runs have equal digests, whatever their names and times are; any other changed bit changes the digest."""
 
 import shutil
 import sqlite3
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store import RunReader, create_run
-from agent_r1.store.compression import Tokens, pack_document, unpack_document
+from agent_r1.store.compression import TurnTokens, pack_document, unpack_document
 from agent_r1.store.digest import run_digest
 
 
@@ -24,11 +24,11 @@ def digest(folder: Path) -> str:
         return run_digest(reader)
 
 
-def test_a_resumed_run_is_the_same_as_one_that_never_stopped(uninterrupted: Path, resumed: Path) -> None:
+def test_a_resumed_run_has_the_digest_of_an_uninterrupted_one(uninterrupted: Path, resumed: Path) -> None:
     assert digest(uninterrupted) == digest(resumed)
 
 
-def test_a_run_that_only_began_is_another(uninterrupted: Path, folder: Path) -> None:
+def test_a_run_without_events_has_another_digest(uninterrupted: Path, folder: Path) -> None:
     create_run(folder, {}).close()
     assert digest(folder) != digest(uninterrupted)
 
@@ -44,7 +44,7 @@ Change = Callable[[Any], Any]
 
 
 def bit(value: Any) -> Any:
-    """The value with its lowest bit turned over."""
+    """Return the value with its lowest bit flipped."""
     if isinstance(value, int):
         return value ^ 1
     if isinstance(value, float):
@@ -55,14 +55,14 @@ def bit(value: Any) -> Any:
 
 def token(which: str) -> Change:
     def changed(blob: bytes) -> bytes:
-        tokens = Tokens.unpack(blob)
+        tokens = TurnTokens.unpack(blob)
         values = getattr(tokens, which)
         return tokens._replace(**{which: (*values[:-1], bit(values[-1]))}).pack()
 
     return changed
 
 
-def said(place: int) -> Change:
+def content(place: int) -> Change:
     def changed(blob: bytes) -> bytes:
         parts = unpack_document(blob)
         action, version_spans = parts[0], parts[3]
@@ -77,17 +77,17 @@ def reward(value: Any) -> Any:
 
 
 COVERED: dict[str, Change] = {
-    **{f"attempts.{name}": bit for name in ("task", "group_serial", "retry", "split", "version")},
-    "attempts.member": lambda member: member + 10,
+    **{f"attempts.{name}": bit for name in ("task", "group_id", "retry", "split", "version")},
+    "attempts.sample_index": lambda index: index + 10,
     "outcomes.status": lambda _: "completed",
     "outcomes.truncated": bit,
     "outcomes.task_id": bit,
-    **{f"turns.{name}": bit for name in ("role", "kind")},
+    **{f"turns.{name}": bit for name in ("kind",)},
     "turns.turn": lambda turn: turn + 10,
     "turns.parent": lambda parent: 7 if parent is None else parent + 7,
-    "turns.stop": lambda _: "length",
+    "turns.finish_reason": lambda _: "length",
     **{f"turns.tokens {which}": token(which) for which in ("new_ids", "action_ids", "logprobs")},
-    "turns.said 3": said(3),
+    "turns.content 3": content(3),
     "rewards.turn": lambda turn: 0 if turn is None else None,
     "rewards.call": lambda call: 0 if call is None else call + 1,
     "rewards.name": bit,
@@ -97,12 +97,12 @@ COVERED: dict[str, Change] = {
     "fates.credit": lambda credit: 0.5 if credit is None else bit(credit),
     "versions.version": lambda version: version + 10,
     "versions.step": lambda step: step + 10,
-    "versions.digest": bit,
+    "versions.checksum": bit,
     "metrics.step": lambda step: step + 10,
     "metrics.name": lambda name: name + "s",
     "metrics.value": bit,
 }
-"""Each column that two equal runs agree in, and how it is changed a little."""
+"""The columns that equal runs agree in, each with a small change."""
 
 NOT_COVERED: dict[str, Change] = {
     "outcomes.reason": bit,
@@ -110,21 +110,29 @@ NOT_COVERED: dict[str, Change] = {
     "outcomes.newest_version": bit,
     "outcomes.start": lambda _: pack_document([]),
     "fates.reason": lambda _: "another",
-    "events.at": bit,
+    "events.time": bit,
     "events.kind": bit,
     "events.detail": bit,
-    "lineages.at": bit,
-    "lineages.config": lambda value: value.replace("4", "5"),
+    "segments.time": bit,
+    "segments.config": lambda value: value.replace("4", "5"),
     "meta.value": lambda value: value.replace("demo", "omed"),
 }
-"""Names, words for people, clocks; and what follows from covered columns."""
+"""Names, texts for people and times; and columns that follow from covered ones."""
 
 STRUCTURE = {
     *(f"{table}.attempt_id" for table in ("outcomes", "turns", "rewards", "fates")),
-    *(f"{table}.lineage" for table in ("attempts", "fates", "versions", "metrics", "events", "lineages")),
-    *("attempts.run", "attempts.attempt", "attempts.id", "events.id", "meta.key", "metrics.exact", "lineages.step"),
+    *(f"{table}.segment" for table in ("attempts", "fates", "versions", "metrics", "events", "segments")),
+    *(
+        "attempts.run",
+        "attempts.attempt",
+        "attempts.id",
+        "events.id",
+        "meta.key",
+        "metrics.reproducible",
+        "segments.step",
+    ),
 }
-"""Names, and what ties rows together and says which of them stand."""
+"""Names, and columns that connect rows or decide which of them are current."""
 
 
 def columns(folder: Path) -> set[str]:
@@ -133,14 +141,24 @@ def columns(folder: Path) -> set[str]:
         return {f"{table}.{row[1]}" for table in tables for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
-def test_every_column_is_either_covered_or_not(uninterrupted: Path) -> None:
+def test_every_column_is_in_one_of_the_lists(uninterrupted: Path) -> None:
     named = [key.partition(" ")[0] for key in (*COVERED, *NOT_COVERED, *STRUCTURE)]
     assert columns(uninterrupted) == set(named)
 
 
-def test_every_field_of_a_trajectory_is_either_covered_or_not() -> None:
-    """A field that is added to the types, and not here, is one that nobody decided on."""
-    covered = {"index", "parent", "new_ids", "action_ids", "logprobs", "spans", "stop", "rewards", "role", "kind"}
+def test_every_field_of_a_trajectory_is_in_one_of_the_lists() -> None:
+    """A new field of the types must be added here, covered or not."""
+    covered = {
+        "index",
+        "parent",
+        "new_ids",
+        "action_ids",
+        "logprobs",
+        "version_spans",
+        "finish_reason",
+        "rewards",
+        "kind",
+    }
     covered |= {"call_rewards", "call_ends"}
     assert {field.name for field in fields(Turn)} == covered | {"action", "observation", "results"}
     covered = {"attempt", "task_id", "turns", "status", "truncated", "rewards"}
@@ -149,13 +167,13 @@ def test_every_field_of_a_trajectory_is_either_covered_or_not() -> None:
 
 @contextmanager
 def changed(folder: Path, key: str, change: Change, row: int) -> Iterator[bool]:
-    """One row of a column changed while the block runs; False where the change changes nothing."""
+    """Change one row of a column while the block runs; yield False if the change had no effect."""
     table, _, column = key.partition(" ")[0].partition(".")
     with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
-        exact = " WHERE exact" if table == "metrics" else ""
+        condition = " WHERE reproducible" if table == "metrics" else ""
         keys = {"fates": "attempt_id", "versions": "version", "meta": "key"}.get(table, "rowid")
-        rows = connection.execute(f"SELECT {keys}, {column} FROM {table}{exact} ORDER BY 1").fetchall()
+        rows = connection.execute(f"SELECT {keys}, {column} FROM {table}{condition} ORDER BY 1").fetchall()
         place, value = rows[row % len(rows)]
         new = value if value is None and column == "reason" else change(value)
         where = f"WHERE {keys} = ?"
@@ -168,13 +186,13 @@ def changed(folder: Path, key: str, change: Change, row: int) -> Iterator[bool]:
 
 
 @pytest.fixture(scope="module")
-def run(told: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(told / "uninterrupted", tmp_path_factory.mktemp("digest") / "run"))
+def run(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(runs / "uninterrupted", tmp_path_factory.mktemp("digest") / "run"))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(sorted(COVERED)), row=st.integers(0, 10**6))
-def test_a_bit_of_any_covered_column_counts(run: Path, key: str, row: int) -> None:
+def test_a_changed_bit_of_a_covered_column_changes_the_digest(run: Path, key: str, row: int) -> None:
     before = digest(run)
     with changed(run, key, COVERED[key], row) as different:
         assert different and digest(run) != before
@@ -182,26 +200,26 @@ def test_a_bit_of_any_covered_column_counts(run: Path, key: str, row: int) -> No
 
 
 @pytest.mark.parametrize("key", COVERED)
-def test_no_covered_column_was_left_to_chance(run: Path, key: str) -> None:
+def test_each_covered_column_changes_the_digest(run: Path, key: str) -> None:
     before = digest(run)
     with changed(run, key, COVERED[key], 0):
         assert digest(run) != before
 
 
-@pytest.mark.parametrize("key", [*NOT_COVERED, "turns.said 0", "turns.said 1", "turns.said 2"])
-def test_other_columns_do_not_count(run: Path, key: str) -> None:
-    change = NOT_COVERED.get(key) or said(int(key[-1]))
+@pytest.mark.parametrize("key", [*NOT_COVERED, "turns.content 0", "turns.content 1", "turns.content 2"])
+def test_other_columns_do_not_change_the_digest(run: Path, key: str) -> None:
+    change = NOT_COVERED.get(key) or content(int(key[-1]))
     before = digest(run)
     with changed(run, key, change, 1):
         assert digest(run) == before
 
 
-def test_what_was_superseded_does_not_count(resumed: Path) -> None:
+def test_superseded_rows_do_not_change_the_digest(resumed: Path) -> None:
     before = digest(resumed)
     with closing(sqlite3.connect(resumed / "run.db")) as connection, connection:
         gone = "(SELECT attempt_id FROM fates WHERE fate = 'superseded')"
         connection.execute(f"UPDATE attempts SET split = 'other', version = 1 WHERE id IN {gone}")
         connection.execute(f"UPDATE rewards SET value = 0.125 WHERE attempt_id IN {gone}")
-        connection.execute("UPDATE metrics SET value = 0.125 WHERE lineage = 1 AND step > 2")
-        connection.execute("UPDATE versions SET digest = 'other' WHERE lineage = 1 AND step > 2")
+        connection.execute("UPDATE metrics SET value = 0.125 WHERE segment = 1 AND step > 2")
+        connection.execute("UPDATE versions SET checksum = 'other' WHERE segment = 1 AND step > 2")
     assert digest(resumed) == before

@@ -1,4 +1,4 @@
-"""A run's folder appears complete, once, or not at all."""
+"""The folder of a run is created completely or not at all, and never twice."""
 
 import json
 import sqlite3
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import RunReader, create_run, default_run_name, run_folder
+from agent_r1.store import RunReader, create_run, default_run_name, reopen_run, run_folder
 from agent_r1.store.schema import SCHEMA_VERSION
 
 
-def test_the_configuration_is_kept_beside_and_inside_the_ledger(folder: Path) -> None:
+def test_the_configuration_is_stored_in_a_file_and_in_the_database(folder: Path) -> None:
     config = {"task": "tinywiki", "trainer": {"learning_rate": 1e-3}, "betas": [0.9, 0.95]}
     create_run(folder, config).close()
     assert json.loads((folder / "config.json").read_text()) == config
@@ -36,14 +36,14 @@ def test_a_dangling_link_counts_as_existing(folder: Path) -> None:
         create_run(folder, {})
 
 
-def test_a_place_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_invalid_input(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where a folder should be")
     with pytest.raises(InvalidInput, match="give a --run in a folder that can be written"):
         create_run(tmp_path / "runs" / "demo", {})
 
 
 @pytest.mark.parametrize("step", ["write_text", "rename"])
-def test_a_failure_on_the_way_leaves_nothing(step: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_during_creation_leaves_nothing(step: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -53,25 +53,25 @@ def test_a_failure_on_the_way_leaves_nothing(step: str, folder: Path, monkeypatc
     assert list(folder.parent.iterdir()) == []
 
 
-def test_a_finished_run_is_one_folder_without_traces(folder: Path) -> None:
+def test_a_finished_run_leaves_no_temporary_files(folder: Path) -> None:
     create_run(folder, {}).close()
     assert [path.name for path in folder.parent.iterdir()] == ["demo"]
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "run.db"]
 
 
-def test_reading_a_finished_run_leaves_no_traces(folder: Path) -> None:
+def test_reading_a_finished_run_leaves_no_files(folder: Path) -> None:
     create_run(folder, {}).close()
     with closing(RunReader(folder)) as reader:
         assert list(reader.events()) == []
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "run.db"]
 
 
-def test_a_run_is_closed_at_once_while_somebody_reads_it(folder: Path) -> None:
-    ledger = create_run(folder, {})
+def test_a_run_is_closed_at_once_while_it_is_read(folder: Path) -> None:
+    writer = create_run(folder, {})
     with closing(RunReader(folder)) as reader:
         assert list(reader.events()) == []
         began = time.monotonic()
-        ledger.close()
+        writer.close()
         assert time.monotonic() - began < 1
         assert reader.config() == {}
 
@@ -84,7 +84,18 @@ def test_a_newer_schema_is_refused(folder: Path) -> None:
         RunReader(folder)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_an_older_schema_is_refused_in_one_line_that_says_what_to_do(folder: Path) -> None:
+    create_run(folder, {}).close()
+    with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (SCHEMA_VERSION - 1,))
+    for open_run in (RunReader, reopen_run):
+        with pytest.raises(InvalidInput) as refused:
+            open_run(folder)
+        assert f"of schema {SCHEMA_VERSION - 1}, which is older; read it with the agent-r1" in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no run\.db"):
         RunReader(tmp_path)
     (tmp_path / "run.db").write_text("not a database at all, " * 100)
@@ -95,7 +106,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         RunReader(tmp_path)
 
 
-def test_runs_have_names_and_places() -> None:
+def test_default_names_and_folders_of_runs() -> None:
     assert default_run_name("tinywiki", "ppo", datetime(2026, 1, 2, 3, 4, 5)) == "tinywiki-ppo-20260102-030405"
     assert run_folder("demo") == Path("runs/demo")
     assert run_folder("/tmp/demo") == Path("/tmp/demo")

@@ -1,4 +1,4 @@
-"""A run that stopped goes on in a new lineage; what its checkpoint does not know of stands no more."""
+"""A stopped run continues in a new segment, and what happened after its checkpoint is superseded."""
 
 import asyncio
 import os
@@ -19,115 +19,118 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
 )
-from agent_r1.store import Ledger, LedgerError, RunReader, create_run, reopen_run
-from agent_r1.store.ledger import LOCKS
-from agent_r1.store.verify import verify
+from agent_r1.core.weights import PolicyVersion
+from agent_r1.store import RunReader, RunWriteError, RunWriter, create_run, reopen_run
+from agent_r1.store.verification import verify
+from agent_r1.store.writer import LOCKS
 
 
-def tell(ledger: Ledger, *chapters: list[Event]) -> None:
-    for events in chapters:
-        asyncio.run(ledger.record(*events))
+def record_all(writer: RunWriter, *batches: list[Event]) -> None:
+    for events in batches:
+        asyncio.run(writer.record(*events))
 
 
-def resume_run(folder: Path, step: int) -> Ledger:
-    ledger = reopen_run(folder)
+def resume_run(folder: Path, step: int) -> RunWriter:
+    writer = reopen_run(folder)
     try:
-        ledger.open_lineage(step, {"resumed from": step})
+        writer.open_segment(step, {"resumed from": step})
     except BaseException:
-        ledger.close()
+        writer.close()
         raise
-    return ledger
+    return writer
 
 
 def fates(folder: Path) -> dict[tuple[int, int], str]:
     with closing(RunReader(folder)) as reader:
-        return {fate.attempt.order[:2]: fate.fate for fate in reader.fates()}
+        return {fate.attempt.sort_key[:2]: fate.fate for fate in reader.fates()}
 
 
 @pytest.fixture
 def stopped(folder: Path, script: Any) -> Path:
-    """A run that stopped when it had taken three steps and acted for the fourth, by the weights of step 1."""
-    with closing(create_run(folder, {})) as ledger:
-        tell(ledger, script.begin(), *script.step(1), *script.step(2), *script.step(3), script.acted(4))
+    """A run that stopped after three steps; the attempts for the fourth were sampled with the weights of step 1."""
+    with closing(create_run(folder, {})) as writer:
+        record_all(writer, script.start(), *script.step(1), *script.step(2), *script.step(3), script.sampling(4))
     return folder
 
 
-@pytest.mark.parametrize(("step", "stand"), [(0, 0), (1, 3), (2, 6), (3, 9)])
-def test_fates_after_the_checkpoint_are_superseded_and_those_before_stand(stopped: Path, step: int, stand: int) -> None:
+@pytest.mark.parametrize(("step", "remaining"), [(0, 0), (1, 3), (2, 6), (3, 9)])
+def test_fates_after_the_checkpoint_are_superseded_and_earlier_ones_remain(
+    stopped: Path, step: int, remaining: int
+) -> None:
     resume_run(stopped, step).close()
-    assert len(fates(stopped)) == stand
-    verdict = verify(stopped)
-    assert verdict.holds and verdict.lineages == 2 and verdict.steps == step
+    assert len(fates(stopped)) == remaining
+    report = verify(stopped)
+    assert report.is_valid and report.segments == 2 and report.steps == step
 
 
-def test_what_had_finished_under_known_weights_stays_pending(stopped: Path, script: Any) -> None:
+def test_attempts_finished_under_known_weights_stay_pending(stopped: Path, script: Any) -> None:
     resume_run(stopped, 1).close()
     with closing(RunReader(stopped)) as reader:
-        lived = [trajectory for trajectory in reader.trajectories() if trajectory.attempt.group == 3]
-    assert lived == [script.lived(4, 0), script.lived(4, 1)]
+        trajectories = [trajectory for trajectory in reader.trajectories() if trajectory.attempt.group_id == 3]
+    assert trajectories == [script.trajectory(4, 0), script.trajectory(4, 1)]
     assert verify(stopped).attempts == {"trained": 2, "dropped": 1, "superseded": 7, "pending": 2}
 
 
-def test_what_had_finished_under_newer_weights_is_superseded(stopped: Path) -> None:
+def test_attempts_finished_under_newer_weights_are_superseded(stopped: Path) -> None:
     resume_run(stopped, 0).close()
     assert verify(stopped).attempts == {"trained": 0, "dropped": 0, "superseded": 12, "pending": 0}
 
 
-def test_a_pending_attempt_is_trained_or_dispatched_again_but_not_both(stopped: Path, script: Any) -> None:
-    first, second = script.lived(4, 0), script.lived(4, 1)
-    with closing(resume_run(stopped, 3)) as ledger:
-        tell(
-            ledger,
+def test_a_pending_attempt_is_trained_or_started_again_but_not_both(stopped: Path, script: Any) -> None:
+    first, second = script.trajectory(4, 0), script.trajectory(4, 1)
+    with closing(resume_run(stopped, 3)) as writer:
+        record_all(
+            writer,
             [AttemptFate(second.attempt, "trained", 4)],
             [AttemptStarted(first.attempt, "train", 1), AttemptFinished(first)],
         )
-        with pytest.raises(LedgerError, match="UNIQUE constraint failed"):
-            tell(ledger, [AttemptFate(second.attempt, "trained", 4)])
-    counted = verify(stopped).attempts
-    assert counted == {"trained": 5, "dropped": 5, "superseded": 2, "pending": 1}
+        with pytest.raises(RunWriteError, match="UNIQUE constraint failed"):
+            record_all(writer, [AttemptFate(second.attempt, "trained", 4)])
+    counts = verify(stopped).attempts
+    assert counts == {"trained": 5, "dropped": 5, "superseded": 2, "pending": 1}
 
 
-def test_an_attempt_whose_fate_stands_cannot_be_dispatched_again(stopped: Path, script: Any) -> None:
-    with closing(resume_run(stopped, 2)) as ledger:
-        with pytest.raises(LedgerError, match="it met its fate in an earlier lineage"):
-            tell(ledger, script.acted(1)[:1])
-        with pytest.raises(LedgerError):
-            tell(ledger, [AttemptFate(script.lived(1, 0).attempt, "trained", 3)])
-        tell(ledger, script.acted(3))  # its fate was met after the checkpoint
-    assert verify(stopped).holds
+def test_an_attempt_with_a_current_fate_cannot_be_started_again(stopped: Path, script: Any) -> None:
+    with closing(resume_run(stopped, 2)) as writer:
+        with pytest.raises(RunWriteError, match="it got its fate in an earlier segment"):
+            record_all(writer, script.sampling(1)[:1])
+        with pytest.raises(RunWriteError):
+            record_all(writer, [AttemptFate(script.trajectory(1, 0).attempt, "trained", 3)])
+        record_all(writer, script.sampling(3))  # its fate came after the checkpoint
+    assert verify(stopped).is_valid
 
 
 def test_a_run_can_be_resumed_again_and_again(stopped: Path, script: Any) -> None:
     for step in (3, 3, 2, 1, 1):
-        with closing(resume_run(stopped, step)) as ledger:
-            tell(ledger, *script.step(step + 1))
-        assert verify(stopped).holds
+        with closing(resume_run(stopped, step)) as writer:
+            record_all(writer, *script.step(step + 1))
+        assert verify(stopped).is_valid
         assert Counter(fates(stopped).values()).total() == 3 * (step + 1)
-    assert verify(stopped).lineages == 6
+    assert verify(stopped).segments == 6
 
 
-def test_metrics_and_versions_are_those_of_the_newest_lineage(stopped: Path) -> None:
-    with closing(resume_run(stopped, 2)) as ledger:
-        tell(ledger, [PolicyPublished(2, 3, "another three"), StepMetrics(3, {"loss": 0.5})])
+def test_metrics_and_versions_are_those_of_the_latest_segment(stopped: Path) -> None:
+    with closing(resume_run(stopped, 2)) as writer:
+        record_all(writer, [PolicyPublished(PolicyVersion(2, 3, "another three")), StepMetrics(3, {"loss": 0.5})])
     with closing(RunReader(stopped)) as reader:
-        assert [(made.version, made.digest) for made in reader.versions()] == [
+        assert [(version.number, version.checksum) for version in reader.versions()] == [
             (0, "begin"),
             (1, "one"),
             (2, "another three"),
         ]
-        assert [measured.step for measured in reader.metrics()] == [1, 2, 3]
-        assert list(reader.exact_metrics())[2] == StepMetrics(3, {"loss": 0.5})
+        assert [metrics.step for metrics in reader.metrics()] == [1, 2, 3]
+        assert list(reader.reproducible_metrics())[2] == StepMetrics(3, {"loss": 0.5})
 
 
 def test_a_step_the_run_never_took_cannot_be_resumed_from(stopped: Path) -> None:
     before = verify(stopped)
-    with pytest.raises(InvalidInput, match="one of step 4, to which the run never came; resume from an older"):
+    with pytest.raises(InvalidInput, match="one of step 4, which the run never reached; resume from an older"):
         resume_run(stopped, 4)
     assert verify(stopped) == before
     resume_run(stopped, 3).close()
 
 
-def test_nothing_there_and_nothing_readable_cannot_be_resumed(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no run\.db"):
         resume_run(tmp_path, 0)
     (tmp_path / "run.db").write_text("not a database at all, " * 100)
@@ -137,37 +140,39 @@ def test_nothing_there_and_nothing_readable_cannot_be_resumed(tmp_path: Path) ->
 
 def test_one_process_at_a_time_writes_a_run(folder: Path) -> None:
     with closing(create_run(folder, {})), pytest.raises(InvalidInput, match="which another process is writing"):
-        Ledger(folder / "run.db")
-    Ledger(folder / "run.db").close()
+        RunWriter(folder / "run.db")
+    RunWriter(folder / "run.db").close()
 
 
-@pytest.mark.skipif(not LOCKS.exists(), reason="only Linux says who holds a lock")
-def test_the_process_that_writes_a_run_is_named(folder: Path) -> None:
+@pytest.mark.skipif(not LOCKS.exists(), reason="only Linux shows who holds a lock")
+def test_the_error_names_the_process_that_writes_the_run(folder: Path) -> None:
     other = folder.with_name("other")
     with closing(create_run(other, {})), closing(create_run(folder, {})), pytest.raises(InvalidInput) as refused:
-        Ledger(folder / "run.db")
+        RunWriter(folder / "run.db")
     assert f"which another process is writing (process {os.getpid()}); wait" in str(refused.value)
 
 
-def test_a_kernel_that_does_not_say_who_writes_a_run_refuses_all_the_same(
+def test_a_second_writer_is_refused_even_if_the_kernel_does_not_show_the_first(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_r1.store.ledger.LOCKS", folder / "none")
+    monkeypatch.setattr("agent_r1.store.writer.LOCKS", folder / "none")
     with closing(create_run(folder, {})), pytest.raises(InvalidInput, match="another process is writing; wait"):
-        Ledger(folder / "run.db")
+        RunWriter(folder / "run.db")
 
 
-def test_what_is_left_over_is_dropped_with_a_reason(stopped: Path, script: Any) -> None:
-    with closing(resume_run(stopped, 3)) as ledger:
-        tell(ledger, [AttemptStarted(script.lived(4, 2).attempt, "train", 1), PendingDropped(3, "the run was over")])
+def test_pending_attempts_are_dropped_with_a_reason(stopped: Path, script: Any) -> None:
+    with closing(resume_run(stopped, 3)) as writer:
+        record_all(
+            writer, [AttemptStarted(script.trajectory(4, 2).attempt, "train", 1), PendingDropped(3, "the run was over")]
+        )
     with closing(RunReader(stopped)) as reader:
-        assert {fate.reason for fate in reader.fates() if fate.attempt.group == 3} == {"the run was over"}
+        assert {fate.reason for fate in reader.fates() if fate.attempt.group_id == 3} == {"the run was over"}
     assert verify(stopped).attempts["pending"] == 0
 
 
-def test_a_killed_resume_opens_no_lineage(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_resume_opens_no_segment(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.store.segment.SUPERSEDE", "SELECT * FROM nowhere")
-    with pytest.raises(LedgerError, match="nowhere"):
+    with pytest.raises(RunWriteError, match="nowhere"):
         resume_run(stopped, 2)
     monkeypatch.undo()
-    assert verify(stopped).lineages == 1 and len(fates(stopped)) == 9
+    assert verify(stopped).segments == 1 and len(fates(stopped)) == 9

@@ -1,4 +1,4 @@
-"""A run that is whole is proved so; each rule, broken by itself, is the one that is named."""
+"""A valid run verifies; each invariant that is broken alone is the one reported."""
 
 import shutil
 import sqlite3
@@ -8,30 +8,28 @@ from pathlib import Path
 
 import pytest
 
-import agent_r1.store.verify as verifying
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import create_run
-from agent_r1.store import file_invariants as saved
-from agent_r1.store.compression import Tokens, pack_document, unpack_document
-from agent_r1.store.invariants import LAW
-from agent_r1.store.manifest import Identity, Manifest, check_whole, write_manifest
-from agent_r1.store.verify import FILE_RULES, verify
+from agent_r1.store import create_run, file_invariants, verification
+from agent_r1.store.compression import TurnTokens, pack_document, unpack_document
+from agent_r1.store.invariants import INVARIANTS
+from agent_r1.store.manifest import Manifest, ModelFingerprint, check_manifest, write_manifest
+from agent_r1.store.verification import FILE_INVARIANTS, verify
 
 Break = Callable[[Path], object]
 
 
-def test_a_run_that_never_stopped_holds(uninterrupted: Path) -> None:
-    verdict = verify(uninterrupted)
-    assert verdict.violations == () and verdict.holds
-    assert verdict.attempts == {"trained": 6, "dropped": 6, "superseded": 0, "pending": 0}
-    assert (verdict.lineages, verdict.steps, verdict.checkpoints) == (1, 4, 0)
+def test_an_uninterrupted_run_is_valid(uninterrupted: Path) -> None:
+    report = verify(uninterrupted)
+    assert report.violations == () and report.is_valid
+    assert report.attempts == {"trained": 6, "dropped": 6, "superseded": 0, "pending": 0}
+    assert (report.segments, report.steps, report.checkpoints) == (1, 4, 0)
 
 
-def test_a_resumed_run_holds_and_counts_what_was_superseded(resumed: Path) -> None:
-    verdict = verify(resumed)
-    assert verdict.violations == ()
-    assert verdict.attempts == {"trained": 6, "dropped": 6, "superseded": 3 + 1 + 1 + 1, "pending": 0}
-    assert (verdict.lineages, verdict.steps, verdict.checkpoints) == (2, 4, 1)
+def test_a_resumed_run_is_valid_and_counts_superseded_attempts(resumed: Path) -> None:
+    report = verify(resumed)
+    assert report.violations == ()
+    assert report.attempts == {"trained": 6, "dropped": 6, "superseded": 3 + 1 + 1 + 1, "pending": 0}
+    assert (report.segments, report.steps, report.checkpoints) == (2, 4, 1)
 
 
 def test_a_run_that_stopped_may_leave_attempts_pending(uninterrupted: Path) -> None:
@@ -39,16 +37,16 @@ def test_a_run_that_stopped_may_leave_attempts_pending(uninterrupted: Path) -> N
         uninterrupted, "DELETE FROM events", "DELETE FROM fates WHERE step = 4", "DELETE FROM metrics WHERE step = 4"
     )
     change(uninterrupted, "DELETE FROM versions WHERE step = 4")
-    verdict = verify(uninterrupted)
-    assert verdict.violations == () and verdict.attempts["pending"] == 3
+    report = verify(uninterrupted)
+    assert report.violations == () and report.attempts["pending"] == 3
 
 
-def test_a_run_that_has_only_begun_holds(folder: Path) -> None:
+def test_a_run_without_events_is_valid(folder: Path) -> None:
     create_run(folder, {}).close()
-    assert verify(folder).holds
+    assert verify(folder).is_valid
 
 
-def test_where_there_is_no_run_the_input_is_bad(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_invalid_input(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no run\.db"):
         verify(tmp_path)
 
@@ -65,15 +63,15 @@ def test_a_run_of_an_older_schema_is_refused(uninterrupted: Path) -> None:
         verify(uninterrupted)
 
 
-def test_a_reward_per_turn_may_leave_out_the_turns_of_a_summary(uninterrupted: Path) -> None:
+def test_a_reward_per_turn_may_omit_summary_turns(uninterrupted: Path) -> None:
     change(uninterrupted, "UPDATE turns SET kind = 'summary' WHERE attempt_id = 1 AND turn = 1")
-    assert verify(uninterrupted).holds
+    assert verify(uninterrupted).is_valid
     change(uninterrupted, "UPDATE rewards SET value = '[0.5, 0.5]' WHERE attempt_id = 1 AND name = 'steps'")
-    assert verify(uninterrupted).holds
+    assert verify(uninterrupted).is_valid
 
 
 def change(folder: Path, *statements: str, parameters: Sequence[object] = ()) -> None:
-    """Break the database as nothing that keeps its rules could."""
+    """Change the database without its foreign keys."""
     with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         for statement in statements:
@@ -84,18 +82,18 @@ def sql(*statements: str) -> Break:
     return lambda folder: change(folder, *statements)
 
 
-def the(step: int, member: int, lineage: int = 1) -> str:
-    """The row of an attempt."""
-    return f"(SELECT id FROM attempts WHERE group_serial = {step - 1} AND member = {member} AND lineage = {lineage})"
+def the(step: int, index: int, segment: int = 1) -> str:
+    """Return SQL for the row id of an attempt."""
+    return f"(SELECT id FROM attempts WHERE group_id = {step - 1} AND sample_index = {index} AND segment = {segment})"
 
 
-def with_tokens(edit: Callable[[Tokens], Tokens]) -> Break:
+def with_tokens(edit: Callable[[TurnTokens], TurnTokens]) -> Break:
     """Edit the tokens of the first turn of the first attempt."""
 
     def breaking(folder: Path) -> None:
         with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
             [blob] = connection.execute("SELECT tokens FROM turns WHERE attempt_id = 1 AND turn = 0").fetchone()
-            packed = edit(Tokens.unpack(blob)).pack()
+            packed = edit(TurnTokens.unpack(blob)).pack()
             connection.execute("UPDATE turns SET tokens = ? WHERE attempt_id = 1 AND turn = 0", (packed,))
 
     return breaking
@@ -104,10 +102,12 @@ def with_tokens(edit: Callable[[Tokens], Tokens]) -> Break:
 def with_spans(version_spans: list[list[int]]) -> Break:
     def breaking(folder: Path) -> None:
         with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
-            [blob] = connection.execute("SELECT said FROM turns WHERE attempt_id = 1 AND turn = 0").fetchone()
-            said = unpack_document(blob)
-            said[3] = version_spans
-            connection.execute("UPDATE turns SET said = ? WHERE attempt_id = 1 AND turn = 0", (pack_document(said),))
+            [blob] = connection.execute("SELECT content FROM turns WHERE attempt_id = 1 AND turn = 0").fetchone()
+            content = unpack_document(blob)
+            content[3] = version_spans
+            connection.execute(
+                "UPDATE turns SET content = ? WHERE attempt_id = 1 AND turn = 0", (pack_document(content),)
+            )
 
     return breaking
 
@@ -124,21 +124,23 @@ def scribble(name: str) -> Break:
 
 
 def other_steps(folder: Path) -> None:
-    change(folder, "UPDATE lineages SET config = '{\"steps\": 7}' WHERE lineage = 2")
+    change(folder, "UPDATE segments SET config = '{\"steps\": 7}' WHERE segment = 2")
 
 
 def other_weights(name: str) -> Break:
-    """A folder that is whole, but holds what the ledger does not know."""
+    """Write a valid manifest for weights that the database does not know."""
 
     def breaking(folder: Path) -> None:
-        write_manifest(folder / name, Identity("a model", "a tokenizer", "a template", "weights from elsewhere"))
+        write_manifest(
+            folder / name, ModelFingerprint("a model", "a tokenizer", "a template", "weights from elsewhere")
+        )
 
     return breaking
 
 
 def without_the_last_checkpoint(folder: Path) -> None:
-    """It was saved, and no model stands in for it."""
-    change(folder, "INSERT INTO events VALUES (99, 2, 0, 'saved', '4')")
+    """Remove the newest checkpoint of a run without a final model."""
+    change(folder, "INSERT INTO events VALUES (99, 2, 0, 'checkpoint_saved', '4')")
     shutil.rmtree(folder / "model")
 
 
@@ -149,54 +151,56 @@ def torn_page(folder: Path) -> None:
 
 
 BROKEN: dict[str, list[Break]] = {
-    "one attempt stands once": [
+    "each attempt has one current row": [
         sql(f"UPDATE attempts SET attempt = (SELECT attempt FROM attempts WHERE id = 1) WHERE id = {the(3, 0, 2)}")
     ],
     "a fate is trained, dropped or superseded": [
         sql("UPDATE fates SET fate = 'lost' WHERE reason = 'the engine failed'")
     ],
-    "what is superseded stays so": [
+    "a superseded attempt gets no later fate": [
         sql(
-            "INSERT INTO lineages VALUES (3, 4, 0, '{}')",
+            "INSERT INTO segments VALUES (3, 4, 0, '{}')",
             f"INSERT INTO fates VALUES ({the(4, 0)}, 3, 'trained', 4, NULL, NULL)",
         )
     ],
-    "only a later lineage supersedes": [sql("UPDATE fates SET lineage = 1 WHERE reason = 'it was dispatched again'")],
-    "no fate before its lineage": [sql(f"UPDATE fates SET lineage = 1, step = 2 WHERE attempt_id = {the(3, 2, 2)}")],
-    "what came after a checkpoint is superseded": [
-        sql("DELETE FROM fates WHERE lineage = 2 AND attempt_id = (SELECT id FROM attempts WHERE task = 'stray')")
+    "only a later segment supersedes": [sql("UPDATE fates SET segment = 1 WHERE reason = 'it was started again'")],
+    "an attempt gets its fate after its start": [
+        sql(f"UPDATE fates SET segment = 1, step = 2 WHERE attempt_id = {the(3, 2, 2)}")
     ],
-    "what is not trained has a reason": [
+    "fates after a checkpoint are superseded": [
+        sql("DELETE FROM fates WHERE segment = 2 AND attempt_id = (SELECT id FROM attempts WHERE task = 'stray')")
+    ],
+    "an attempt that is not trained has a reason": [
         sql("UPDATE fates SET reason = NULL WHERE reason = 'the engine failed'"),
-        sql("UPDATE fates SET reason = ' ' WHERE reason = 'it was dispatched again'"),
+        sql("UPDATE fates SET reason = ' ' WHERE reason = 'it was started again'"),
     ],
-    "what is trained had finished": [
+    "a trained attempt has finished": [
         sql(*(f"DELETE FROM {table} WHERE attempt_id = 1" for table in ("rewards", "turns", "outcomes")))
     ],
-    "what is trained has action tokens": [
+    "a trained attempt has action tokens": [
         sql(
             *(f"DELETE FROM {table} WHERE attempt_id = 1" for table in ("rewards", "turns")),
             "UPDATE outcomes SET newest_version = -1 WHERE attempt_id = 1",
         )
     ],
-    "a completed run leaves nothing pending": [sql(f"DELETE FROM fates WHERE attempt_id = {the(4, 2, 2)}")],
-    "lineages follow each other": [sql("UPDATE lineages SET step = 1 WHERE lineage = 1")],
-    "every step is measured": [sql("UPDATE fates SET step = 1 WHERE step = 2", "DELETE FROM metrics WHERE step = 2")],
-    "fates fall on measured steps": [
+    "a completed run has no pending attempts": [sql(f"DELETE FROM fates WHERE attempt_id = {the(4, 2, 2)}")],
+    "segments are numbered in order": [sql("UPDATE segments SET step = 1 WHERE segment = 1")],
+    "every step has metrics": [sql("UPDATE fates SET step = 1 WHERE step = 2", "DELETE FROM metrics WHERE step = 2")],
+    "the step of a fate has metrics": [
         sql(f"UPDATE fates SET step = 99 WHERE attempt_id = {the(4, 2, 2)}"),
         sql(f"UPDATE fates SET step = 0 WHERE attempt_id = {the(4, 2, 2)}"),
     ],
     "a completed run took all its steps": [other_steps],
     "versions count up from 0": [
         sql("UPDATE versions SET version = 7 WHERE step = 4"),
-        sql("DELETE FROM versions WHERE step = 3 AND lineage = 2"),
+        sql("DELETE FROM versions WHERE step = 3 AND segment = 2"),
     ],
-    "versions fall on measured steps": [sql("UPDATE versions SET step = 99 WHERE step = 4")],
-    "only known weights act": [
+    "the step of a version has metrics": [sql("UPDATE versions SET step = 99 WHERE step = 4")],
+    "attempts use published versions": [
         sql(f"UPDATE attempts SET version = 99 WHERE id = {the(4, 2, 2)}"),
         sql(f"UPDATE attempts SET version = 2 WHERE id = {the(3, 0, 2)}"),
     ],
-    "training follows acting": [sql(f"UPDATE fates SET step = 1 WHERE attempt_id = {the(4, 1)}")],
+    "an attempt is sampled before it is trained": [sql(f"UPDATE fates SET step = 1 WHERE attempt_id = {the(4, 1)}")],
     "turns": [
         with_tokens(lambda tokens: tokens._replace(logprobs=tokens.logprobs[:-1])),
         with_tokens(lambda tokens: tokens._replace(logprobs=(float("nan"), *tokens.logprobs[1:]))),
@@ -204,7 +208,7 @@ BROKEN: dict[str, list[Break]] = {
         with_spans([[1, 0]]),
         with_spans([[0, 0], [2, 0]]),
         sql("UPDATE turns SET tokens = x'00' WHERE attempt_id = 1 AND turn = 1"),
-        sql("UPDATE turns SET said = x'00' WHERE attempt_id = 1 AND turn = 1"),
+        sql("UPDATE turns SET content = x'00' WHERE attempt_id = 1 AND turn = 1"),
         sql("UPDATE turns SET parent = 2 WHERE attempt_id = 1 AND turn = 1"),
         sql("DELETE FROM rewards WHERE attempt_id = 1", "DELETE FROM turns WHERE attempt_id = 1 AND turn = 1"),
         sql("UPDATE outcomes SET newest_version = 2 WHERE attempt_id = 4"),
@@ -231,53 +235,53 @@ BROKEN: dict[str, list[Break]] = {
         scribble("run.db"),
         sql("DELETE FROM attempts WHERE id = 1"),
         sql("DELETE FROM turns WHERE attempt_id = 1 AND turn = 1"),
-        sql("DROP INDEX settled_once"),
+        sql("DROP INDEX one_fate_per_attempt"),
         sql("CREATE TABLE more (value)"),
     ],
 }
 CASES = [pytest.param(rule, breaking, id=f"{rule} {n}") for rule, b in BROKEN.items() for n, breaking in enumerate(b)]
 
 
-@pytest.mark.parametrize(("rule", "breaking"), CASES)
-def test_a_broken_rule_is_the_one_that_is_named(rule: str, breaking: Break, resumed: Path) -> None:
+@pytest.mark.parametrize(("name", "breaking"), CASES)
+def test_a_broken_invariant_is_the_one_reported(name: str, breaking: Break, resumed: Path) -> None:
     breaking(resumed)
-    verdict = verify(resumed)
-    assert not verdict.holds and [line.partition(": ")[0] for line in verdict.violations] == [rule]
-    assert "\n" not in verdict.violations[0]
+    report = verify(resumed)
+    assert not report.is_valid and [line.partition(": ")[0] for line in report.violations] == [name]
+    assert "\n" not in report.violations[0]
 
 
-def test_every_rule_has_been_broken() -> None:
-    assert set(BROKEN) == {*LAW, *FILE_RULES, "database"}
+def test_every_invariant_has_been_broken() -> None:
+    assert set(BROKEN) == {*INVARIANTS, *FILE_INVARIANTS, "database", "turns"}
 
 
-def test_a_rule_names_its_first_offender_and_counts_the_others(resumed: Path) -> None:
+def test_a_violation_names_the_first_offender_and_counts_the_others(resumed: Path) -> None:
     change(resumed, "UPDATE fates SET reason = NULL WHERE reason = 'the engine failed'")
     [line] = verify(resumed).violations
-    assert line.endswith("demo:0.2.0:style-a/0 was dropped without one (and 4 more)")
+    assert line.endswith("demo:0.2.0:style-a/0 was dropped without a reason (and 4 more)")
 
 
-def test_what_a_run_removes_meanwhile_is_no_damage(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_removed_during_the_check_is_no_violation(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def while_it_is_removed(folder: Path) -> Manifest:
         shutil.rmtree(resumed / "checkpoints" / "step-2", ignore_errors=True)
-        return check_whole(folder)
+        return check_manifest(folder)
 
-    monkeypatch.setattr(saved, "check_whole", while_it_is_removed)
+    monkeypatch.setattr(file_invariants, "check_manifest", while_it_is_removed)
     assert verify(resumed).violations == ()
 
 
-def test_what_a_run_saves_meanwhile_is_no_damage(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint of a step that the ledger, as it is seen, does not have yet."""
+def test_a_checkpoint_saved_during_the_check_is_no_violation(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is of a step that the database did not have when it was read."""
 
     def while_it_saves(connection: sqlite3.Connection) -> Iterator[str]:
         shutil.copytree(resumed / "checkpoints" / "step-2", resumed / "checkpoints" / "step-9", dirs_exist_ok=True)
         return iter(())
 
-    monkeypatch.setattr(verifying, "_damage", while_it_saves)
+    monkeypatch.setattr(verification, "_database_damage", while_it_saves)
     assert verify(resumed).violations == ()
     assert [line.partition(": ")[0] for line in verify(resumed).violations] == ["checkpoints"]
 
 
-def test_a_model_that_is_replaced_meanwhile_is_not_judged(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_replaced_during_the_check_is_not_judged(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def while_it_is_replaced(connection: sqlite3.Connection) -> Iterator[str]:
         shutil.copytree(resumed / "model", resumed / "new")
         other_weights("new")(resumed)
@@ -286,23 +290,23 @@ def test_a_model_that_is_replaced_meanwhile_is_not_judged(resumed: Path, monkeyp
         return iter(())
 
     with monkeypatch.context() as patch:
-        patch.setattr(verifying, "_damage", while_it_is_replaced)
+        patch.setattr(verification, "_database_damage", while_it_is_replaced)
         assert verify(resumed).violations == ()
     assert [line.partition(": ")[0] for line in verify(resumed).violations] == ["model"]
 
 
-def test_until_it_is_complete_a_run_may_have_the_model_of_an_earlier_end(resumed: Path) -> None:
+def test_an_incomplete_run_may_have_the_model_of_an_earlier_end(resumed: Path) -> None:
     other_weights("model")(resumed)
-    change(resumed, "UPDATE versions SET digest = 'weights from elsewhere' WHERE lineage = 1 AND step = 3")
+    change(resumed, "UPDATE versions SET checksum = 'weights from elsewhere' WHERE segment = 1 AND step = 3")
     assert verify(resumed).violations != ()
     change(resumed, "DELETE FROM events WHERE kind = 'completed'")
     assert verify(resumed).violations == ()
 
 
-def test_a_complete_run_needs_its_model_alone(resumed: Path) -> None:
-    change(resumed, "INSERT INTO events VALUES (99, 2, 0, 'saved', '4')")
+def test_a_completed_run_needs_no_checkpoint_beside_its_model(resumed: Path) -> None:
+    change(resumed, "INSERT INTO events VALUES (99, 2, 0, 'checkpoint_saved', '4')")
     shutil.rmtree(resumed / "checkpoints")
-    assert verify(resumed).holds
+    assert verify(resumed).is_valid
 
 
 def test_verifying_changes_nothing(resumed: Path) -> None:

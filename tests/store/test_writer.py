@@ -1,4 +1,4 @@
-"""What was acknowledged is on the disk, exactly, whatever happens next."""
+"""Recorded events are on the disk when ``record`` returns, exactly, whatever happens next."""
 
 import asyncio
 import math
@@ -26,51 +26,52 @@ from agent_r1.core.events import (
     StepTimings,
 )
 from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.store import Ledger, LedgerError, RunReader, create_run
+from agent_r1.core.weights import PolicyVersion
+from agent_r1.store import RunReader, RunWriteError, RunWriter, create_run
 
-Live = Callable[..., Trajectory]
+Make = Callable[..., Trajectory]
 
 
-def dispatched(trajectory: Trajectory, split: str = "train") -> AttemptStarted:
+def started(trajectory: Trajectory, split: str = "train") -> AttemptStarted:
     return AttemptStarted(trajectory.attempt, split, 7)
 
 
 def record(folder: Path, *events: Event) -> None:
-    with closing(create_run(folder, {})) as ledger:
-        asyncio.run(ledger.record(*events))
+    with closing(create_run(folder, {})) as writer:
+        asyncio.run(writer.record(*events))
 
 
-def test_every_event_comes_back_as_it_was(folder: Path, live: Live) -> None:
-    first, second = live(0), live(1, turns=0)
+def test_every_event_comes_back_as_it_was(folder: Path, make: Make) -> None:
+    first, second = make(0), make(1, turns=0)
     fates = [
         AttemptFate(first.attempt, "trained", 1, credit=0.1 + 0.2),
         AttemptFate(second.attempt, "dropped", 1, "every reward is equal"),
     ]
-    measured = [StepMetrics(1, {"loss": 0.25, "reward": -1.5}), StepMetrics(2, {"loss": math.inf})]
-    happened = [LogEvent("warning", "slow \ud800 tool"), LogEvent("done", "")]
-    starts = [dispatched(first), dispatched(second, "validation")]
-    made = [PolicyPublished(0, 0, "ab"), PolicyPublished(1, 2, "cd")]
+    metrics = [StepMetrics(1, {"loss": 0.25, "reward": -1.5}), StepMetrics(2, {"loss": math.inf})]
+    events = [LogEvent("warning", "slow \ud800 tool"), LogEvent("done", "")]
+    starts = [started(first), started(second, "validation")]
+    versions = [PolicyVersion(0, 0, "ab"), PolicyVersion(1, 2, "cd"), PolicyVersion(2, 3)]
     record(
         folder,
         *starts,
         AttemptFinished(first),
         AttemptFinished(second),
         *fates,
-        *made,
-        *measured,
+        *map(PolicyPublished, versions),
+        *metrics,
         StepTimings(2, {"s": 1.5}),
-        *happened,
+        *events,
     )
     with closing(RunReader(folder)) as reader:
-        assert list(reader.dispatched()) == starts
+        assert list(reader.attempts()) == starts
         assert list(reader.trajectories()) == [first, second]
         assert list(reader.trajectories("validation")) == [second]
         assert reader.trajectory(first.attempt) == first
         assert reader.trajectory(replace(first.attempt, retry=1)) is None
         assert list(reader.fates()) == fates
-        assert list(reader.versions()) == made
-        assert list(reader.exact_metrics()) == measured
-        assert list(reader.metrics()) == [measured[0], StepMetrics(2, {"loss": math.inf, "s": 1.5})]
+        assert list(reader.versions()) == versions
+        assert list(reader.reproducible_metrics()) == metrics
+        assert list(reader.metrics()) == [metrics[0], StepMetrics(2, {"loss": math.inf, "s": 1.5})]
         assert list(reader.events()) == [LogEvent("warning", "slow \\ud800 tool"), LogEvent("done", "")]
 
 
@@ -99,94 +100,97 @@ def test_any_trajectory_comes_back_exactly(
     status,
     reason,
 ) -> None:
-    lived = request.getfixturevalue("live")()
-    first = replace(lived.turns[0], logprobs=logprobs, rewards=process, call_rewards=calls, call_ends=ends)
-    turns = (first, *lived.turns[1:])
-    lived = replace(lived, turns=turns, rewards=rewards, status=status, reason=reason)
+    trajectory = request.getfixturevalue("make")()
+    first = replace(trajectory.turns[0], logprobs=logprobs, rewards=process, call_rewards=calls, call_ends=ends)
+    turns = (first, *trajectory.turns[1:])
+    trajectory = replace(trajectory, turns=turns, rewards=rewards, status=status, reason=reason)
     folder = tmp_path_factory.mktemp("any") / "demo"
-    record(folder, dispatched(lived), AttemptFinished(lived))
+    record(folder, started(trajectory), AttemptFinished(trajectory))
     with closing(RunReader(folder)) as reader:
-        assert list(reader.trajectories()) == [lived]
+        assert list(reader.trajectories()) == [trajectory]
 
 
-def test_nan_is_not_lost_as_null(folder: Path, live: Live) -> None:
-    lived = replace(live(), rewards={"judge": math.nan})
-    record(folder, dispatched(lived), AttemptFinished(lived), StepMetrics(1, {"ratio": math.nan}))
+def test_nan_is_not_lost_as_null(folder: Path, make: Make) -> None:
+    trajectory = replace(make(), rewards={"judge": math.nan})
+    record(folder, started(trajectory), AttemptFinished(trajectory), StepMetrics(1, {"ratio": math.nan}))
     with closing(RunReader(folder)) as reader:
-        [back], [measured] = reader.trajectories(), reader.metrics()
-    assert math.isnan(back.rewards["judge"]) and math.isnan(measured.values["ratio"])
+        [back], [metrics] = reader.trajectories(), reader.metrics()
+    assert math.isnan(back.rewards["judge"]) and math.isnan(metrics.values["ratio"])
 
 
-def test_a_run_can_be_read_while_it_is_written(folder: Path, live: Live) -> None:
-    with closing(create_run(folder, {})) as ledger, closing(RunReader(folder)) as reader:
-        assert list(reader.dispatched()) == []
-        asyncio.run(ledger.record(dispatched(live())))
-        assert list(reader.dispatched()) == [dispatched(live())]
+def test_a_run_can_be_read_while_it_is_written(folder: Path, make: Make) -> None:
+    with closing(create_run(folder, {})) as writer, closing(RunReader(folder)) as reader:
+        assert list(reader.attempts()) == []
+        asyncio.run(writer.record(started(make())))
+        assert list(reader.attempts()) == [started(make())]
 
 
 CONTRADICTIONS: dict[str, Callable[[Trajectory], list[Event]]] = {
-    "finished but never dispatched": lambda t: [AttemptFinished(t)],
-    "a fate but never dispatched": lambda t: [AttemptFate(t.attempt, "trained", 1)],
-    "dispatched twice": lambda t: [dispatched(t), dispatched(t)],
-    "finished twice": lambda t: [dispatched(t), AttemptFinished(t), AttemptFinished(t)],
+    "finished but never started": lambda t: [AttemptFinished(t)],
+    "a fate but never started": lambda t: [AttemptFate(t.attempt, "trained", 1)],
+    "started twice": lambda t: [started(t), started(t)],
+    "finished twice": lambda t: [started(t), AttemptFinished(t), AttemptFinished(t)],
     "two fates": lambda t: [
-        dispatched(t),
+        started(t),
         AttemptFate(t.attempt, "trained", 1),
         AttemptFate(t.attempt, "dropped", 1, "late"),
     ],
-    "a metric measured twice": lambda t: [StepMetrics(1, {"loss": 0.0}), StepMetrics(1, {"loss": 1.0})],
-    "a version published twice": lambda t: [PolicyPublished(1, 1, "ab"), PolicyPublished(1, 2, "cd")],
+    "a metric recorded twice": lambda t: [StepMetrics(1, {"loss": 0.0}), StepMetrics(1, {"loss": 1.0})],
+    "a version published twice": lambda t: [
+        PolicyPublished(PolicyVersion(1, 1, "ab")),
+        PolicyPublished(PolicyVersion(1, 2, "cd")),
+    ],
     "a token id beyond int32": lambda t: [
-        dispatched(t),
+        started(t),
         AttemptFinished(replace(t, turns=(replace(t.turns[0], new_ids=(2**31,)),))),
     ],
 }
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_a_contradiction_is_refused_whole_and_alone(name: str, folder: Path, live: Live) -> None:
-    async def both(ledger: Ledger) -> list[BaseException | None]:
-        good, bad = live(0), live(1)
-        calls = ledger.record(dispatched(good), AttemptFinished(good)), ledger.record(*CONTRADICTIONS[name](bad))
+def test_contradicting_events_are_refused_as_a_whole_and_no_others(name: str, folder: Path, make: Make) -> None:
+    async def both(writer: RunWriter) -> list[BaseException | None]:
+        good, bad = make(0), make(1)
+        calls = writer.record(started(good), AttemptFinished(good)), writer.record(*CONTRADICTIONS[name](bad))
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    with closing(create_run(folder, {})) as ledger:
-        fine, refused = asyncio.run(both(ledger))
-        asyncio.run(ledger.record(LogEvent("after", "still open")))
-    assert fine is None and isinstance(refused, LedgerError)
+    with closing(create_run(folder, {})) as writer:
+        fine, refused = asyncio.run(both(writer))
+        asyncio.run(writer.record(LogEvent("after", "still open")))
+    assert fine is None and isinstance(refused, RunWriteError)
     with closing(RunReader(folder)) as reader:
-        assert list(reader.trajectories()) == [live(0)]
-        assert list(reader.dispatched()) == [dispatched(live(0))]
+        assert list(reader.trajectories()) == [make(0)]
+        assert list(reader.attempts()) == [started(make(0))]
         assert [*reader.fates(), *reader.metrics()] == []
         assert list(reader.events()) == [LogEvent("after", "still open")]
 
 
-def test_events_that_wait_together_share_a_transaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_wait_at_the_same_time_share_a_transaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
-    commit = Ledger._commit
-    monkeypatch.setattr(Ledger, "_commit", lambda self, batch: batches.append(len(batch)) or commit(self, batch))
+    commit = RunWriter._commit
+    monkeypatch.setattr(RunWriter, "_commit", lambda self, batch: batches.append(len(batch)) or commit(self, batch))
 
-    async def many(ledger: Ledger) -> None:
-        await asyncio.gather(*(ledger.record(LogEvent("tick", str(index))) for index in range(200)))
+    async def many(writer: RunWriter) -> None:
+        await asyncio.gather(*(writer.record(LogEvent("tick", str(index))) for index in range(200)))
 
-    with closing(create_run(folder, {})) as ledger:
-        asyncio.run(many(ledger))
+    with closing(create_run(folder, {})) as writer:
+        asyncio.run(many(writer))
     with closing(RunReader(folder)) as reader:
         assert [event.detail for event in reader.events()] == [str(index) for index in range(200)]
     assert sum(batches) == 200 and len(batches) < 50
 
 
 def test_events_of_a_cancelled_caller_are_written(folder: Path) -> None:
-    async def give_up(ledger: Ledger) -> None:
-        call = asyncio.create_task(ledger.record(LogEvent("last", "words")))
+    async def give_up(writer: RunWriter) -> None:
+        call = asyncio.create_task(writer.record(LogEvent("last", "words")))
         await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await ledger.record(LogEvent("and", "on"))
+        await writer.record(LogEvent("and", "on"))
 
-    with closing(create_run(folder, {})) as ledger:
-        asyncio.run(give_up(ledger))
+    with closing(create_run(folder, {})) as writer:
+        asyncio.run(give_up(writer))
     with closing(RunReader(folder)) as reader:
         assert list(reader.events()) == [LogEvent("last", "words"), LogEvent("and", "on")]
 
@@ -196,11 +200,12 @@ import asyncio, sys
 from pathlib import Path
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import AttemptStarted
+from agent_r1.core.weights import PolicyVersion
 from agent_r1.store import create_run
 
-async def write(ledger):
+async def write(writer):
     for group in range(10**6):
-        await ledger.record(AttemptStarted(AttemptId("demo", "task", group, 0), "train", 0))
+        await writer.record(AttemptStarted(AttemptId("demo", "task", group, 0), "train", 0))
         print(group, flush=True)
 
 asyncio.run(write(create_run(Path(sys.argv[1]), {})))
@@ -208,7 +213,7 @@ asyncio.run(write(create_run(Path(sys.argv[1]), {})))
 
 
 @pytest.mark.parametrize("acknowledged", [1, 3, 20, 90])
-def test_a_killed_run_holds_all_it_acknowledged(acknowledged: int, folder: Path) -> None:
+def test_a_killed_run_keeps_all_acknowledged_events(acknowledged: int, folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         for _ in range(acknowledged):
@@ -216,7 +221,7 @@ def test_a_killed_run_holds_all_it_acknowledged(acknowledged: int, folder: Path)
         writer.send_signal(signal.SIGKILL)
         last = max([last, *map(int, writer.stdout.read().split())])
     with closing(RunReader(folder)) as reader:
-        groups = [event.attempt.group for event in reader.dispatched()]
+        groups = [event.attempt.group_id for event in reader.attempts()]
     assert groups[: last + 1] == list(range(last + 1))
 
 
@@ -224,24 +229,25 @@ FULL_DISK = """
 import asyncio, resource, signal, sys
 from pathlib import Path
 from agent_r1.core.events import LogEvent
-from agent_r1.store import LedgerError, create_run
+from agent_r1.core.weights import PolicyVersion
+from agent_r1.store import RunWriteError, create_run
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-ledger = create_run(Path(sys.argv[1]), {})
-asyncio.run(ledger.record(LogEvent("kept", "before")))
+writer = create_run(Path(sys.argv[1]), {})
+asyncio.run(writer.record(LogEvent("kept", "before")))
 size = Path(sys.argv[1], "run.db-wal").stat().st_size
 endless = resource.getrlimit(resource.RLIMIT_FSIZE)
 for limit, detail in (((size, endless[1]), "x" * 100_000), (endless, "there is room again")):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     try:
-        asyncio.run(ledger.record(LogEvent("lost", detail)))
-    except LedgerError as error:
+        asyncio.run(writer.record(LogEvent("lost", detail)))
+    except RunWriteError as error:
         print(error)
-ledger.close()
+writer.close()
 """
 
 
-def test_a_failing_disk_ends_the_ledger_and_keeps_what_was_acknowledged(folder: Path) -> None:
+def test_a_failing_disk_stops_recording_and_keeps_acknowledged_events(folder: Path) -> None:
     run = subprocess.run([sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, text=True, check=True)
     assert run.stdout.count("the run can no longer be written") == 2
     with closing(RunReader(folder)) as reader:
@@ -250,7 +256,11 @@ def test_a_failing_disk_ends_the_ledger_and_keeps_what_was_acknowledged(folder: 
 
 def test_attempts_of_one_run_differ_by_any_field(folder: Path) -> None:
     base = AttemptId("demo", "task", 0, 0)
-    variants = [base, *(replace(base, **{name: 1}) for name in ("group", "member", "retry")), replace(base, task="t")]
+    variants = [
+        base,
+        *(replace(base, **{name: 1}) for name in ("group_id", "sample_index", "retry")),
+        replace(base, task="t"),
+    ]
     record(folder, *(AttemptStarted(attempt, "train", 0) for attempt in variants))
     with closing(RunReader(folder)) as reader:
-        assert [event.attempt for event in reader.dispatched()] == variants
+        assert [event.attempt for event in reader.attempts()] == variants
