@@ -1,1 +1,38 @@
-"""Learning: from groups of trajectories to new weights. Batch, algebra, rows, learner."""
+"""Algorithms: advantage estimators, policy losses and loss terms, composed as data.
+
+``Algorithm.compute_token_weights`` and ``Algorithm.compute_loss`` hold the mathematics, ``ALGORITHMS`` the presets.
+"""
+
+from agent_r1.algorithms.advantages.advantage import Advantage
+from agent_r1.algorithms.advantages.critics import WithCritic
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.component import Component
+from agent_r1.algorithms.filters import Filters, apply_filters
+from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, RewardShaping
+from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
+from agent_r1.algorithms.validation import check_algorithm
+
+__all__ = [
+    "ALGORITHMS",
+    "Advantage",
+    "Algorithm",
+    "Clip",
+    "Component",
+    "Correction",
+    "Filters",
+    "Kl",
+    "Masks",
+    "ModelOutputs",
+    "PolicyLoss",
+    "Rejection",
+    "RewardShaping",
+    "StateValues",
+    "TokenOutputs",
+    "TokenWeights",
+    "ValueTargets",
+    "WithCritic",
+    "apply_filters",
+    "check_algorithm",
+]

@@ -1,10 +1,13 @@
-"""What an algorithm is: a row of parts and numbers."""
+"""An algorithm as data: an advantage estimator, a policy loss and optional terms.
+
+Two functions hold its mathematics: :meth:`Algorithm.compute_token_weights` runs once per batch, before the update, and
+:meth:`Algorithm.compute_loss` once per micro-batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -13,66 +16,65 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.component import Level, Need, Component
+from agent_r1.algorithms.component import Component, Level, Need
 from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, RewardShaping, with_kl_penalty
-from agent_r1.algorithms.ops.divergence import kl_k3
-from agent_r1.algorithms.ops.loss_weights import token_mean, unit_mean, unit_sum
-from agent_r1.algorithms.ops.ratio import clipped_value_loss, log_ratio, unit_log_ratio
-from agent_r1.algorithms.policy_losses import Clip, Moved, PolicyLoss
-from agent_r1.algorithms.signals import TokenWeights, CriticView, Estimate, Metrics, ModelOutputs, TokenOutputs, ValueTargets
+from agent_r1.algorithms.ops.importance_sampling import importance_ratio
+from agent_r1.algorithms.ops.kl import kl_k3
+from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights
+from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
+from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.assemble import Scope
+from agent_r1.data.assemble import TokenScope
 from agent_r1.data.batch import TrainingBatch
-
-Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean", "constant"]
 
 
 class Algorithm(Component):
-    """An algorithm as data: what credit is, how a token pulls, what is held close, what is left out.
+    """An advantage estimator, a policy loss, and the terms around them.
 
-    Parts that do not fit together are refused by :func:`agent_r1.algorithms.validation.check`.
+    Components that do not fit together are refused by :func:`agent_r1.algorithms.validation.check_algorithm`.
 
     Example:
-        Algorithm(name="dapo", paper="2503.14476", advantage=GroupRelative(scale="deviation"), surrogate=Clip(high=0.28))
+        Algorithm(name="dapo", paper="2503.14476", advantage=GroupRelative(scale="std"), loss=Clip(clip_high=0.28))
     """
 
     name: str
-    paper: str = ""
-    """Where it is from, an arXiv number."""
 
-    differs: str = ""
-    """What is otherwise there."""
+    paper: str = ""
+    """The arXiv number of its paper."""
+
+    deviations: str = ""
+    """How this implementation differs from the paper."""
 
     advantage: SerializeAsAny[Advantage]
-    """How credit is assigned."""
+    """The advantage estimator."""
 
-    surrogate: SerializeAsAny[PolicyLoss] = Clip()
-    """How a token pulls."""
+    loss: SerializeAsAny[PolicyLoss] = Clip()
+    """The policy loss."""
 
-    ratio: Level = "token"
-    """Of what r is the ratio: of a token, or the geometric mean over a turn or a trajectory."""
+    ratio_level: Level = "token"
+    """The unit that has one importance ratio: each token, or the geometric mean over a turn or trajectory (GSPO)."""
 
-    anchor: Literal["policy", "sampler"] = "policy"
-    """What r compares with: the policy before the update (the sampler, where a batch has tokens of older weights), or
-    always the sampler."""
+    ratio_denominator: Literal["old_policy", "sampler"] = "old_policy"
+    """The denominator of the importance ratio: the policy before the update (the sampler's, if the batch holds tokens
+    of older weights), or always the sampler's."""
 
     aggregation: Aggregation = "token_mean"
-    """What weighs the same: tokens, turns, trajectories, groups; constant: tokens, over trajectories times ``length``.
-    """
+    """What has the same weight in the loss: tokens, turns, trajectories or groups; constant: tokens, divided by
+    trajectories times ``length``."""
 
     length: float | None = Field(default=None, gt=0)
     """The constant of that aggregation, in tokens."""
 
-    entropy: float = Field(default=0.0, ge=0)
+    entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
 
-    imitation: float = Field(default=0.0, ge=0)
-    """Weight of the mean of -log pi over the tokens of trajectories that earned more than 0 (VAPO, 2504.05118,
-    section 4.3)."""
+    sft_coef: float = Field(default=0.0, ge=0)
+    """Weight of the mean of -log pi over the tokens of trajectories with a return above 0 (VAPO, 2504.05118, section
+    4.3)."""
 
-    observation: float = Field(default=0.0, ge=0)
-    """Weight of the mean of -log pi over what the world said, as a model of the world (ECHO)."""
+    observation_nll_coef: float = Field(default=0.0, ge=0)
+    """Weight of the mean of -log pi over observation tokens, which trains a world model (ECHO)."""
 
     kl: Kl | None = None
     correction: Correction | None = None
@@ -81,158 +83,198 @@ class Algorithm(Component):
     filters: Filters = Filters()
     masks: Masks = Masks()
 
-    refill: int = Field(default=0, ge=0)
-    """Rounds of further groups that a step may ask for where some were left out (DAPO, 2503.14476, section 3.2)."""
+    max_refill_rounds: int = Field(default=0, ge=0)
+    """Rounds of further groups that a step may request in place of filtered ones (DAPO, 2503.14476, section 3.2)."""
 
     epochs: int = Field(default=1, ge=1)
-    """How often an update goes over its batch."""
+    """Number of passes of an update over its batch."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What a run must bring."""
+        """What a run must provide."""
         return self.advantage.needs if self.kl is None else self.advantage.needs | {"reference"}
 
     @property
-    def scope(self) -> Scope:
-        """Which tokens a batch has to hold."""
-        return "actions" if self.masks == Masks() and not self.observation else "episodes"
+    def token_scope(self) -> TokenScope:
+        """Which tokens a batch must hold: action tokens, or observations too."""
+        return "actions" if self.masks == Masks() and not self.observation_nll_coef else "all"
 
     @property
-    def compares(self) -> bool:
-        """Whether sampler and trainer are compared before credit is assigned."""
+    def corrects_mismatch(self) -> bool:
+        """Whether sampler and trainer are compared, which takes a forward pass before the update."""
         return self.correction is not None or self.rejection is not None
 
     @property
     def warmup(self) -> int:
-        """First updates in which the critic learns alone."""
+        """Number of first updates in which only the critic is trained."""
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
-    def credit(self, batch: TrainingBatch, signals: ModelOutputs) -> TokenWeights:
-        """What each token of a batch is due."""
-        rewarded = self.shaping.shaped(batch)
-        if self.kl is not None and self.kl.where == "reward":
-            rewarded = with_kl_penalty(rewarded, signals)
-        estimate = self._checked(self._estimate(rewarded, signals), batch)
-        learned = ~batch.token_muted & (batch.chosen if self.masks.loss else True)
-        share = _scattered(self._share(batch, learned), learned)
+    def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
+        """Return the turn or trajectory of each token that share one importance ratio, (N,); None if none do."""
+        if self.ratio_level == "token":
+            return None
+        return batch.token_turn if self.ratio_level == "turn" else batch.token_trajectory
+
+    def compute_token_weights(self, batch: TrainingBatch, outputs: ModelOutputs, kl_coef: float = 0.0) -> TokenWeights:
+        """Compute the advantage and the loss weights of every token of a batch.
+
+        Args:
+            batch: N tokens of whole groups: baselines and denominators are those of the whole batch.
+            outputs: What the models give for the batch before the update.
+            kl_coef: The present coefficient of the KL penalty.
+        """
+        # Rewards: shaping, and a KL penalty in the reward.
+        rewarded = self.shaping.apply(batch)
+        if self.kl is not None and self.kl.placement == "reward":
+            rewarded = with_kl_penalty(rewarded, outputs.reference_logprobs, kl_coef)
+        advantage, targets = self._compute_advantages(rewarded, outputs)  # (N,)
+
+        # Loss mask: action tokens of trajectories that are trained on. Excluded trajectories count in baselines only.
+        trained = ~batch.token_loss_excluded  # (N,)
+        loss_mask = trained & batch.action_mask if self.masks.loss else trained  # (N,)
+        units = {
+            "turn_mean": batch.token_turn,
+            "trajectory_mean": batch.token_trajectory,
+            "group_mean": batch.token_group,
+            "constant": batch.token_trajectory,
+        }
+        loss_weight = torch.zeros(len(batch.ids), dtype=torch.float64)
+        if bool(loss_mask.any()):
+            unit = units.get(self.aggregation, batch.token_turn)[loss_mask]  # (n,)
+            loss_weight.masked_scatter_(loss_mask, aggregation_weights(unit, self.aggregation, self.length))
+
+        # Supervised terms: -log pi of successful trajectories, and of observations.
+        sft_weight = None
+        if self.sft_coef or self.observation_nll_coef:
+            successful = (batch.returns > 0)[batch.token_trajectory] & batch.action_mask & trained  # (N,)
+            observed = ~batch.action_mask  # (N,)
+            sft_weight = self.sft_coef * _mean_weights(successful) + self.observation_nll_coef * _mean_weights(observed)
+
+        if targets is not None:
+            weight = replace(targets.weight, before_token=targets.weight.before_token * trained)
+            targets = replace(targets, weight=weight)
         return TokenWeights(
-            advantage=estimate.advantage,
-            share=share,
-            trust=self._trust(batch, signals),
-            imitation=self._imitation(batch),
-            targets=estimate.targets,
-            kl_coefficient=0.0 if self.kl is None or self.kl.where == "reward" else signals.kl_coefficient,
+            advantage=advantage,
+            loss_weight=loss_weight,
+            importance_weight=self._compute_importance_weights(batch, outputs.old_logprobs),
+            sft_weight=sft_weight,
+            value_targets=targets,
+            kl_coef=kl_coef,
         )
 
-    def loss(self, view: TokenOutputs, credit: TokenWeights) -> tuple[Tensor, Metrics]:
-        """The loss of some tokens, given their credit; those of all micro-batches are summed."""
-        moved = self._moved(view)
-        weight = credit.share * credit.trust
-        policy = (weight * self.surrogate.loss(moved, credit.advantage)).sum()
+    def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
+        """Compute the loss of a micro-batch; the losses of all micro-batches of a batch are summed.
+
+            L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
+                - sum_t s_t log pi_t + value loss
+
+        w is the loss weight, c the importance weight of the sampler correction, s the supervised weight.
+
+        Args:
+            tokens: Model outputs for the n tokens of the micro-batch, with gradient.
+            weights: The weights of these tokens (n,).
+        """
+        ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
+        weight = weights.loss_weight * weights.importance_weight  # (n,)
+        policy_loss = (weight * self.loss.compute(ratio, weights.advantage, tokens)).sum()
+        clipped = self.loss.clipped_mask(ratio, weights.advantage, tokens)  # (n,)
         metrics = {
-            "policy_loss": policy.detach(),
-            "clip_fraction": (weight * self.surrogate.bounded(moved, credit.advantage)).sum().detach(),
-            "kl_old": (credit.share * kl_k3(view.old, view.logprobs)).sum().detach(),
+            "policy_loss": policy_loss.detach(),
+            "clip_fraction": (weight * clipped).sum().detach(),
+            "kl_old": (weights.loss_weight * kl_k3(tokens.old_logprobs, tokens.logprobs)).sum().detach(),
         }
-        total = policy - self.entropy * (credit.share * view.entropy).sum() if self.entropy else policy
-        if self.kl is not None and view.reference is not None and self.kl.where == "loss":
-            divergence = self.kl.divergence(view.logprobs, view.reference, log_ratio(view.logprobs, view.old))
-            total = total + credit.kl_coefficient * (credit.share * divergence).sum()
-        if credit.imitation is not None:
-            imitated = -(credit.imitation * view.logprobs).sum()
-            total, metrics["imitation_loss"] = total + imitated, imitated.detach()
-        if view.critic is not None and credit.targets is not None:
-            value_loss = self._value_loss(view.critic, credit.targets)
-            total, metrics["value_loss"] = total + value_loss, value_loss.detach()
-        return total, metrics
+        loss = policy_loss
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * (weights.loss_weight * tokens.entropy).sum()
+        if self.kl is not None and self.kl.placement == "loss" and tokens.reference_logprobs is not None:
+            token_ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs)  # (n,)
+            kl = self.kl.divergence(tokens.logprobs, tokens.reference_logprobs, token_ratio)  # (n,)
+            loss = loss + weights.kl_coef * (weights.loss_weight * kl).sum()
+        if weights.sft_weight is not None:
+            sft_loss = -(weights.sft_weight * tokens.logprobs).sum()
+            loss, metrics["sft_loss"] = loss + sft_loss, sft_loss.detach()
+        if tokens.values is not None and tokens.old_values is not None and weights.value_targets is not None:
+            value_loss = self._compute_value_loss(tokens.values, tokens.old_values, weights.value_targets)
+            loss, metrics["value_loss"] = loss + value_loss, value_loss.detach()
+        return loss, metrics
 
-    def _moved(self, view: TokenOutputs) -> Moved:
-        if self.ratio == "token":
-            unit = torch.arange(len(view.old), device=view.old.device)
-            return Moved(view.logprobs, view.old, log_ratio(view.logprobs, view.old), unit)
-        unit = view.turn if self.ratio == "turn" else view.trajectory
-        return Moved(view.logprobs, view.old, unit_log_ratio(view.logprobs, view.old, unit), unit)
+    def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
+        """Compute the advantages of all N tokens, and the critic's targets.
 
-    def _value_loss(self, critic: CriticView, targets: ValueTargets) -> Tensor:
-        assert isinstance(self.advantage, WithCritic)
-        loss = partial(clipped_value_loss, clip=self.advantage.value_clip)
-        tokens = targets.token_shares * loss(critic.values, critic.old_values, targets.tokens)
-        ends = targets.end_shares * loss(critic.ends, critic.old_ends, targets.ends)
-        return tokens.sum() + ends.sum()
-
-    def _checked(self, estimate: Estimate, batch: TrainingBatch) -> Estimate:
-        """The estimate, muted trajectories taken out of the critic's targets. InvalidInput where it is none: a part may
-        be a user's."""
-        name = f"advantage {self.advantage.kind or type(self.advantage).__name__}"
-        if not isinstance(estimate, Estimate):
-            raise InvalidInput(name, got=f"an object of type {type(estimate).__name__}", do="return an Estimate")
-        if estimate.advantage.shape != batch.ids.shape:
-            got = f"numbers of shape {tuple(estimate.advantage.shape)}"
-            raise InvalidInput(name, got=got, do=f"give one per token: {tuple(batch.ids.shape)}")
-        if not bool(estimate.advantage.isfinite().all()):
-            raise InvalidInput(name, got="a number that is not finite", do="mend it: no token may be due that")
-        targets = estimate.targets
-        if targets is None:
-            return estimate
-        learned = ~batch.token_muted
-        return replace(estimate, targets=replace(targets, token_shares=targets.token_shares * learned))
-
-    def _estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        """The estimator's word on all tokens; it sees actions only, unless a mask is off."""
+        Advantage mask: the estimator sees the n action tokens only, unless a mask is switched off. Its results are
+        scattered back to the N tokens, with 0 on observations.
+        """
+        compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
         if not self.masks.loss:
-            return self.advantage.estimate(replace(batch, chosen=torch.ones_like(batch.chosen)), signals)
-        if not self.masks.advantage or bool(batch.chosen.all()):
-            return self.advantage.estimate(batch, signals)
-        seen = self.advantage.estimate(batch.actions(), signals.at(batch.chosen))
-        spread = partial(_scattered, chosen=batch.chosen)
-        targets = seen.targets and replace(
-            seen.targets, tokens=spread(seen.targets.tokens), token_shares=spread(seen.targets.token_shares)
-        )
-        return Estimate(spread(seen.advantage), targets)
+            seen, seen_outputs = replace(batch, action_mask=torch.ones_like(batch.action_mask)), outputs
+        elif compact:
+            seen, seen_outputs = batch.actions(), outputs.select(batch.action_mask)
+        else:
+            seen, seen_outputs = batch, outputs
+        advantage = self.advantage.compute(seen, seen_outputs)
+        self._check_advantage(advantage, seen)
+        targets = None
+        if isinstance(self.advantage, WithCritic):
+            targets = self.advantage.value_targets(seen, seen_outputs)
+        if compact:
+            advantage = _scatter(advantage, batch.action_mask)
+            targets = targets and ValueTargets(
+                replace(targets.target, before_token=_scatter(targets.target.before_token, batch.action_mask)),
+                replace(targets.weight, before_token=_scatter(targets.weight.before_token, batch.action_mask)),
+            )
+        return advantage, targets
 
-    def _share(self, batch: TrainingBatch, learned: Tensor) -> Tensor:
-        """The share of each token that is learned from."""
-        if not bool(learned.any()):
-            return torch.zeros(0, dtype=torch.float64)
-        ways: Mapping[Aggregation, Callable[[], Tensor]] = {
-            "token_mean": lambda: token_mean(batch.token_turn[learned]),
-            "turn_mean": lambda: unit_mean(batch.token_turn[learned]),
-            "trajectory_mean": lambda: unit_mean(batch.token_trajectory[learned]),
-            "group_mean": lambda: unit_mean(batch.token_group[learned]),
-            "constant": lambda: unit_sum(batch.token_trajectory[learned], self.length or 1.0),
-        }
-        return ways[self.aggregation]()
+    def _check_advantage(self, advantage: Tensor, batch: TrainingBatch) -> None:
+        """Raise InvalidInput if an estimator, which may be the user's, does not return one finite number per token."""
+        field = f"advantage {self.advantage.name or type(self.advantage).__name__}"
+        if not isinstance(advantage, Tensor):
+            raise InvalidInput(field, got=f"an object of type {type(advantage).__name__}", do="return a tensor")
+        if advantage.shape != batch.ids.shape:
+            do = f"return one number per token: {tuple(batch.ids.shape)}"
+            raise InvalidInput(field, got=f"numbers of shape {tuple(advantage.shape)}", do=do)
+        if not bool(advantage.isfinite().all()):
+            raise InvalidInput(field, got="a number that is not finite", do="return finite advantages")
 
-    def _trust(self, batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
-        trust = torch.ones(len(batch.ids), dtype=torch.float64)
-        if signals.old is None or not self.compares:
-            return trust
-        actions = batch.actions()  # observations have no sampler, and would dilute the mean of what they belong to
-        disagreement = signals.old[batch.chosen] - actions.sampler_logprobs
+    def _compute_importance_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
+        """Compute the factor on each token's policy loss that corrects the mismatch of sampler and trainer: (N,)."""
+        weight = torch.ones(len(batch.ids), dtype=torch.float64)
+        if old_logprobs is None or not self.corrects_mismatch:
+            return weight
+        # Observations have no sampler, and would dilute the mean ratio of the actions beside them.
+        actions = batch.actions()
+        log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,) log(pi_old / mu)
         units: Mapping[Level, Tensor] = {
-            "token": torch.arange(len(disagreement)),
+            "token": torch.arange(len(log_ratio)),
             "turn": actions.token_turn,
             "trajectory": actions.token_trajectory,
         }
-        factor = torch.ones_like(disagreement)
+        factor = torch.ones_like(log_ratio)  # (n,)
         if self.correction is not None:
-            factor = self.correction.weight(disagreement, units[self.correction.level])
+            factor = self.correction.weight(log_ratio, units[self.correction.level])
         if self.rejection is not None:
-            factor = factor * self.rejection.kept(disagreement, units[self.rejection.level])
-        return trust.masked_scatter(batch.chosen, factor)
+            factor = factor * self.rejection.accepted(log_ratio, units[self.rejection.level])
+        return weight.masked_scatter(batch.action_mask, factor)
 
-    def _imitation(self, batch: TrainingBatch) -> Tensor | None:
-        if not self.imitation and not self.observation:
-            return None
-        succeeded = (batch.returns > 0)[batch.token_trajectory] & batch.chosen & ~batch.token_muted
-        return self.imitation * _evenly(succeeded) + self.observation * _evenly(~batch.chosen)
-
-
-def _evenly(chosen: Tensor) -> Tensor:
-    """Shares of the chosen tokens that add up to 1; none where nothing is chosen."""
-    return chosen.double() / max(int(chosen.sum()), 1)
+    def _compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
+        """Compute the critic's loss over the states before tokens and after actions."""
+        assert isinstance(self.advantage, WithCritic)
+        clip, target, weight = self.advantage.value_clip, targets.target, targets.weight
+        before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)
+        after = clipped_value_loss(values.after_action, old_values.after_action, target.after_action, clip)  # (s,)
+        return (weight.before_token * before).sum() + (weight.after_action * after).sum()
 
 
-def _scattered(x: Tensor, chosen: Tensor) -> Tensor:
-    """Numbers of the chosen tokens on all tokens, 0 elsewhere."""
-    return x if len(x) == len(chosen) else torch.zeros(len(chosen), dtype=x.dtype).masked_scatter(chosen, x)
+def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
+    """Return PPO's value loss 0.5 * max((V - G)^2, (V_clipped - G)^2), with V_clipped within ``clip`` of V_old."""
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())
+
+
+def _mean_weights(mask: Tensor) -> Tensor:
+    """Return equal weights that sum to 1 over the tokens where ``mask`` is true, 0 elsewhere: (N,) float64."""
+    return mask.double() / max(int(mask.sum()), 1)
+
+
+def _scatter(x: Tensor, mask: Tensor) -> Tensor:
+    """Return (N,) with the (n,) numbers of ``x`` where ``mask`` is true, 0 elsewhere."""
+    return torch.zeros(len(mask), dtype=x.dtype).masked_scatter(mask, x)

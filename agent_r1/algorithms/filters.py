@@ -1,4 +1,4 @@
-"""What an algorithm sets aside before it learns, each time with a reason."""
+"""Filters: which attempts an algorithm does not train on, each with a reason."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from pydantic import Field
 from torch import Tensor
 
 from agent_r1.algorithms.component import Component
-from agent_r1.algorithms.ops.group_stats import deviation, varies
+from agent_r1.algorithms.ops.group_stats import group_std, has_variance
 from agent_r1.core.trajectory import Turn
 from agent_r1.data.segments import segment_first
-from agent_r1.data.training_sample import Selection, Excluded, TrainingSample
+from agent_r1.data.training_sample import Excluded, Selection, TrainingSample
 
-Filter = Callable[[Sequence[TrainingSample]], Sequence[str | None]]
-"""For each sample None, or the reason why an algorithm does not learn from it."""
+FilterFn = Callable[[Sequence[TrainingSample]], Sequence[str | None]]
+"""Returns for each sample None, or the reason why it is filtered out."""
 
 
 class Filters(Component):
-    """What is not learned from. None or false: not looked at. They are asked in this order.
+    """Which attempts are not trained on. A filter that is None or false is off. They are applied in this order.
 
-    ``overlong`` and ``void_turn`` mute an attempt: the others are compared with it still, only its own tokens do not
-    count. The others leave it out before anything is compared.
+    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: it still counts in the baseline of its group.
+    The others remove it before attempts are compared.
     """
 
     staleness: int | None = Field(default=None, ge=0)
-    """Attempts with a token that is older than so many updates."""
+    """Remove attempts with a token that is older than this many updates."""
 
     greedy: bool = False
-    """Attempts whose group has no greedy attempt to compare with."""
+    """Remove attempts whose group has no greedy attempt to compare with."""
 
     overlong: bool = False
-    """Attempts that ran out of turns or tokens (DAPO's overlong filtering, 2503.14476, section 3.4)."""
+    """Exclude attempts that ran out of turns or tokens (DAPO's overlong filtering, 2503.14476, section 3.4)."""
 
-    void_turn: bool = False
-    """Attempts with a turn that neither calls a tool nor answers (SimpleTIR, 2509.02479)."""
+    empty_turn: bool = False
+    """Exclude attempts with a turn that neither calls a tool nor answers (SimpleTIR, 2509.02479)."""
 
     success: float | None = None
-    """Attempts that earned less."""
+    """Remove attempts whose return is below this."""
 
     zero_variance: float | None = Field(default=None, ge=0)
-    """Groups whose rewards have a standard deviation not above this."""
+    """Remove groups whose returns have a standard deviation not above this."""
 
     top_variance: float | None = Field(default=None, gt=0, le=1)
-    """All but this share of the groups, those of most variance (StarPO-S, 2504.20073)."""
+    """Keep only this share of the groups, those of largest variance (StarPO-S, 2504.20073)."""
 
-    def chosen(self, version: int) -> Iterator[Filter]:
-        """Those that are asked for, for weights of ``version``."""
+    def filter_fns(self, version: int) -> Iterator[FilterFn]:
+        """Yield the filters that remove attempts; ``version`` is that of the present weights."""
         if self.staleness is not None:
             yield partial(stale, version=version, bound=self.staleness)
         if self.greedy:
@@ -60,61 +60,65 @@ class Filters(Component):
         if self.top_variance is not None:
             yield partial(top_variance, share=self.top_variance)
 
-    def muted(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """For each sample why it is compared with and not learned from; None: it is learned from."""
-        asked = [judge for judge, wanted in ((overlong, self.overlong), (void_turn, self.void_turn)) if wanted]
-        verdicts = [judge(samples) for judge in asked]
-        return [next(filter(None, reasons), None) for reasons in zip(*verdicts, [None] * len(samples), strict=True)]
+    def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
+        """Return for each sample None, or why it counts in baselines only and not in the loss."""
+        active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
+        by_filter = [filter_fn(samples) for filter_fn in active]
+        return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]
 
     @property
     def formula(self) -> str:
-        """What is set aside, in words."""
-        said = {
+        """What is filtered, in words; empty if nothing is."""
+        words = {
             "staleness": f"older than {self.staleness} updates",
             "greedy": "without greedy attempt",
-            "overlong": "out of turns or tokens (compared with still)",
-            "void_turn": "with a void turn (compared with still)",
-            "success": f"earned less than {self.success}",
+            "overlong": "out of turns or tokens (still in the baseline)",
+            "empty_turn": "with an empty turn (still in the baseline)",
+            "success": f"return below {self.success}",
             "zero_variance": f"group without variance ({self.zero_variance})",
             "top_variance": f"group not among the {self.top_variance} of most variance",
         }
-        return "; ".join(said[name] for name, value in self if value is not None and value is not False)
+        return "; ".join(words[name] for name, value in self if value is not None and value is not False)
 
 
-def apply_filters(admission: Selection, filters: Filters, version: int) -> Selection:
-    """What remains after each filter has seen what the one before it left."""
-    for judge in filters.chosen(version):
-        reasons = judge(admission.samples)
-        judged = list(zip(admission.samples, reasons, strict=True))
-        dropped = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
+def apply_filters(selection: Selection, filters: Filters, version: int) -> Selection:
+    """Return the samples that every filter keeps. Each filter sees what the one before it left."""
+    for filter_fn in filters.filter_fns(version):
+        reasons = filter_fn(selection.samples)
+        judged = list(zip(selection.samples, reasons, strict=True))
+        removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
         kept = tuple(sample for sample, reason in judged if reason is None)
-        admission = Selection(kept, (*admission.left_out, *dropped))
-    return admission
+        selection = Selection(kept, (*selection.excluded, *removed))
+    return selection
 
 
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
-    """Drop what holds a token sampled more than ``bound`` updates ago."""
+    """Remove samples with a token that was sampled more than ``bound`` updates ago."""
     ages = [version - sample.version for sample in samples]
     return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
 
 
 def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Drop what has no greedy attempt to be compared with."""
-    said = (f"the greedy attempt could not be scored: {sample.no_greedy or 'there is none'}" for sample in samples)
-    return [None if sample.greedy is not None else why for sample, why in zip(samples, said, strict=True)]
+    """Remove samples whose group has no greedy attempt."""
+    return [
+        None
+        if sample.greedy_return is not None
+        else f"the greedy attempt could not be scored: {sample.greedy_failure or 'there is none'}"
+        for sample in samples
+    ]
 
 
 def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Mute what did not end by itself."""
+    """Exclude samples that were truncated."""
     return ["overlong" if sample.trajectory.truncated else None for sample in samples]
 
 
-def void_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Mute what holds a turn that neither calls a tool nor says anything: cut, empty, or calls nobody can read."""
-    return ["void turn" if any(map(_is_void, sample.trajectory.turns)) else None for sample in samples]
+def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
+    """Exclude samples with a turn that neither calls a tool nor answers: cut off, empty, or with unreadable calls."""
+    return ["empty turn" if any(map(_is_empty, sample.trajectory.turns)) else None for sample in samples]
 
 
-def _is_void(turn: Turn) -> bool:
+def _is_empty(turn: Turn) -> bool:
     message = turn.action.message
     if message.calls:
         return all(call.error is not None for call in message.calls)
@@ -122,28 +126,29 @@ def _is_void(turn: Turn) -> bool:
 
 
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
-    """Drop what earned less than ``threshold``."""
+    """Remove samples whose return is below ``threshold``."""
     return [None if sample.total >= threshold else "unsuccessful" for sample in samples]
 
 
 def zero_variance(samples: Sequence[TrainingSample], tolerance: float) -> list[str | None]:
-    """Drop the groups whose attempts all earned the same (a group of one included): their advantages are 0."""
-    totals, groups = _totals(samples)
-    return [None if useful else "zero variance" for useful in varies(totals, groups, tolerance).tolist()]
+    """Remove groups whose attempts have equal returns, and groups of one: their advantages would be 0."""
+    returns, groups = _returns(samples)
+    return [None if varies else "zero variance" for varies in has_variance(returns, groups, tolerance).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Keep the ``share`` of groups (at least one) whose rewards vary most; of equals the earlier ones."""
+    """Keep the ``share`` of groups (at least one) with the largest variance; of equal ones, the earlier."""
     if not samples:
         return []
-    totals, groups = _totals(samples)
-    present, place = torch.unique(groups, return_inverse=True)
-    first = segment_first(place)
-    ranked = deviation(totals, groups)[first].argsort(descending=True, stable=True)
+    returns, groups = _returns(samples)
+    present, place = torch.unique(groups, return_inverse=True)  # (groups,), (samples,)
+    first = segment_first(place)  # (groups,)
+    ranked = group_std(returns, groups)[first].argsort(descending=True, stable=True)
     kept = set(present[ranked[: max(1, round(share * len(present)))]].tolist())
     return [None if sample.group in kept else "little variance" for sample in samples]
 
 
-def _totals(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    totals = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
-    return totals, torch.tensor([sample.group for sample in samples], dtype=torch.int64)
+def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
+    """Return the returns and the groups of samples: (samples,) each."""
+    returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
+    return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

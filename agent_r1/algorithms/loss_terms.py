@@ -1,4 +1,4 @@
-"""The smaller parts of an algorithm: how rewards are shaped, what is held close, what is corrected."""
+"""The optional terms of an algorithm: reward shaping, the KL penalty, and corrections between sampler and trainer."""
 
 from __future__ import annotations
 
@@ -10,72 +10,68 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Level, Component
-from agent_r1.algorithms.ops.divergence import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
-from agent_r1.algorithms.ops.importance_sampling import mean_log_ratio, product_log_ratio, truncated, windowed, within
+from agent_r1.algorithms.component import Component, Level
+from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
+from agent_r1.algorithms.ops.kl import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
 from agent_r1.algorithms.ops.returns import discounted_sums
-from agent_r1.algorithms.signals import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import segment_count, segment_mean
+from agent_r1.data.segments import segment_count, segment_max, segment_mean, segment_sum
 
 
 class Masks(Component):
-    """The two masks of paper 2511.14460, to be switched off for its ablation only."""
+    """The advantage mask and the loss mask of paper 2511.14460. They are switched off only for its ablation."""
 
     advantage: bool = True
-    """Credit sees action tokens only. Off: observations are steps like any other."""
+    """Advantages are computed over action tokens only. Off: observation tokens are time steps too."""
 
     loss: bool = True
-    """Action tokens only are learned from. Off: the policy is pushed to say what the world said."""
+    """Only action tokens are trained on. Off: the policy is also trained to produce the observations."""
 
 
 class RewardShaping(Component):
-    """What is done to rewards before credit is assigned."""
+    """Changes of the rewards before advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
-    """Share of the group's mean return that its trajectory of most action tokens is fined; others in proportion."""
+    """Penalty of the group's trajectory with the most action tokens, as a share of the group's mean return; the others
+    are penalized in proportion."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Share of the group's mean return that its trajectory of most turns is fined; others in proportion."""
+    """Penalty of the group's trajectory with the most turns, as a share of the group's mean return; the others are
+    penalized in proportion."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """Whether process rewards are divided by the batch's largest sum of them from a turn on (Agent-R1)."""
+    """largest: divide process rewards by the batch's largest sum of them from a token on (Agent-R1)."""
 
     @property
     def formula(self) -> str:
-        fines = [f"{share:g} {what}" for share, what in ((self.length, "length"), (self.turns, "turns")) if share]
-        fined = f"R less mean R of the group (if above 0) times ({' + '.join(fines)}, each over the group's largest)"
+        """The changes in words; empty if there are none."""
+        penalties = [f"{share:g} {unit}" for share, unit in ((self.length, "length"), (self.turns, "turns")) if share]
+        penalty = (
+            f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"
+        )
         scaled = "process rewards over their largest sum from a turn on"
-        return "; ".join([*([scaled] if self.process_scale == "largest" else []), *([fined] if fines else [])])
+        return "; ".join([*([scaled] if self.process_scale == "largest" else []), *([penalty] if penalties else [])])
 
-    def shaped(self, batch: TrainingBatch) -> TrainingBatch:
-        """The batch with rewards shaped."""
+    def apply(self, batch: TrainingBatch) -> TrainingBatch:
+        """Return the batch with shaped rewards."""
         if self.process_scale == "largest":
-            batch = _process_scaled(batch)
+            outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcome_rewards)
+            process = batch.token_rewards - outcome  # (N,)
+            largest = discounted_sums(process, batch.token_trajectory, 1.0).abs().max()
+            batch = replace(batch, token_rewards=outcome + process / (largest + 1e-6))
         if not self.length and not self.turns:
             return batch
-        lengths = segment_count(batch.actions().token_trajectory).double()
-        turns = segment_count(batch.turn_trajectory).double()
         group = batch.trajectory_group
-        share = self.length * lengths / _largest(lengths, group) + self.turns * turns / _largest(turns, group)
-        fine = -segment_mean(batch.returns, group).clamp(min=0)[group] * share
-        rewards = batch.token_rewards.index_add(0, batch.last_tokens, fine)
-        return replace(batch, token_rewards=rewards, outcomes=batch.outcomes + fine)
+        lengths = segment_count(batch.actions().token_trajectory).double()  # (M,)
+        turns = segment_count(batch.turn_trajectory).double()  # (M,)
+        share = self.length * lengths / segment_max(lengths, group)[group]
+        share = share + self.turns * turns / segment_max(turns, group)[group]
+        penalty = -segment_mean(batch.returns, group).clamp(min=0)[group] * share  # (M,) none if the mean is negative
+        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)
+        return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
 
-def _largest(x: Tensor, key: Tensor) -> Tensor:
-    """Per element, the largest of its group."""
-    return x.new_zeros(int(key.max()) + 1).scatter_reduce(0, key, x, "amax")[key]
-
-
-def _process_scaled(batch: TrainingBatch) -> TrainingBatch:
-    outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcomes)
-    process = batch.token_rewards - outcome
-    largest = discounted_sums(process, batch.token_before, 1.0).abs().max()
-    return replace(batch, token_rewards=outcome + process / (largest + 1e-6))
-
-
-Estimator = Literal["k1", "k2", "k3", "k3_plus", "k3_unbiased"]
+KlEstimator = Literal["k1", "k2", "k3", "k3_plus", "k3_unbiased"]
 
 KL_FORMULAS = {
     "k1": "log(pi / ref)",
@@ -87,101 +83,122 @@ KL_FORMULAS = {
 
 
 class Kl(Component):
-    """What holds the policy close to the one it began as."""
+    """A KL penalty towards the reference policy, the policy before training."""
 
     coefficient: float = Field(default=0.001, gt=0)
-    """Weight of the divergence; where a target is given, the first one."""
+    """Weight of the penalty; the initial weight if there is a target."""
 
-    estimator: Estimator = "k3_plus"
-    """How it is estimated. As a loss k1 does nothing in expectation and k3 pulls as KL(ref || pi) does."""
+    estimator: KlEstimator = "k3_plus"
+    """How the divergence is estimated. As a loss, k1 has no gradient in expectation and k3 has that of KL(ref || pi).
+    """
 
-    where: Literal["loss", "reward"] = "loss"
-    """Whether it is a loss of its own, or taken off the reward of each token (then it is k1)."""
+    placement: Literal["loss", "reward"] = "loss"
+    """Whether the penalty is a term of the loss, or subtracted from the reward of each token (then it is k1)."""
 
     target: float | None = Field(default=None, gt=0)
-    """The divergence per token that the coefficient is steered to (1909.08593, section 2.2); none: it stays."""
+    """The divergence per token that the coefficient is adapted to (1909.08593, section 2.2); none: it is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Trajectories over which the coefficient changes by e^0.2 where the divergence is a fifth off or more."""
+    """Number of trajectories over which the coefficient changes by e^0.2, if the divergence is off by a fifth or more.
+    """
 
     @property
     def formula(self) -> str:
-        steered = "" if self.target is None else f", steered to {self.target:g} over {self.horizon:g} trajectories"
-        place = "in the loss" if self.where == "loss" else "off each token's reward"
-        return f"{self.coefficient:g} KL {place}{steered}; KL = {KL_FORMULAS[self.estimator]}"
+        """The penalty in words, with the values of its settings."""
+        adapted = "" if self.target is None else f", adapted to {self.target:g} over {self.horizon:g} trajectories"
+        place = "in the loss" if self.placement == "loss" else "off each token's reward"
+        return f"{self.coefficient:g} KL {place}{adapted}; KL = {KL_FORMULAS[self.estimator]}"
 
-    def divergence(self, logprobs: Tensor, reference: Tensor, log_ratios: Tensor) -> Tensor:
-        """(n,) per token, with the estimator's gradient."""
+    def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
+        """Return the estimate of KL(pi || ref) at each token, with the estimator's gradient: (n,).
+
+        ``ratio`` (n,) is pi / pi_old of each token.
+        """
         if self.estimator == "k3_unbiased":
-            return kl_k3_unbiased(logprobs, reference, log_ratios.exp())
-        return {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3, "k3_plus": kl_k3_plus}[self.estimator](logprobs, reference)
+            return kl_k3_unbiased(logprobs, reference_logprobs, ratio)
+        estimators = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3, "k3_plus": kl_k3_plus}
+        return estimators[self.estimator](logprobs, reference_logprobs)
 
-    def steered(self, coefficient: float, divergence: float, trajectories: int) -> float:
-        """The next coefficient after an update over so many trajectories with this divergence per token."""
+    def adapt_coefficient(self, coefficient: float, divergence: float, trajectories: int) -> float:
+        """Return the coefficient for the next update (1909.08593, section 2.2).
+
+            error = clip(divergence / target - 1, -0.2, 0.2)
+            coefficient <- coefficient * exp(error * trajectories / horizon)
+
+        The exponential keeps the coefficient positive, however many trajectories an update has.
+        """
         if self.target is None:
             return coefficient
         error = min(max(divergence / self.target - 1, -0.2), 0.2)
-        return coefficient * math.exp(error * trajectories / self.horizon)  # stays positive, whatever the batch
+        return coefficient * math.exp(error * trajectories / self.horizon)
+
+
+def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
+    """Return the batch with coefficient * log(mu / ref) subtracted from the reward of each action token."""
+    if reference_logprobs is None:
+        raise TypeError("a KL in the reward needs a reference's log-probabilities")
+    divergence = torch.where(batch.action_mask, kl_k1(batch.sampler_logprobs, reference_logprobs), 0.0)  # (N,)
+    return replace(batch, token_rewards=batch.token_rewards - coefficient * divergence)
 
 
 class Correction(Component):
-    """Weighs the policy loss where the trainer finds a token as likely as pi_old, and the sampler as mu."""
+    """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
+
+    w = pi_old / mu, where pi_old is the trainer's policy before the update and mu the sampler's policy.
+    """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """truncate: min(r, high) (TIS). window: r inside [low, high], 0 outside (IcePop)."""
+    """truncate: min(w, high), truncated importance sampling (TIS). window: w if low <= w <= high, else 0 (IcePop)."""
 
     level: Level = "token"
-    """Of what the ratio r = pi_old / mu is the product."""
+    """w is the product of the ratios of this unit."""
 
     low: float = Field(default=0.5, ge=0)
     """Least ratio inside the window."""
 
     high: float = Field(default=2.0, gt=0)
-    """Largest ratio that counts."""
+    """Largest ratio, or largest inside the window."""
 
     @property
     def formula(self) -> str:
+        """The weight in words, with the values of its settings."""
         weight = (
             f"min(w, {self.high:g})" if self.rule == "truncate" else f"w inside [{self.low:g}, {self.high:g}], else 0"
         )
         return f"each token times {weight}; w = pi_old / mu of the {self.level}"
 
-    def weight(self, log_ratios: Tensor, unit: Tensor) -> Tensor:
-        """(N,) factor of each token's loss."""
-        ratios = product_log_ratio(log_ratios, unit)
-        return truncated(ratios, self.high) if self.rule == "truncate" else windowed(ratios, self.low, self.high)
+    def weight(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
+        """Return the importance weight of each token, from log(pi_old / mu) and its unit: (n,), (n,) -> (n,)."""
+        ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
+        if self.rule == "truncate":
+            return ratio.clamp(max=self.high)
+        return torch.where((ratio >= self.low) & (ratio <= self.high), ratio, 0.0)
 
 
 class Rejection(Component):
-    """Leaves out whole turns or trajectories at which sampler and trainer disagree."""
+    """Rejection of whole tokens, turns or trajectories whose ratio w = pi_old / mu is outside a window."""
 
     level: Level = "trajectory"
-    """What is left out together."""
+    """What is rejected as one unit."""
 
     statistic: Literal["mean", "product"] = "mean"
-    """mean: the geometric mean of the ratios pi_old / mu (Geo-RS); product: their product (MIS)."""
+    """mean: the geometric mean of the unit's ratios (Geo-RS); product: their product (MIS)."""
 
     low: float = Field(default=0.99, ge=0)
-    """Least ratio that is kept."""
+    """Least ratio that is accepted."""
 
     high: float = Field(default=1.01, gt=0)
-    """Largest ratio that is kept."""
+    """Largest ratio that is accepted."""
 
     @property
     def formula(self) -> str:
+        """The rule in words, with the values of its settings."""
         return (
             f"each {self.level} left out whose {self.statistic} of pi_old / mu is not in [{self.low:g}, {self.high:g}]"
         )
 
-    def kept(self, log_ratios: Tensor, unit: Tensor) -> Tensor:
-        """(N,) whether each token counts."""
-        reduce = mean_log_ratio if self.statistic == "mean" else product_log_ratio
-        return within(reduce(log_ratios, unit), self.low, self.high)
-
-
-def with_kl_penalty(batch: TrainingBatch, signals: ModelOutputs) -> TrainingBatch:
-    """The batch with the divergence of its tokens' sampler from the reference taken off each action token's reward."""
-    if signals.reference is None:
-        raise TypeError("a KL in the reward needs a reference's log-probabilities")
-    divergence = torch.where(batch.chosen, kl_k1(batch.sampler_logprobs, signals.reference), 0.0)
-    return replace(batch, token_rewards=batch.token_rewards - signals.kl_coefficient * divergence)
+    def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
+        """Return which tokens are accepted, from log(pi_old / mu) and their units: (n,), (n,) -> (n,) bool."""
+        reduce = segment_mean if self.statistic == "mean" else segment_sum
+        ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) of the unit
+        return (ratio >= self.low) & (ratio <= self.high)

@@ -1,4 +1,4 @@
-"""What an algorithm optimises, written out with its numbers."""
+"""The objective of an algorithm, written out with the values of its settings."""
 
 from __future__ import annotations
 
@@ -8,57 +8,52 @@ from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
 
-LEVELS: Mapping[Level, str] = {
+RATIO_LEVELS: Mapping[Level, str] = {
     "token": "",
     "turn": ", geometric mean over the turn",
     "trajectory": ", geometric mean over the trajectory",
 }
 
 
-def objective(row: Algorithm) -> str:
-    """The effective objective in one line."""
-    return "; ".join(clauses(row))
+def objective(algorithm: Algorithm) -> str:
+    """Return the effective objective in one line."""
+    return "; ".join(clauses(algorithm))
 
 
-def clauses(row: Algorithm) -> Iterator[str]:
-    """Its parts: what is maximised, what its letters mean, what is added and what is left out."""
-    yield f"maximise the {_aggregated(row)} of {row.surrogate.formula}"
-    if row.surrogate.uses_ratio:
-        yield f"r = pi / {'pi_old' if row.anchor == 'policy' else 'mu'}{LEVELS[row.ratio]}"
-    yield f"A = {row.advantage.formula}"
-    yield from _added(row)
-    if isinstance(row.advantage, WithCritic):
-        yield from _critic(row.advantage)
-    if row.filters.formula:
-        yield f"left out: {row.filters.formula}"
-    if row.refill:
-        yield f"up to {row.refill} rounds of further groups in their place"
-    yield from (f"{name} mask off" for name, on in row.masks if not on)
-    if row.epochs > 1:
-        yield f"{row.epochs} epochs"
-
-
-def _aggregated(row: Algorithm) -> str:
-    if row.length is not None:
-        return f"sum over tokens / ({row.length:g} * trajectories)"
-    return row.aggregation.replace("_", " ")
-
-
-def _added(row: Algorithm) -> Iterator[str]:
-    if row.shaping.formula:
-        yield row.shaping.formula
-    yield from (part.formula for part in (row.kl, row.correction, row.rejection) if part is not None)
-    weights = (
-        (row.entropy, "the entropy"),
-        (row.imitation, "the token mean of log pi of trajectories with R > 0"),
-        (row.observation, "the token mean of log pi of what the world said"),
+def clauses(algorithm: Algorithm) -> Iterator[str]:
+    """Yield the clauses of the objective: what is maximized, its symbols, the added terms, and what is filtered."""
+    aggregated = algorithm.aggregation.replace("_", " ")
+    if algorithm.length is not None:
+        aggregated = f"sum over tokens / ({algorithm.length:g} * trajectories)"
+    yield f"maximize the {aggregated} of {algorithm.loss.formula}"
+    if algorithm.loss.uses_ratio:
+        denominator = "pi_old" if algorithm.ratio_denominator == "old_policy" else "mu"
+        yield f"r = pi / {denominator}{RATIO_LEVELS[algorithm.ratio_level]}"
+    yield f"A = {algorithm.advantage.formula}"
+    if algorithm.shaping.formula:
+        yield algorithm.shaping.formula
+    terms = (algorithm.kl, algorithm.correction, algorithm.rejection)
+    yield from (term.formula for term in terms if term is not None)
+    added = (
+        (algorithm.entropy_coef, "the entropy"),
+        (algorithm.sft_coef, "the token mean of log pi of trajectories with R > 0"),
+        (algorithm.observation_nll_coef, "the token mean of log pi of observations"),
     )
-    yield from (f"plus {weight:g} {what}" for weight, what in weights if weight)
+    yield from (f"plus {coefficient:g} {term}" for coefficient, term in added if coefficient)
+    if isinstance(algorithm.advantage, WithCritic):
+        yield from _critic_clauses(algorithm.advantage)
+    if algorithm.filters.formula:
+        yield f"left out: {algorithm.filters.formula}"
+    if algorithm.max_refill_rounds:
+        yield f"up to {algorithm.max_refill_rounds} rounds of further groups in their place"
+    yield from (f"{name} mask off" for name, is_on in algorithm.masks if not is_on)
+    if algorithm.epochs > 1:
+        yield f"{algorithm.epochs} epochs"
 
 
-def _critic(advantage: WithCritic) -> Iterator[str]:
+def _critic_clauses(advantage: WithCritic) -> Iterator[str]:
     yield f"V within {advantage.value_clip:g} of V_old regresses on A + V_old"
     if advantage.bootstrap:
-        yield "where an episode was cut, V of the state it stopped in follows"
+        yield "if an episode was truncated, V of its last state follows"
     if advantage.warmup:
-        yield f"the critic alone for {advantage.warmup} updates"
+        yield f"only the critic for {advantage.warmup} updates"

@@ -1,231 +1,248 @@
-"""Policy losses: how a token pulls, by its advantage and how far the policy has moved."""
+"""Policy losses: the loss of each token, from its advantage A and its importance ratio r.
+
+PPO clipping (with GSPO's sequence-level ratio if ``ratio_level`` is not token), policy gradient, importance sampling,
+CISPO, TOPR, SAPO, DPPO and GMPO. ``sg`` in a formula is stop-gradient.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Set
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Level, Component
-from agent_r1.algorithms.ops.ratio import (
-    clipped_surrogate,
-    dual_clip,
-    geometric_surrogate,
-    log_ratio,
-    soft_gate,
-    weighted_logprob,
-)
+from agent_r1.algorithms.component import Component, Level
+from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
+from agent_r1.algorithms.types import TokenOutputs
+from agent_r1.data.segments import segment_mean
 
-EVERY_LEVEL: Set[Level] = {"token", "turn", "trajectory"}
-ONE_TOKEN: Set[Level] = {"token"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Moved:
-    """n tokens, and how far the policy has moved from the old one at them.
-
-    ``logprobs`` and ``log_ratios`` (n,) carry gradient; a token's log-ratio is its unit's. ``unit`` (n,) numbers the
-    units from 0.
-    """
-
-    logprobs: Tensor
-    old: Tensor
-    log_ratios: Tensor
-    unit: Tensor
-
-    @property
-    def ratios(self) -> Tensor:
-        return self.log_ratios.exp()
+ALL_LEVELS: Set[Level] = {"token", "turn", "trajectory"}
+TOKEN_LEVEL: Set[Level] = {"token"}
 
 
 class PolicyLoss(Component, ABC):
-    """A policy loss per token, to be minimised. ``levels``: of what its ratio can be."""
+    """A policy loss per token, to be minimized."""
 
-    levels: ClassVar[Set[Level]] = EVERY_LEVEL
+    name: str = ""
+
+    levels: ClassVar[Set[Level]] = ALL_LEVELS
+    """Levels of the importance ratio that this loss is defined for."""
     uses_ratio: ClassVar[bool] = True
+    """Whether the loss depends on r. If not, it is right only for one pass over on-policy samples."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """What is maximised, in terms of A, r and pi, with its numbers."""
+        """What is maximized, in terms of A, r and pi, with the values of the settings."""
 
     @abstractmethod
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        """(n,) loss of each token; ``advantage`` (n,) is without gradient."""
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        """Return the loss of each token: (n,).
 
-    def bounded(self, moved: Moved, advantage: Tensor) -> Tensor:
-        """(n,) which tokens the policy has moved too far at, so that they no longer pull as they would."""
+        Args:
+            ratio: (n,) importance ratio r = pi / pi_old at the algorithm's ratio level, with gradient.
+            advantage: (n,) advantage A, without gradient.
+            tokens: Log-probabilities of the tokens, for losses that need more than r.
+        """
+
+    def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        """Return which tokens are clipped or masked, for the metric ``clip_fraction``: (n,) bool."""
         return torch.zeros_like(advantage, dtype=torch.bool)
 
 
 class Clip(PolicyLoss):
-    """PPO's clipped surrogate (1707.06347, equation 7), its upper bound free (DAPO, 2503.14476), with dual clip."""
+    """PPO's clipped loss: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (1707.06347, equation 7).
 
-    kind = "clip"
+    ``clip_high`` above ``clip_low`` is clip-higher of DAPO (2503.14476). ``dual_clip`` is the dual clip of 1912.09729.
+    """
 
-    low: float = Field(default=0.2, ge=0, lt=1)
-    """How far below 1 a ratio pulls."""
+    name: Literal["clip"] = "clip"
 
-    high: float = Field(default=0.2, ge=0)
-    """How far above 1 a ratio pulls."""
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    """Largest decrease of a ratio below 1 that still has a gradient, if A < 0."""
 
-    dual: float | None = Field(default=3.0, gt=1)
-    """The least a token counts is this times its negative advantage (1912.09729); none: no such bound."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """Largest increase of a ratio above 1 that still has a gradient, if A > 0."""
+
+    dual_clip: float | None = Field(default=3.0, gt=1)
+    """If A < 0, the loss is at most this times -A; none: no such bound."""
 
     @property
     def formula(self) -> str:
-        bound = "" if self.dual is None else f", at least {self.dual:g} A where A < 0"
-        return f"min(r A, clip(r, {1 - self.low:g}, {1 + self.high:g}) A){bound}"
+        bound = "" if self.dual_clip is None else f", at least {self.dual_clip:g} A if A < 0"
+        return f"min(r A, clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g}) A){bound}"
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        loss = clipped_surrogate(moved.ratios, advantage, self.low, self.high)
-        return loss if self.dual is None else dual_clip(loss, advantage, self.dual)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        # -min(x, y) = max(-x, -y)
+        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - self.clip_low, 1 + self.clip_high))
+        if self.dual_clip is None:
+            return loss
+        return torch.where(advantage < 0, torch.minimum(loss, -advantage * self.dual_clip), loss)
 
-    def bounded(self, moved: Moved, advantage: Tensor) -> Tensor:
-        return self.loss(moved, advantage) != -advantage * moved.ratios
+    def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        return self.compute(ratio, advantage, tokens) != -advantage * ratio
 
 
 class PolicyGradient(PolicyLoss):
-    """-A log pi: REINFORCE (Williams 1992). Right only for samples of the present policy."""
+    """REINFORCE: -A log pi (Williams 1992)."""
 
-    kind = "policy_gradient"
-    levels: ClassVar[Set[Level]] = ONE_TOKEN
+    name: Literal["policy_gradient"] = "policy_gradient"
+    levels: ClassVar[Set[Level]] = TOKEN_LEVEL
     uses_ratio: ClassVar[bool] = False
 
     @property
     def formula(self) -> str:
         return "A log pi"
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        return weighted_logprob(torch.ones_like(advantage), advantage, moved.logprobs)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        return -advantage * tokens.logprobs
 
 
 class ImportanceSampling(PolicyLoss):
-    """-sg(min(r, bound)) A log pi: AIPO (LlamaRL, 2505.24034); plain importance sampling where there is no bound."""
+    """Importance-weighted policy gradient: -sg(min(r, max_ratio)) A log pi, AIPO of LlamaRL (2505.24034)."""
 
-    kind = "importance_sampling"
+    name: Literal["importance_sampling"] = "importance_sampling"
 
-    bound: float | None = Field(default=None, gt=0)
-    """The most a ratio counts."""
+    max_ratio: float | None = Field(default=None, gt=0)
+    """Upper bound of the importance weight; none: no bound."""
 
     @property
     def formula(self) -> str:
-        return f"sg({'r' if self.bound is None else f'min(r, {self.bound:g})'}) A log pi"
+        return f"sg({'r' if self.max_ratio is None else f'min(r, {self.max_ratio:g})'}) A log pi"
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        ratios = moved.ratios if self.bound is None else moved.ratios.clamp(max=self.bound)
-        return weighted_logprob(ratios, advantage, moved.logprobs)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        weight = ratio if self.max_ratio is None else ratio.clamp(max=self.max_ratio)
+        return -weight.detach() * advantage * tokens.logprobs
 
 
 class Cispo(PolicyLoss):
-    """-sg(clip(r)) A log pi: CISPO (2506.13585). Clipped tokens go on pulling."""
+    """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (2506.13585, equation 4).
 
-    kind = "cispo"
+    The importance weight is clipped, not the update: clipped tokens keep a gradient.
+    """
 
-    low: float = Field(default=1.0, ge=0, le=1)
-    """How far below 1 a ratio counts."""
+    name: Literal["cispo"] = "cispo"
 
-    high: float = Field(default=4.0, ge=0)
-    """How far above 1 a ratio counts."""
+    clip_low: float = Field(default=1.0, ge=0, le=1)
+    """The importance weight is at least 1 - clip_low."""
+
+    clip_high: float = Field(default=4.0, ge=0)
+    """The importance weight is at most 1 + clip_high."""
 
     @property
     def formula(self) -> str:
-        return f"sg(clip(r, {1 - self.low:g}, {1 + self.high:g})) A log pi"
+        return f"sg(clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g})) A log pi"
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        return weighted_logprob(moved.ratios.clamp(1 - self.low, 1 + self.high), advantage, moved.logprobs)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -weight.detach() * advantage * tokens.logprobs
 
-    def bounded(self, moved: Moved, advantage: Tensor) -> Tensor:
-        return (moved.ratios < 1 - self.low) | (moved.ratios > 1 + self.high)
+    def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        return (ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)
 
 
 class Topr(PolicyLoss):
-    """-A log pi where A > 0, else -sg(min(r, 1)) A log pi: tapered off-policy REINFORCE (2503.14286)."""
+    """Tapered off-policy REINFORCE: -A log pi if A > 0, else -sg(min(r, 1)) A log pi (TOPR, 2503.14286)."""
 
-    kind = "topr"
+    name: Literal["topr"] = "topr"
 
     @property
     def formula(self) -> str:
-        return "A log pi where A > 0, else sg(min(r, 1)) A log pi"
+        return "A log pi if A > 0, else sg(min(r, 1)) A log pi"
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        weight = torch.where(advantage > 0, 1.0, moved.ratios.clamp(max=1.0))
-        return weighted_logprob(weight, advantage, moved.logprobs)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        weight = torch.where(advantage > 0, 1.0, ratio.clamp(max=1.0))
+        return -weight.detach() * advantage * tokens.logprobs
 
 
 class Sapo(PolicyLoss):
-    """-(4 / tau) sigmoid(tau (r - 1)) A: SAPO (2511.20347), a soft gate in place of a clip."""
+    """SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a soft gate in place of a clip (2511.20347).
 
-    kind = "sapo"
+    The gradient is largest at r = 1 and fades as r leaves it, at a rate tau that depends on the sign of A.
+    """
+
+    name: Literal["sapo"] = "sapo"
 
     tau_positive: float = Field(default=1.0, gt=0)
-    """How fast the pull fades where A > 0."""
+    """tau if A > 0."""
 
     tau_negative: float = Field(default=1.05, gt=0)
-    """How fast the pull fades where A <= 0."""
+    """tau if A <= 0."""
 
     @property
     def formula(self) -> str:
-        return f"(4 / t) sigmoid(t (r - 1)) A; t = {self.tau_positive:g} where A > 0, else {self.tau_negative:g}"
+        return f"(4 / t) sigmoid(t (r - 1)) A; t = {self.tau_positive:g} if A > 0, else {self.tau_negative:g}"
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        temperature = torch.full_like(advantage, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
-        return soft_gate(moved.ratios, advantage, temperature)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        tau = torch.full_like(advantage, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)  # (n,)
+        return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
 
 
 class Dppo(PolicyLoss):
-    """-sg(min(r, bound)) A log pi where the probability has not moved too far outward: DPPO, Binary-TV (2602.04879)."""
+    """DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, masked if the probability moved too far (2602.04879).
 
-    kind = "dppo"
-    levels: ClassVar[Set[Level]] = ONE_TOKEN
+    A token is masked if A > 0 and pi - pi_old > clip_high, or A <= 0 and pi_old - pi > clip_low: its update would
+    increase the total variation distance further.
+    """
 
-    low: float = Field(default=0.2, gt=0)
-    """How far a probability may have fallen where A <= 0."""
+    name: Literal["dppo"] = "dppo"
+    levels: ClassVar[Set[Level]] = TOKEN_LEVEL
 
-    high: float = Field(default=0.2, gt=0)
-    """How far a probability may have risen where A > 0."""
+    clip_low: float = Field(default=0.2, gt=0)
+    """Largest decrease of a probability, if A <= 0."""
 
-    bound: float = Field(default=20.0, gt=0)
-    """The most a ratio counts."""
+    clip_high: float = Field(default=0.2, gt=0)
+    """Largest increase of a probability, if A > 0."""
+
+    max_ratio: float = Field(default=20.0, gt=0)
+    """Upper bound of the importance weight."""
 
     @property
     def formula(self) -> str:
         return (
-            f"sg(min(r, {self.bound:g})) A log pi; dropped where A > 0 and pi - pi_old > {self.high:g}, or A <= 0 and "
-            f"pi_old - pi > {self.low:g}"
+            f"sg(min(r, {self.max_ratio:g})) A log pi; dropped if A > 0 and pi - pi_old > {self.clip_high:g}, or if "
+            f"A <= 0 and pi_old - pi > {self.clip_low:g}"
         )
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        kept = ~self.bounded(moved, advantage)
-        return weighted_logprob(moved.ratios.clamp(max=self.bound) * kept, advantage, moved.logprobs)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        weight = ratio.clamp(max=self.max_ratio) * ~self.clipped_mask(ratio, advantage, tokens)
+        return -weight.detach() * advantage * tokens.logprobs
 
-    def bounded(self, moved: Moved, advantage: Tensor) -> Tensor:
-        risen = moved.logprobs.detach().exp() - moved.old.exp()
-        return torch.where(advantage > 0, risen > self.high, risen < -self.low)
+    def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        increase = tokens.logprobs.detach().exp() - tokens.old_logprobs.exp()  # (n,) pi - pi_old
+        return torch.where(advantage > 0, increase > self.clip_high, increase < -self.clip_low)
 
 
 class Gmpo(PolicyLoss):
-    """-A times the geometric mean of a unit's clipped ratios: GMPO (2507.20673)."""
+    """GMPO: -A times the geometric mean of the unit's clipped token ratios (2507.20673, equation 4).
 
-    kind = "gmpo"
+    Each log-ratio is clipped on the side that its advantage favors, before the mean is taken. A clipped token has no
+    gradient.
+    """
+
+    name: Literal["gmpo"] = "gmpo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
-    clip: float = Field(default=0.4, gt=0)
-    """How far a token's log-ratio counts, on the side its advantage pulls to."""
+    clip_log_ratio: float = Field(default=0.4, gt=0)
+    """Bound of a token's log-ratio: from above if A > 0, from below if A <= 0."""
 
     @property
     def formula(self) -> str:
-        return f"A exp(mean of log r, each clipped at +-{self.clip:g} on the side that A pulls to)"
+        return f"A exp(mean of log r, each clipped at +-{self.clip_log_ratio:g} on the side that A favors)"
 
-    def loss(self, moved: Moved, advantage: Tensor) -> Tensor:
-        tokens = log_ratio(moved.logprobs, moved.old)
-        return geometric_surrogate(tokens, advantage, moved.unit, self.clip)
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        if tokens.ratio_unit is None:
+            raise TypeError("gmpo needs the turn or trajectory of each token")
+        bound = self.clip_log_ratio
+        log_ratio = clamp_log_ratio(tokens.logprobs - tokens.old_logprobs)  # (n,) of each token
+        clipped = torch.where(advantage > 0, log_ratio.clamp(max=bound), log_ratio.clamp(min=-bound))
+        mean = segment_mean(clipped.detach(), tokens.ratio_unit)[tokens.ratio_unit].exp()  # (n,) of its unit
+        # The value is the unit's. Averaged over the unit, 1 + x - sg(x) has the gradient of exp(mean of x).
+        return -advantage * mean * (1 + clipped - clipped.detach())
 
-    def bounded(self, moved: Moved, advantage: Tensor) -> Tensor:
-        outward = torch.sign(advantage) * log_ratio(moved.logprobs, moved.old)
-        return outward > self.clip
+    def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        log_ratio = clamp_log_ratio(tokens.logprobs - tokens.old_logprobs)
+        return torch.sign(advantage) * log_ratio > self.clip_log_ratio

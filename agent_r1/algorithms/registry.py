@@ -1,4 +1,4 @@
-"""An algorithm by name or from a file, with settings by dotted key laid over it."""
+"""Algorithms by name or from a file, with parameters by dotted key laid over them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import runpy
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
@@ -18,169 +17,227 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Component
 from agent_r1.algorithms.policy_losses import PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.validation import check
+from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
 
 NONE = "none"
-"""What takes an optional part away."""
+"""The text that removes an optional component or number."""
 
-TOLD = ("name", "paper", "differs")
-"""What a row tells of itself; it is not set."""
+DESCRIPTIVE = ("name", "paper", "deviations")
+"""Fields that describe an algorithm and are no parameters."""
+
+NAMED: tuple[type[Component], ...] = (Advantage, PolicyLoss)
+"""Kinds of components of which there are several, each with a name."""
 
 
-def build_row(name: str, settings: Mapping[str, object]) -> Algorithm:
-    """The algorithm ``name`` (or ``my_file.py:ROW``) with ``settings`` over it; InvalidInput where one is not known.
+def as_algorithm(value: object, default: str) -> Algorithm:
+    """Return the algorithm that a setting stands for: a name, a table of parameters, or an Algorithm itself.
 
-    A part that has kinds is exchanged by naming one; its numbers are set below it.
+    A table holds the parameters as :func:`build_algorithm` takes them, and the preset's ``name``; without a name they
+    are laid over ``default``.
+    """
+    if isinstance(value, str):
+        return build_algorithm(value, {})
+    if isinstance(value, Mapping):
+        settings = dict(value)
+        return build_algorithm(str(settings.pop("name", default)), settings)
+    if isinstance(value, Algorithm):
+        check_algorithm(value)
+        return value
+    got = f"an object of type {type(value).__name__}"
+    raise InvalidInput("algorithm", got=got, do="give a name, a table of parameters or an Algorithm")
+
+
+def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
+    """Return a preset, or an algorithm of a file (``my_file.py:MINE``), with ``settings`` laid over it.
+
+    Settings are nested or have dotted keys. The name of a component replaces it; keys below it set its parameters.
+    Another name is accepted if the settings hold every component, as those of a stored run do.
+
+    Raises:
+        InvalidInput: if a name or a key is unknown, a value is invalid, or components do not fit together.
 
     Example:
-        build_row("grpo", {"surrogate": "cispo", "surrogate.high": 3.0, "kl.coefficient": 0.01})
+        build_algorithm("grpo", {"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}})
     """
-    row = _from_file(name) if ".py:" in name or name.endswith(".py") else _named(name)
-    changed = _changed(row, settings, "")
+    changes = dict(_flatten(settings))
+    base = find_algorithm(name) or _stored(name, changes)
+    if base is None:
+        do = f"{suggest(name, ALGORITHMS)} there are: {', '.join(ALGORITHMS)}, your own as FILE.py:NAME"
+        raise InvalidInput("algorithm", got=name, do=do.strip())
+    described = dict(base)
+    changes = {key: value for key, value in changes.items() if key not in DESCRIPTIVE or value != described[key]}
+    algorithm = with_parameters(base, changes)
+    check_algorithm(algorithm)
+    return algorithm
+
+
+def find_algorithm(name: str) -> Algorithm | None:
+    """Return the preset of this name, or the algorithm that FILE.py:NAME defines; None if there is no such preset.
+
+    An algorithm of a file is named by the file and the variable, so that its name finds it again.
+    """
+    return _from_file(name) if ".py:" in name or name.endswith(".py") else ALGORITHMS.get(name)
+
+
+def parameters(algorithm: Algorithm) -> dict[str, object]:
+    """Return every parameter of an algorithm by dotted key; a component that has a name by its name.
+
+    Example:
+        parameters(GRPO)["loss"], parameters(GRPO)["loss.clip_low"] == "clip", 0.2
+    """
+    return {key: value for key, value in _parameters(algorithm, "") if key not in DESCRIPTIVE}
+
+
+def _parameters(component: Component, prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in component:
+        if isinstance(value, Component):
+            yield from _parameters(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}".removesuffix(".name"), NONE if value is None else value
+
+
+def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Algorithm:
+    """Return the algorithm with parameters by dotted key laid over it.
+
+    Raises InvalidInput if a key is unknown or a value invalid. Whether components fit together is not checked.
+    """
+    changed = _replace(algorithm, settings, "")
     assert isinstance(changed, Algorithm)
-    check(changed)
     return changed
 
 
-def terms(row: Algorithm) -> Iterator[tuple[str, object]]:
-    """Everything about a row that can be set, by dotted key; a part that has kinds by the name of its kind."""
-    return ((key, value) for key, value in _terms(row, "") if key not in TOLD)
+def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield settings by dotted key. The name of a component is the value of the component's own key."""
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield key.removesuffix(".name"), value
 
 
-def _terms(part: Component, prefix: str) -> Iterator[tuple[str, object]]:
-    for name, value in part:
-        if not isinstance(value, Component):
-            yield prefix + name, NONE if value is None else value
-            continue
-        if len(_kinds(part, name)) > 1 and value.kind:
-            yield prefix + name, value.kind
-        yield from _terms(value, f"{prefix}{name}.")
-
-
-def _named(name: str) -> Algorithm:
-    if name not in ALGORITHMS:
-        raise InvalidInput("algorithm", got=name, do=_choose(name, [*ALGORITHMS, "a row of yours as FILE.py:NAME"]))
-    return ALGORITHMS[name]
+def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
+    """Return an algorithm to lay ``settings`` over if they hold every component, so that nothing of it remains."""
+    if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
+        return None
+    described = {key: settings[key] for key in DESCRIPTIVE if key in settings}
+    return next(iter(ALGORITHMS.values())).model_copy(update={**described, "name": name})
 
 
 def _from_file(name: str) -> Algorithm:
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not Path(path).is_file():
-        raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of a Algorithm")
-    sys.path.insert(0, str(Path(path).parent.absolute()))  # like a script's, so that it may import what lies beside it
+        raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of an Algorithm")
+    sys.path.insert(0, str(Path(path).parent.absolute()))  # as for a script, which can import the files beside it
     try:
-        names = runpy.run_path(path)
+        values = runpy.run_path(path)
     except Exception as error:
-        raise InvalidInput(
-            "algorithm", got=f"{path}, which raised {type(error).__name__}: {error}", do="mend it"
-        ) from error
-    row = names.get(variable)
-    if not isinstance(row, Algorithm):
-        rows = [known for known, value in names.items() if isinstance(value, Algorithm)]
-        do = f"name one of its rows: {', '.join(rows)}" if rows else f"define {variable} = Algorithm(..) in it"
+        got = f"{path}, which raised {type(error).__name__}: {error}"
+        raise InvalidInput("algorithm", got=got, do="fix the file") from error
+    algorithm = values.get(variable)
+    if not isinstance(algorithm, Algorithm):
+        defined = ", ".join(known for known, value in values.items() if isinstance(value, Algorithm))
+        do = f"name one of its algorithms: {defined}" if defined else f"define {variable} = Algorithm(..) in it"
         raise InvalidInput("algorithm", got=f"{variable}, which is no Algorithm of {path}", do=do)
-    return row
+    return algorithm.model_copy(update={"name": name})
 
 
-def _changed(part: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """The part with settings by dotted key laid over it; ``prefix`` names it to a reader."""
-    below: dict[str, dict[str, object]] = {}
+def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
+    """Return the component with settings by dotted key laid over it; ``prefix`` is its own key in error messages."""
+    by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
         name, _, rest = key.partition(".")
-        if name not in type(part).model_fields or prefix + name in TOLD:
-            raise _unknown(part, name, prefix)
-        below.setdefault(name, {})[rest] = value
-    changes = {name: _value(part, name, given, prefix) for name, given in below.items()}
+        if name not in type(component).model_fields or prefix + name in DESCRIPTIVE:
+            raise _unknown(component, name, prefix)
+        by_field.setdefault(name, {})[rest] = value
+    changes = {name: _value(component, name, given, prefix) for name, given in by_field.items()}
     try:
-        return type(part).model_validate({**dict(part), **changes})
+        return type(component).model_validate({**dict(component), **changes})
     except ValidationError as error:
         first = error.errors()[0]
         key = prefix + ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"row.{key}", got=first["input"], do=f"give another: {first['msg']}") from error
+        raise InvalidInput(f"algorithm.{key}", got=first["input"], do=f"give another: {first['msg']}") from error
 
 
-def _value(part: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
-    """The new value of a field: what is given for it as a whole, with what is given below it laid over that."""
-    present: Any = dict(part)[name]
-    kinds = _kinds(part, name)
+def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
+    """Return the new value of a field: the value given for the field itself (key ""), then the values below it."""
+    value: Any = dict(component)[name]
+    choices = _choices(component, name)
     if "" in given:
-        present = _whole(given[""], kinds, _optional(part, name), prefix + name)
-    below = {key: value for key, value in given.items() if key}
+        value = _choose(given[""], choices, _is_optional(component, name), prefix + name)
+    below = {key: new for key, new in given.items() if key}
     if not below:
-        return present
-    if not kinds:
-        raise InvalidInput(f"row.{prefix}{name}", got=f"{min(below)} below it", do="give it one value: it has no parts")
-    if present is None:
-        present = next(iter(kinds.values()))()
-    return _changed(present, below, f"{prefix}{name}.")
+        return value
+    if not choices:
+        got = f"{min(below)} below it"
+        raise InvalidInput(f"algorithm.{prefix}{name}", got=got, do="give it one value: it has no parameters")
+    if value is None:
+        value = next(iter(choices.values()))()
+    return _replace(value, below, f"{prefix}{name}.")
 
 
-def _whole(value: object, kinds: Mapping[str, type[Component]], optional: bool, key: str) -> object:
+def _choose(value: object, choices: Mapping[str, type[Component]], optional: bool, key: str) -> object:
+    """Return the component of a name, None for "none", or the value itself if the field holds no component."""
     if optional and value in (None, NONE):
         return None
-    if not kinds:
+    if not choices:
         return value
-    if isinstance(value, str) and value and value in kinds:
-        return kinds[value]()
-    named = [*filter(None, kinds), *([NONE] if optional else [])]
-    if named not in ([], [NONE]):
-        raise InvalidInput(f"row.{key}", got=value, do=_choose(str(value), named))
-    below = ", ".join(f"row.{key}.{name}" for kind in kinds.values() for name in kind.model_fields)
-    raise InvalidInput(f"row.{key}", got=value, do=f"set what is below it: {below}" + (", or none" if optional else ""))
+    if isinstance(value, str) and value and value in choices:
+        return choices[value]()
+    names = [*filter(None, choices), *([NONE] if optional else [])]
+    if names not in ([], [NONE]):
+        do = f"{suggest(str(value), names)} there are: {', '.join(names)}".strip()
+        raise InvalidInput(f"algorithm.{key}", got=value, do=do)
+    below = ", ".join(f"algorithm.{key}.{name}" for choice in choices.values() for name in choice.model_fields)
+    do = f"set its parameters: {below}" + (", or give none" if optional else "")
+    raise InvalidInput(f"algorithm.{key}", got=value, do=do)
 
 
-def _optional(part: Component, name: str) -> bool:
-    return type(None) in get_args(type(part).model_fields[name].annotation)
+def _is_optional(component: Component, name: str) -> bool:
+    return type(None) in get_args(type(component).model_fields[name].annotation)
 
 
-def _kinds(part: Component, name: str) -> Mapping[str, type[Component]]:
-    """The parts that can stand in a field, by kind; empty for a plain number."""
-    found = next(_parts(type(part).model_fields[name].annotation), None)
-    if found is None:
+def _choices(component: Component, name: str) -> Mapping[str, type[Component]]:
+    """Return the components that a field can hold, by name; empty if it holds a plain value."""
+    base = next(_component_types(type(component).model_fields[name].annotation), None)
+    if base is None:
         return {}
-    if found in (Advantage, PolicyLoss):
-        return {kind.kind: kind for kind in _below(found) if kind.kind}
-    return {found.kind: found}
+    return {name_of(choice): choice for choice in _subclasses(base) if name_of(choice)} if base in NAMED else {"": base}
 
 
-def _parts(annotation: Any) -> Iterator[type[Component]]:
+def name_of(component: type[Component]) -> str:
+    """Return the name by which a component is chosen; "" if its place has no other."""
+    return str(component.model_fields["name"].default) if "name" in component.model_fields else ""
+
+
+def _component_types(annotation: Any) -> Iterator[type[Component]]:
     if get_origin(annotation) in (Union, types.UnionType):
         for option in get_args(annotation):
-            yield from _parts(option)
+            yield from _component_types(option)
     elif isinstance(annotation, type) and issubclass(annotation, Component):
         yield annotation
 
 
-def _below(base: type[Component]) -> Iterable[type[Component]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _below(kind)
+def _subclasses(base: type[Component]) -> Iterable[type[Component]]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
-def _unknown(part: Component, name: str, prefix: str) -> InvalidInput:
-    """The error for a key that a part does not have; says where else it exists."""
-    owners = [
-        kind for base in (Advantage, PolicyLoss) for kind in _below(base) if kind.kind and name in kind.model_fields
-    ]
-    if prefix and owners:
-        said = f"leave it out: {part.kind} has no {name}; there is one in {', '.join(kind.kind for kind in owners)}"
-        if all(issubclass(kind, WithCritic) for kind in owners) and not isinstance(part, WithCritic):
-            said += f", which have a critic; {part.kind} has none"
-        return InvalidInput(f"row.{prefix}{name}", got="a number for it", do=said)
-    known = [key for key in type(part).model_fields if key not in TOLD]
-    below = [f"{key}.{one}" for key, value in part if isinstance(value, Component) for one in type(value).model_fields]
-    nearest = max([*known, *below], key=lambda key: _likeness(name, key.rpartition(".")[2]))
-    return InvalidInput(
-        f"row.{prefix}{name}", got="no such term", do=f"did you mean {nearest}? there are: {', '.join(known)}"
-    )
-
-
-def _choose(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    nearest = max(names, key=lambda one: _likeness(name, one))
-    return f"did you mean {nearest}? there are: {', '.join(names)}"
-
-
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, one, other).ratio()
+def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
+    """Return the error for a parameter that a component does not have. It names the components that have it."""
+    own = name_of(type(component))
+    others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]
+    if own and others:
+        do = f"leave it out: {own} has no {name}; these have it: {', '.join(map(name_of, others))}"
+        if all(issubclass(other, WithCritic) for other in others) and not isinstance(component, WithCritic):
+            do += f", which have a critic; {own} has none"
+        return InvalidInput(f"algorithm.{prefix}{name}", got="no parameter of this name", do=do)
+    known = [key for key in type(component).model_fields if key not in DESCRIPTIVE]
+    inner = [(key, value) for key, value in component if isinstance(value, Component)]
+    nested = [f"{key}.{name}" for key, value in inner for name, _ in value if name != "name"]
+    hint = suggest(name, [*known, *nested]).replace("'", f"'algorithm.{prefix}", 1)
+    do = f"{hint} there are: {', '.join(known)}".strip()
+    return InvalidInput(f"algorithm.{prefix}{name}", got="no parameter of this name", do=do)

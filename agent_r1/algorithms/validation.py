@@ -1,4 +1,4 @@
-"""Which parts of an algorithm do not fit together, and why."""
+"""Checks that the components of an algorithm fit together."""
 
 from __future__ import annotations
 
@@ -11,112 +11,118 @@ from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.loss_terms import Correction, Kl, RewardShaping
 from agent_r1.core.errors import InvalidInput
 
-
-def check_rewriting(row: Algorithm) -> None:
-    """Raise InvalidInput where ``row`` cannot learn from episodes whose context is rewritten: what was observed at
-    such a place is not a continuation of anything, and what is repeated there would be learned again and again."""
-    if row.scope == "episodes":
-        do = "take the rule append, or an algorithm that learns actions only"
-        raise InvalidInput(
-            f"algorithm {row.name}", got="a context rule that rewrites, and observations to learn", do=do
-        )
-
-
 COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 
-def check(row: Algorithm) -> None:
-    """Raise InvalidInput, with the first reason, where parts of ``row`` do not fit together."""
-    if reason := next(incompatibilities(row), None):
-        raise InvalidInput(f"algorithm {row.name}", got="parts that do not fit", do=reason)
+def check_context_rewriting(algorithm: Algorithm) -> None:
+    """Raise InvalidInput if ``algorithm`` trains on observations, while the context of episodes is rewritten.
+
+    After a rewrite an observation does not continue the text before it, and repeated text would be trained on again.
+    """
+    if algorithm.token_scope == "all":
+        do = "take the rule append, or an algorithm that trains on actions only"
+        got = "a context rule that rewrites, and observations to train on"
+        raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=do)
 
 
-def incompatibilities(row: Algorithm) -> Iterator[str]:
-    """Every reason why the parts of a row do not make an algorithm, or one of them would do nothing."""
-    yield from _ratio(row)
-    yield from _masks(row)
-    yield from _kl(row)
-    yield from _groups(row)
-    yield from _rewards(row)
-    yield from _idle(row)
-    if "critic" in row.needs and not isinstance(row.advantage, WithCritic):
-        yield "an advantage that needs a critic extends WithCritic, which holds the critic's terms"
-    if (row.aggregation == "constant") != (row.length is not None):
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Raise InvalidInput with the first reason if components of ``algorithm`` do not fit together."""
+    if reason := next(incompatibilities(algorithm), None):
+        raise InvalidInput(f"algorithm {algorithm.name}", got="components that do not fit", do=reason)
+
+
+def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
+    """Yield every reason why the components do not make an algorithm, or why one of them would have no effect."""
+    yield from _ratio(algorithm)
+    yield from _masks(algorithm)
+    yield from _kl(algorithm)
+    yield from _groups(algorithm)
+    yield from _rewards(algorithm)
+    yield from _without_effect(algorithm)
+    if "critic" in algorithm.needs and not isinstance(algorithm.advantage, WithCritic):
+        yield "an advantage that needs a critic extends WithCritic, which holds the critic's settings"
+    if (algorithm.aggregation == "constant") != (algorithm.length is not None):
         yield "length is given with aggregation 'constant', and only with it"
 
 
-def _ratio(row: Algorithm) -> Iterator[str]:
-    kind = row.surrogate.kind or type(row.surrogate).__name__
-    if row.ratio not in row.surrogate.levels:
-        levels = " or ".join(level for level in COARSENESS if level in row.surrogate.levels)
-        yield f"surrogate {kind} is made for the ratio of a {levels}, not of a {row.ratio}"
-    if not row.surrogate.uses_ratio and row.anchor == "sampler":
-        yield f"anchor sampler does nothing here: surrogate {kind} has no ratio"
-    for name, part in (("correction", row.correction), ("rejection", row.rejection)):
-        if part is not None and COARSENESS.index(part.level) < COARSENESS.index(row.ratio):
-            yield f"{name}.level {part.level} would tear apart what ratio {row.ratio} takes together: make it as coarse"
-    if row.correction is not None and row.anchor == "sampler":
-        yield "with anchor sampler the ratio holds the disagreement of sampler and trainer already: drop the correction"
+def _ratio(algorithm: Algorithm) -> Iterator[str]:
+    name = algorithm.loss.name or type(algorithm.loss).__name__
+    level, denominator = algorithm.ratio_level, algorithm.ratio_denominator
+    if level not in algorithm.loss.levels:
+        levels = " or ".join(level for level in COARSENESS if level in algorithm.loss.levels)
+        yield f"loss {name} is defined for the ratio of a {levels}, not of a {level}"
+    if not algorithm.loss.uses_ratio and denominator == "sampler":
+        yield f"ratio_denominator sampler has no effect: loss {name} has no ratio"
+    for field, term in (("correction", algorithm.correction), ("rejection", algorithm.rejection)):
+        if term is not None and COARSENESS.index(term.level) < COARSENESS.index(level):
+            yield f"{field}.level {term.level} would split the units of ratio_level {level}: make it as coarse"
+    if algorithm.correction is not None and denominator == "sampler":
+        yield "ratio_denominator sampler already corrects the mismatch of sampler and trainer: drop the correction"
 
 
-def _masks(row: Algorithm) -> Iterator[str]:
-    if not row.masks.advantage and not row.advantage.over_time:
-        yield "masks.advantage does nothing here: this advantage is the same on all tokens of a turn"
-    if not row.masks.loss and row.masks.advantage and row.advantage.over_time:
+def _masks(algorithm: Algorithm) -> Iterator[str]:
+    masks, over_time = algorithm.masks, algorithm.advantage.over_time
+    if not masks.advantage and not over_time:
+        yield "masks.advantage has no effect: this advantage is equal on all tokens of a turn"
+    if not masks.loss and masks.advantage and over_time:
         yield "masks.loss cannot be off alone: observations would have no advantage (switch masks.advantage off too)"
-    if not row.masks.loss and (row.anchor == "sampler" or "teacher" in row.needs or row.compares):
-        yield "masks.loss cannot be off here: no sampler chose the observations, so there is nothing to compare with"
-    if not row.masks.loss and row.observation:
-        yield "observation and masks.loss off are two ways of learning observations: choose one"
+    samples = algorithm.ratio_denominator == "sampler" or algorithm.corrects_mismatch
+    if not masks.loss and (samples or "teacher" in algorithm.needs):
+        yield "masks.loss cannot be off here: observations were not sampled, so there is nothing to compare with"
+    if not masks.loss and algorithm.observation_nll_coef:
+        yield "observation_nll_coef and masks.loss off are two ways of training on observations: choose one"
 
 
-def _kl(row: Algorithm) -> Iterator[str]:
-    if row.kl is None:
+def _kl(algorithm: Algorithm) -> Iterator[str]:
+    if algorithm.kl is None:
         return
-    if row.kl.where == "reward" and row.kl.estimator != "k1":
+    if algorithm.kl.placement == "reward" and algorithm.kl.estimator != "k1":
         yield "a KL in the reward is k1: give kl.estimator k1"
-    if row.kl.where == "loss" and row.kl.estimator == "k1":
-        yield "k1 has no gradient in expectation: give another kl.estimator, or kl.where reward"
+    if algorithm.kl.placement == "loss" and algorithm.kl.estimator == "k1":
+        yield "k1 has no gradient in expectation: give another kl.estimator, or kl.placement reward"
 
 
-def _groups(row: Algorithm) -> Iterator[str]:
-    if "group" not in row.needs:
-        if row.filters.zero_variance is not None or row.filters.top_variance is not None:
+def _groups(algorithm: Algorithm) -> Iterator[str]:
+    filters, shaping = algorithm.filters, algorithm.shaping
+    kl_in_reward = algorithm.kl is not None and algorithm.kl.placement == "reward"
+    if "group" not in algorithm.needs:
+        if filters.zero_variance is not None or filters.top_variance is not None:
             yield "this advantage compares no groups: set filters.zero_variance and filters.top_variance to none"
-        if row.shaping.length or row.shaping.turns:
+        if shaping.length or shaping.turns:
             yield "this advantage compares no groups: leave out shaping.length and shaping.turns"
-    if row.filters.greedy and "greedy" not in row.needs:
-        yield "filters.greedy asks for a greedy attempt that this advantage does not need"
-    if "greedy" in row.needs and not row.filters.greedy:
+    if filters.greedy and "greedy" not in algorithm.needs:
+        yield "filters.greedy needs a greedy attempt, which this advantage does not use"
+    if "greedy" in algorithm.needs and not filters.greedy:
         yield "attempts without a greedy one to compare with have no advantage: set filters.greedy"
-    alone = (row.filters.success, row.filters.zero_variance, row.filters.staleness)
-    if row.refill and all(value is None for value in alone) and not row.filters.greedy:
-        yield "refill does nothing without a filter that leaves a group out by itself, such as zero_variance"
-    reshaped = row.shaping.length or row.shaping.turns or (row.kl is not None and row.kl.where == "reward")
-    if reshaped and row.filters.zero_variance is not None:
-        yield "zero_variance looks at rewards as they came, which shaping and a KL in them change: set it to none"
-    if (row.shaping != RewardShaping() or (row.kl is not None and row.kl.where == "reward")) and "greedy" in row.needs:
-        yield "the greedy attempt's reward is as it came: leave out shaping and a KL in the reward"
+    removing = (filters.success, filters.zero_variance, filters.staleness)
+    if algorithm.max_refill_rounds and all(value is None for value in removing) and not filters.greedy:
+        yield "max_refill_rounds has no effect without a filter that removes whole groups, such as zero_variance"
+    if (shaping.length or shaping.turns or kl_in_reward) and filters.zero_variance is not None:
+        yield "zero_variance sees rewards before shaping and before a KL in the reward: set it to none"
+    if (shaping != RewardShaping() or kl_in_reward) and "greedy" in algorithm.needs:
+        yield "the greedy attempt's reward is neither shaped nor penalized: leave out shaping and a KL in the reward"
 
 
-def _rewards(row: Algorithm) -> Iterator[str]:
-    if row.advantage.of_sums:
+def _rewards(algorithm: Algorithm) -> Iterator[str]:
+    if algorithm.advantage.uses_returns:
         return
-    if row.shaping != RewardShaping():
-        yield f"shaping does nothing here: advantage {row.advantage.kind} does not see the sum of rewards"
-    if row.kl is not None and row.kl.where == "reward":
-        yield f"a KL in the reward does nothing here: advantage {row.advantage.kind} does not see the sum of rewards"
+    name = algorithm.advantage.name
+    if algorithm.shaping != RewardShaping():
+        yield f"shaping has no effect: advantage {name} does not use the sum of rewards"
+    if algorithm.kl is not None and algorithm.kl.placement == "reward":
+        yield f"a KL in the reward has no effect: advantage {name} does not use the sum of rewards"
 
 
-def _idle(row: Algorithm) -> Iterator[str]:
-    """Numbers that nothing looks at, windows that nothing is in."""
-    correction, rejection = row.correction, row.rejection
+def _without_effect(algorithm: Algorithm) -> Iterator[str]:
+    """Yield settings that nothing reads, and windows that are empty."""
+    correction, rejection, kl = algorithm.correction, algorithm.rejection, algorithm.kl
     if correction is not None and correction.rule == "truncate" and correction.low != Correction().low:
-        yield "correction.low does nothing where ratios are truncated: give correction.rule window"
-    for name, window in (("correction", correction), ("rejection", rejection)):
+        yield "correction.low has no effect if ratios are truncated: give correction.rule window"
+    for field, window in (("correction", correction), ("rejection", rejection)):
         if window is not None and window.low >= window.high:
-            yield f"nothing is between {name}.low {window.low:g} and {name}.high {window.high:g}"
-    if row.kl is not None and row.kl.target is None and row.kl.horizon != Kl().horizon:
-        yield "kl.horizon does nothing without kl.target"
-    if isinstance(row.advantage, Success) and row.filters.success not in (None, row.advantage.threshold):
-        yield "filters.success and advantage.threshold say both what is enough: give them the same number"
+            yield f"nothing is between {field}.low {window.low:g} and {field}.high {window.high:g}"
+    if kl is not None and kl.target is None and kl.horizon != Kl().horizon:
+        yield "kl.horizon has no effect without kl.target"
+    advantage = algorithm.advantage
+    if isinstance(advantage, Success) and algorithm.filters.success not in (None, advantage.threshold):
+        yield "filters.success and advantage.threshold both set what counts as success: give them the same number"

@@ -1,4 +1,4 @@
-"""The batch of one update: its tokens, flat, and who they belong to."""
+"""The training batch: the tokens of one update as flat tensors, and the turn, trajectory and group of each."""
 
 from __future__ import annotations
 
@@ -12,63 +12,67 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.data.segments import previous_within, segment_first, segment_last, segment_sum
 from agent_r1.data.sequences import TokenSequence
 
+RewardWeights = Mapping[str, float]
+"""Weights by the name of a reward; a reward without a weight has weight 1."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NamedReturns:
-    """What each trajectory earned under one reward's name, (M,) float64, times that reward's ``weight``."""
+class NamedReward:
+    """The weighted sum of the rewards of one name in each trajectory, and the weight."""
 
     name: str
     weight: float
     returns: Tensor
+    """(M,) float64, already multiplied by ``weight``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingBatch:
-    """N tokens of S turns of M trajectories, ordered by trajectory, turn index, position. On the CPU.
+    """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position. On the CPU.
 
-    They are the action tokens: there are no others, so credit and loss cannot touch any, and the advantage mask and
-    the loss mask of paper 2511.14460 hold by construction. Only an algorithm that looks at observations asks for those
-    too (:func:`agent_r1.data.assemble.assemble`); ``chosen`` then tells them apart. Turns without action tokens are
-    left out. What else reaches the model stands in ``sequences``.
+    The tokens are action tokens: advantages and losses cannot touch others, because there are none. So the advantage
+    mask and the loss mask of paper 2511.14460 hold by construction. Only an algorithm that trains on observations asks
+    for those too (:func:`agent_r1.data.assemble.assemble`); ``action_mask`` then distinguishes them. Turns without
+    action tokens are left out. ``sequences`` holds everything that the model reads.
 
     Example: two trajectories, the first of two turns (2 tokens, 1 token), the second of one (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
     """
 
     ids: Tensor
-    """(N,) int64."""
+    """(N,) int64 token ids."""
     sampler_logprobs: Tensor
-    """(N,) float64: what the sampler recorded, at its temperature; NaN where no policy chose the token."""
+    """(N,) float64: log-probabilities recorded by the sampler, at its temperature; NaN for observations."""
     versions: Tensor
-    """(N,) int64: the version of the weights each token was sampled from; of an observation, the action's before it."""
-    chosen: Tensor
-    """(N,) bool: the policy chose the token."""
+    """(N,) int64: version of the weights that sampled the token; for an observation, that of the action before it."""
+    action_mask: Tensor
+    """(N,) bool: the token was sampled by the policy."""
     token_rewards: Tensor
-    """(N,) float64, weighted: a call's reward on the token with which the call ends, a turn's on its last action
-    token, the outcome on the trajectory's last action token.
+    """(N,) float64, weighted: a call's reward on the token that ends the call, a turn's on its last action token, the
+    outcome on the trajectory's last action token.
 
-    On action tokens only: where turns ran out, the episode's last token is an observation's, and a reward put there
-    would be lost.
+    Rewards are on action tokens only. If the turns ran out, the episode's last token belongs to an observation, and a
+    reward on it would be lost.
     """
     token_turn: Tensor
-    """(N,) int64; an observation belongs to the turn whose action led to it."""
+    """(N,) int64 turn of each token; an observation belongs to the turn whose action led to it."""
     turn_trajectory: Tensor
-    """(S,) int64."""
-    turn_states: Tensor
-    """(S,) int64: turns of a group in which the world had just said the same, word for word, have the same number."""
-    turn_results: Tensor
-    """(S,) bool: the turn's action got results of tools."""
+    """(S,) int64 trajectory of each turn."""
+    turn_state_ids: Tensor
+    """(S,) int64: equal for turns of a group before which the environment's last messages were equal, word for word."""
+    turn_used_tool: Tensor
+    """(S,) bool: the turn's action got tool results."""
     trajectory_group: Tensor
-    """(M,) int64."""
-    outcomes: Tensor
-    """(M,) float64: rewards for the whole trajectory, weighted; ``token_rewards`` holds them too."""
-    greedy: Tensor
-    """(M,) float64: what the group's greedy attempt earned, NaN where there was none."""
+    """(M,) int64 group of each trajectory."""
+    outcome_rewards: Tensor
+    """(M,) float64: weighted rewards of whole trajectories; they are part of ``token_rewards``."""
+    greedy_return: Tensor
+    """(M,) float64: return of the group's greedy attempt, NaN if there was none."""
     truncated: Tensor
     """(M,) bool: the episode did not end by itself."""
-    muted: tuple[str | None, ...]
-    """For each trajectory why it is compared with and not learned from; None: it is learned from."""
-    named: tuple[NamedReturns, ...]
+    loss_excluded: tuple[str | None, ...]
+    """For each trajectory None, or the reason why it counts in baselines only and not in the loss."""
+    named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
 
@@ -88,69 +92,60 @@ class TrainingBatch:
         return self.trajectory_group[self.turn_trajectory]
 
     @property
-    def token_before(self) -> Tensor:
-        """(N,) the token before each in its trajectory, -1 for the first: time, whatever context each was chosen in."""
-        return previous_within(self.token_trajectory)
-
-    @property
-    def turn_before(self) -> Tensor:
-        """(S,) the turn before each in its trajectory, -1 for the first."""
+    def previous_turn(self) -> Tensor:
+        """(S,) the turn before each one in its trajectory, -1 for the first."""
         return previous_within(self.turn_trajectory)
 
     @property
     def turn_rewards(self) -> Tensor:
-        """(S,) everything earned in each turn, the outcome in the last."""
+        """(S,) the sum of the rewards of each turn; the last turn's includes the outcome."""
         return segment_sum(self.token_rewards, self.token_turn)
 
     @property
     def process_rewards(self) -> Tensor:
-        """(S,) what each turn earned besides the outcome."""
-        outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcomes)
+        """(S,) the sum of the rewards of each turn, without the outcome."""
+        outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcome_rewards)
         return self.turn_rewards - outcome
 
     @property
     def returns(self) -> Tensor:
-        """(M,) everything each trajectory earned."""
+        """(M,) the return R of each trajectory: the sum of all its rewards."""
         return segment_sum(self.token_rewards, self.token_trajectory)
 
     @property
     def first_tokens(self) -> Tensor:
-        """(S,) the place of each turn's first action token."""
+        """(S,) the position of each turn's first action token."""
         return segment_first(self.token_turn)
 
     @property
     def last_tokens(self) -> Tensor:
-        """(M,) the place of each trajectory's last action token."""
-        places = torch.where(self.chosen, torch.arange(len(self.ids)), -1)
-        highest = torch.full((len(self.outcomes),), -1)
-        return highest.scatter_reduce(0, self.token_trajectory, places, "amax")
+        """(M,) the position of each trajectory's last action token."""
+        positions = torch.where(self.action_mask, torch.arange(len(self.ids)), -1)  # (N,)
+        initial = torch.full((len(self.outcome_rewards),), -1)
+        return initial.scatter_reduce(0, self.token_trajectory, positions, "amax")
 
     @property
     def last_turns(self) -> Tensor:
-        """(M,) the number of each trajectory's last turn."""
+        """(M,) the last turn of each trajectory."""
         return segment_last(self.turn_trajectory)
 
     @property
-    def token_muted(self) -> Tensor:
-        """(N,) bool: nothing is learned from the token's trajectory."""
-        return torch.tensor([reason is not None for reason in self.muted])[self.token_trajectory]
+    def token_loss_excluded(self) -> Tensor:
+        """(N,) bool: the token's trajectory is excluded from the loss."""
+        return torch.tensor([reason is not None for reason in self.loss_excluded])[self.token_trajectory]
 
     def actions(self) -> TrainingBatch:
-        """The same, with action tokens only."""
-        if bool(self.chosen.all()):
+        """Return the batch with its action tokens only, without sequences."""
+        if bool(self.action_mask.all()):
             return self
-        places = self.chosen.nonzero().squeeze(1)
+        positions = self.action_mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,
-            ids=self.ids[places],
-            sampler_logprobs=self.sampler_logprobs[places],
-            versions=self.versions[places],
-            chosen=self.chosen[places],
-            token_rewards=self.token_rewards[places],
-            token_turn=self.token_turn[places],
+            ids=self.ids[positions],
+            sampler_logprobs=self.sampler_logprobs[positions],
+            versions=self.versions[positions],
+            action_mask=self.action_mask[positions],
+            token_rewards=self.token_rewards[positions],
+            token_turn=self.token_turn[positions],
             sequences=(),
         )
-
-
-RewardWeights = Mapping[str, float]
-"""Weights by the name of a reward; one that is not named weighs 1."""

@@ -1,4 +1,4 @@
-"""Which trajectories can be learned from, and what each of their turns earned."""
+"""Training samples: which attempts can be trained on, and the rewards of each of their turns."""
 
 from __future__ import annotations
 
@@ -15,41 +15,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """A trajectory to learn from, with its weighted rewards.
-
-    ``group`` numbers the groups of one update from 0, in the order they were dispatched.
-    ``turn_rewards`` holds one number per turn, ``outcome`` the number for the whole, ``call_rewards`` one
-    number per rewarded call of each turn. ``named`` sums all of these by the rewards' names. ``greedy`` is what the
-    group's greedy attempt earned, None where there was none that could be scored; then ``no_greedy`` says why.
+    """A trajectory that can be trained on, with its weighted rewards.
 
     Example:
-        TrainingSample(trajectory, group=0, turn_rewards=(0.0, 0.1), outcome=1.0, call_rewards=((), ())).total == 1.1
+        TrainingSample(
+            trajectory, group=0, turn_rewards=(0.0, 0.1), outcome_reward=1.0, call_rewards=((), ())
+        ).total == 1.1
     """
 
     trajectory: Trajectory
     group: int
+    """Number of its group in the update, from 0, in the order in which groups were started."""
     turn_rewards: tuple[float, ...]
-    outcome: float
+    """One number per turn."""
+    outcome_reward: float
+    """The rewards of the whole trajectory."""
     call_rewards: tuple[tuple[float, ...], ...]
-    named: Mapping[str, float] = field(default_factory=dict)
-    greedy: float | None = None
-    no_greedy: str | None = None
+    """One number per rewarded call of each turn."""
+    named_rewards: Mapping[str, float] = field(default_factory=dict)
+    """The sum of all these rewards by name."""
+    greedy_return: float | None = None
+    """The return of the group's greedy attempt; None without one that could be scored."""
+    greedy_failure: str | None = None
+    """Why the group's greedy attempt could not be scored; None if it could, or if there is none."""
 
     @property
     def total(self) -> float:
-        """Everything the attempt earned."""
+        """The return: the sum of all rewards."""
         calls = (value for turn in self.call_rewards for value in turn)
-        return math.fsum((*self.turn_rewards, *calls, self.outcome))
+        return math.fsum((*self.turn_rewards, *calls, self.outcome_reward))
 
     @property
     def version(self) -> int:
-        """The oldest weights that any of its tokens was sampled from."""
+        """The oldest version of the weights that sampled one of its tokens."""
         return min(span.version for turn in self.trajectory.turns for span in turn.version_spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """An attempt that is not learned from, and why."""
+    """An attempt that is not trained on, and why."""
 
     attempt: AttemptId
     reason: str
@@ -57,94 +61,92 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was handed in, divided: each attempt is in exactly one of the two."""
+    """A division of attempts: each is either a sample or excluded."""
 
     samples: tuple[TrainingSample, ...]
-    left_out: tuple[Excluded, ...]
+    excluded: tuple[Excluded, ...]
 
 
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
-    """Divide the attempts of ``groups`` into those to learn from and those not; greedy attempts are in neither.
+    """Divide the attempts of ``groups`` into those that can be trained on and those that cannot.
 
-    A reward whose name is not in ``reward_weights`` weighs 1, one of weight 0 is ignored. The
-    result does not depend on the order of the groups or of the trajectories within one.
+    Greedy attempts are in neither part. The result does not depend on the order of the groups or of the trajectories
+    within a group.
+
+    Args:
+        groups: The attempts of an update.
+        reward_weights: Weights by the name of a reward; 1 if missing. A reward of weight 0 is ignored.
     """
     samples: list[TrainingSample] = []
-    left_out: list[Excluded] = []
+    excluded: list[Excluded] = []
     for number, group in enumerate(sorted(groups, key=lambda group: group.group_id)):
-        missing = None if group.greedy is None else next(_objections(group.greedy, reward_weights), None)
-        greedy = None if group.greedy is None or missing else _sample(group.greedy, 0, reward_weights).total
+        greedy_return = greedy_failure = None
+        if group.greedy is not None:
+            greedy_failure = next(_defects(group.greedy, reward_weights), None)
+            if greedy_failure is None:
+                greedy_return = _sample(group.greedy, 0, reward_weights).total
         for trajectory in sorted(group.trajectories, key=lambda trajectory: trajectory.attempt.sort_key):
-            reason = next(_objections(trajectory, reward_weights), None)
+            reason = next(_defects(trajectory, reward_weights), None)
             if reason is None:
                 sample = _sample(trajectory, number, reward_weights)
-                samples.append(replace(sample, greedy=greedy, no_greedy=missing))
+                samples.append(replace(sample, greedy_return=greedy_return, greedy_failure=greedy_failure))
             else:
-                left_out.append(Excluded(trajectory.attempt, reason))
-    return Selection(tuple(samples), tuple(left_out))
+                excluded.append(Excluded(trajectory.attempt, reason))
+    return Selection(tuple(samples), tuple(excluded))
 
 
 def describe_status(trajectory: Trajectory) -> str:
-    """How it ended, with the reason where there is one: ``engine_failed: the engine was closed``."""
+    """Return how an episode ended, with the reason if there is one: ``engine_failed: the engine was closed``."""
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
 
 
-def _counted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
-    """Name, weight and value of each reward that counts."""
+def _weighted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
+    """Yield name, weight and value of each reward whose weight is not 0."""
     for name, value in rewards.items():
         if weight := weights.get(name, 1.0):
             yield name, weight, value
 
 
-def _objections(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
-    """Every reason why the trajectory cannot be learned from."""
+def _defects(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
+    """Yield every reason why the trajectory cannot be trained on."""
     if STATUS_POLICY[trajectory.status] != "train":
         yield describe_status(trajectory)
     if not any(turn.action_ids for turn in trajectory.turns):
         yield "no action tokens"
     for turn in trajectory.turns:
-        yield from _turn_objections(turn, weights)
+        yield from _turn_defects(turn, weights)
         if turn.action_ids and not turn.new_ids and not trajectory.prompt_ids(turn):
-            yield f"turn {turn.index} acts on an empty prompt"
-    for name, _, reward in _counted(trajectory.rewards, weights):
+            yield f"turn {turn.index} has an empty prompt"
+    for name, _, reward in _weighted(trajectory.rewards, weights):
         if reward is None:
             yield trajectory.reason or f"reward {name} could not be scored"
-        else:
-            yield from _reward_objections(name, reward, trajectory)
+        elif isinstance(reward, tuple) and trajectory.turns_for_rewards(len(reward)) is None:
+            yield f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
+        elif not all(map(math.isfinite, reward if isinstance(reward, tuple) else (reward,))):
+            yield f"reward {name} is {reward}"
 
 
-def _turn_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
+def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
     if len(turn.logprobs) != len(turn.action_ids):
         yield f"turn {turn.index} has {len(turn.action_ids)} tokens, {len(turn.logprobs)} log-probabilities"
     if turn.action_ids and (not turn.version_spans or turn.version_spans[0].start > 0):
-        yield f"turn {turn.index} does not say which weights sampled it"
-    for name, _, value in _counted(turn.rewards, weights):
+        yield f"turn {turn.index} has no version of the weights that sampled it"
+    for name, _, value in _weighted(turn.rewards, weights):
         if not math.isfinite(value):
             yield f"reward {name} of turn {turn.index} is {value}"
-    yield from _call_objections(turn, weights)
-
-
-def _call_objections(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
     if turn.call_rewards and len(turn.call_rewards) != len(turn.call_ends):
         yield f"turn {turn.index} has rewards for {len(turn.call_rewards)} calls and made {len(turn.call_ends)}"
     if not all(0 <= end < len(turn.action_ids) for end in turn.call_ends):
         yield f"turn {turn.index} has a call that ends outside its {len(turn.action_ids)} tokens"
     for call, rewards in enumerate(turn.call_rewards):
-        for name, _, value in _counted(rewards, weights):
+        for name, _, value in _weighted(rewards, weights):
             if not math.isfinite(value):
                 yield f"reward {name} of call {call} in turn {turn.index} is {value}"
 
 
-def _reward_objections(name: str, reward: float | tuple[float, ...], trajectory: Trajectory) -> Iterator[str]:
-    if isinstance(reward, tuple) and trajectory.turns_for_rewards(len(reward)) is None:
-        yield f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
-    elif not all(map(math.isfinite, reward if isinstance(reward, tuple) else (reward,))):
-        yield f"reward {name} is {reward}"
-
-
 @dataclass(frozen=True, slots=True)
-class _Earning:
-    """One weighted reward: of the whole attempt, of a turn, or of a call of a turn."""
+class _WeightedReward:
+    """One weighted reward: of the whole attempt, of a turn, or of a call in a turn."""
 
     name: str
     value: float
@@ -152,36 +154,38 @@ class _Earning:
     call: int | None = None
 
 
-def _earnings(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[_Earning]:
+def _weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[_WeightedReward]:
     for number, turn in enumerate(trajectory.turns):
-        for name, weight, value in _counted(turn.rewards, weights):
-            yield _Earning(name, weight * value, number)
+        for name, weight, value in _weighted(turn.rewards, weights):
+            yield _WeightedReward(name, weight * value, number)
         for call, rewards in enumerate(turn.call_rewards):
-            for name, weight, value in _counted(rewards, weights):
-                yield _Earning(name, weight * value, number, call)
-    for name, weight, reward in _counted(trajectory.rewards, weights):
-        if isinstance(reward, tuple):
+            for name, weight, value in _weighted(rewards, weights):
+                yield _WeightedReward(name, weight * value, number, call)
+    for name, weight, reward in _weighted(trajectory.rewards, weights):
+        if isinstance(reward, tuple):  # one number per turn
             turns = trajectory.turns_for_rewards(len(reward)) or ()
-            yield from (_Earning(name, weight * value, turn.index) for turn, value in zip(turns, reward, strict=True))
+            for turn, value in zip(turns, reward, strict=True):
+                yield _WeightedReward(name, weight * value, turn.index)
         elif reward is not None:
-            yield _Earning(name, weight * reward)
+            yield _WeightedReward(name, weight * reward)
 
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
-    places: dict[tuple[int | None, int | None], list[float]] = {}
-    named: dict[str, list[float]] = {}
-    for earning in _earnings(trajectory, weights):
-        places.setdefault((earning.turn, earning.call), []).append(earning.value)
-        named.setdefault(earning.name, []).append(earning.value)
-    earned = {place: math.fsum(values) for place, values in places.items()}
+    """Return the sample of a trajectory without defects. Sums are exact, so their order does not matter."""
+    by_place: dict[tuple[int | None, int | None], list[float]] = {}
+    by_name: dict[str, list[float]] = {}
+    for reward in _weighted_rewards(trajectory, weights):
+        by_place.setdefault((reward.turn, reward.call), []).append(reward.value)
+        by_name.setdefault(reward.name, []).append(reward.value)
+    sums = {place: math.fsum(values) for place, values in by_place.items()}
     return TrainingSample(
         trajectory=trajectory,
         group=group,
-        turn_rewards=tuple(earned.get((number, None), 0.0) for number in range(len(trajectory.turns))),
-        outcome=earned.get((None, None), 0.0),
+        turn_rewards=tuple(sums.get((number, None), 0.0) for number in range(len(trajectory.turns))),
+        outcome_reward=sums.get((None, None), 0.0),
         call_rewards=tuple(
-            tuple(earned.get((number, call), 0.0) for call in range(len(turn.call_rewards)))
+            tuple(sums.get((number, call), 0.0) for call in range(len(turn.call_rewards)))
             for number, turn in enumerate(trajectory.turns)
         ),
-        named={name: math.fsum(values) for name, values in named.items()},
+        named_rewards={name: math.fsum(values) for name, values in by_name.items()},
     )

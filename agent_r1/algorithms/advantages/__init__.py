@@ -1,1 +1,1 @@
-"""How credit is assigned: one small part per estimator, over the functions of the algebra."""
+"""Advantage estimators: one small class per estimator, with its formula and its paper."""

@@ -1,4 +1,4 @@
-"""What every estimator of advantages is."""
+"""The interface of advantage estimators."""
 
 from __future__ import annotations
 
@@ -7,39 +7,35 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from agent_r1.algorithms.component import Need, Component
-from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.algorithms.component import Component, Need
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
 
 
 class Advantage(Component, ABC):
-    """Assigns credit. It is given action tokens only, unless the advantage mask was switched off.
+    """An advantage estimator. It sees action tokens only, unless the advantage mask is switched off."""
 
-    ``over_time`` says that what stands between two tokens matters to it; ``of_sums`` that it sees the sum of what
-    was earned, so that shaping it changes something.
-    """
+    name: str = ""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
+    """What a run must provide for this estimator."""
     over_time: ClassVar[bool] = False
-    of_sums: ClassVar[bool] = True
+    """Whether tokens between two action tokens would change the advantage, as in GAE over tokens."""
+    uses_returns: ClassVar[bool] = True
+    """Whether it depends on the summed rewards, so that shaping them has an effect."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The advantage in one line, with its numbers."""
+        """The advantage in one line, with the values of its settings."""
 
     @abstractmethod
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        """The advantage of each token of the batch."""
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        """Return the advantage of each token of the batch: (N,) float64."""
 
 
-def on_tokens(trajectories: Tensor, batch: TrainingBatch) -> Estimate:
-    """An advantage per trajectory (M,), on all its tokens."""
-    return Estimate(trajectories[batch.token_trajectory])
-
-
-def asked(signal: Tensor | None, what: str) -> Tensor:
-    """A signal that the row's needs promise."""
-    if signal is None:
-        raise TypeError(f"the algorithm needs {what}")
-    return signal
+def require(output: Tensor | None, description: str) -> Tensor:
+    """Return a model output; TypeError if it was not computed."""
+    if output is None:
+        raise TypeError(f"the algorithm needs {description}")
+    return output

@@ -1,94 +1,126 @@
-"""Estimators with a critic: GAE over tokens, over turns, over both."""
+"""Advantage estimators with a critic: generalized advantage estimation (GAE) over tokens, over turns, or over both.
+
+V is the critic's value, (N,) for the state before each token and (S,) for the state after each turn's action. GAE
+itself is :func:`agent_r1.algorithms.ops.returns.generalized_advantages`.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from abc import abstractmethod
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage, asked
+from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
 from agent_r1.algorithms.ops.group_stats import whiten
 from agent_r1.algorithms.ops.returns import generalized_advantages
-from agent_r1.algorithms.signals import Estimate, ModelOutputs, ValueTargets
+from agent_r1.algorithms.types import ModelOutputs, StateValues, ValueTargets
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import previous_within, segment_count, segment_last
+from agent_r1.data.segments import segment_count, segment_last
 
 
 class WithCritic(Advantage):
-    """What estimators with a critic have in common."""
+    """The base of estimators with a critic."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"critic"})
 
     gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount per token, or per turn where credit is over turns."""
+    """Discount per token, or per turn for estimators over turns."""
 
     lam: float = Field(default=1.0, ge=0, le=1)
-    """GAE's lambda: 1 trusts returns, 0 trusts the critic."""
+    """GAE's lambda: 1 relies on the sampled returns, 0 on the critic."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """How far a value may move from its old one before its pull ends."""
+    """Largest change of a value that the clipped value loss rewards."""
 
     warmup: int = Field(default=0, ge=0)
-    """First updates in which the critic learns alone."""
+    """Number of first updates in which only the critic is trained."""
 
     bootstrap: bool = False
-    """Where an episode was cut, credit goes on with the critic's value. Else the limit is part of the task, and its
-    end an end."""
+    """If an episode was truncated, continue with the critic's value of its last state. Otherwise truncation is treated
+    as termination, with value 0."""
 
-    def cut_values(self, batch: TrainingBatch, signals: ModelOutputs) -> Tensor:
-        """(M,) the value of the state each trajectory stops in: 0 where it ended."""
+    @abstractmethod
+    def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
+        """Return what the critic is trained towards."""
+
+    def values(self, outputs: ModelOutputs) -> StateValues:
+        """Return the critic's values; TypeError if they were not computed."""
+        if outputs.values is None:
+            raise TypeError("the algorithm needs a critic's values")
+        return outputs.values
+
+    def final_values(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        """Return V of the state in which each trajectory stops: (M,); 0 if it terminated."""
         if not self.bootstrap:
-            return torch.zeros_like(batch.outcomes)
-        ends = asked(signals.ends, "a critic's values")[batch.last_turns]
-        return torch.where(batch.truncated, ends, 0.0)
+            return torch.zeros_like(batch.outcome_rewards)
+        after_last = self.values(outputs).after_action[batch.last_turns]  # (M,)
+        return torch.where(batch.truncated, after_last, 0.0)
 
-    def end_targets(self, batch: TrainingBatch, following: Tensor) -> tuple[Tensor, Tensor]:
-        """Target and share (S,) of the states that actions lead to, given the return from each turn on (S,).
+    def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
+        """Return GAE over each trajectory's turns and the value of each turn: (S,), (S,).
 
-        Such a state is worth what the next turn's is, and nothing where the episode ended; where it was cut nobody
-        knows.
+        V of a turn is V of the state before its first token.
         """
-        last = batch.last_turns
-        target = following.roll(-1).index_fill(0, last, 0.0)
-        known = torch.ones_like(target).index_put((last,), (~batch.truncated).to(target))
-        return target, known / known.sum().clamp(min=1) if self.bootstrap else torch.zeros_like(target)
+        values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
+        final = self.final_values(batch, outputs)
+        rewards = batch.turn_rewards  # (S,)
+        return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
+
+    def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
+        """Return the targets, completed by those of the states after actions.
+
+        The state after an action has the value of the next turn, ``turn_returns`` (S,), and 0 if the episode ended. If
+        it was truncated, its target is unknown and its weight 0.
+        """
+        last = batch.last_turns  # (M,)
+        after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
+        known = torch.ones_like(after).index_put((last,), (~batch.truncated).to(after))  # (S,)
+        after_weight = known / known.sum().clamp(min=1) if self.bootstrap else torch.zeros_like(after)
+        return ValueTargets(StateValues(target, after), StateValues(weight, after_weight))
 
 
-class TokenGae(WithCritic):
-    """GAE with action tokens as steps; what the world said between them does not count as time. PPO."""
+class OverTokens(WithCritic):
+    """The base of estimators that give every token its own advantage. Each action token is one time step; observations
+    between them take no time."""
 
-    kind = "token_gae"
     over_time: ClassVar[bool] = True
+
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        return whiten(self.gae(batch, outputs, self.lam))
+
+    def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
+        returns = self.gae(batch, outputs, self.lam) + self.values(outputs).before_token  # (N,) A + V
+        weight = (batch.action_mask / batch.action_mask.sum()).to(returns)
+        return self._targets(batch, returns, weight, returns[batch.first_tokens])
+
+    def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
+        """Return GAE over each trajectory's tokens: (N,). ``lam`` is one number, or one per token (N,)."""
+        values = self.values(outputs).before_token
+        final = self.final_values(batch, outputs)
+        return generalized_advantages(batch.token_rewards, values, final, batch.token_trajectory, self.gamma, lam)
+
+
+class TokenGae(OverTokens):
+    """GAE over tokens, as in PPO (1707.06347, equation 11)."""
+
+    name: Literal["token_gae"] = "token_gae"
 
     @property
     def formula(self) -> str:
         return f"GAE over tokens (gamma {self.gamma:g}, lambda {self.lam:g}), whitened over the tokens of the batch"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        values = asked(signals.values, "a critic's values")
-        advantage = self.over_tokens(batch, signals, self.lam)
-        return Estimate(whiten(advantage), self.token_targets(batch, advantage + values))
 
-    def over_tokens(self, batch: TrainingBatch, signals: ModelOutputs, lam: float | Tensor) -> Tensor:
-        """(N,) GAE with each trajectory's tokens as a chain in order of time."""
-        values = asked(signals.values, "a critic's values")
-        last = segment_last(batch.token_trajectory)
-        after = torch.zeros_like(values).index_put((last,), self.cut_values(batch, signals))
-        return generalized_advantages(batch.token_rewards, values, after, batch.token_before, self.gamma, lam)
+class LengthAdaptiveGae(OverTokens):
+    """GAE whose lambda grows with the length of the trajectory, as in VAPO (2504.05118, section 4.2).
 
-    def token_targets(self, batch: TrainingBatch, targets: Tensor) -> ValueTargets:
-        """The critic learns at every token that the policy chose."""
-        shares = batch.chosen / batch.chosen.sum()
-        return ValueTargets(targets, shares.to(targets), *self.end_targets(batch, targets[batch.first_tokens]))
+    lambda = 1 - 1 / (alpha * length) for the advantages, and ``lam`` for the critic's targets.
+    """
 
-
-class LengthAdaptiveGae(TokenGae):
-    """GAE whose lambda grows with the trajectory, and 1 for the critic's targets: VAPO (2504.05118, section 4.2)."""
-
-    kind = "length_adaptive_gae"
+    name: Literal["length_adaptive_gae"] = "length_adaptive_gae"
 
     alpha: float = Field(default=0.05, gt=0)
     """lambda = 1 - 1 / (alpha * tokens of the trajectory)."""
@@ -100,42 +132,44 @@ class LengthAdaptiveGae(TokenGae):
             "the critic), whitened over the tokens of the batch"
         )
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        values = asked(signals.values, "a critic's values")
-        lengths = segment_count(batch.token_trajectory)[batch.token_trajectory]
-        lam = (1 - 1 / (self.alpha * lengths)).clamp(min=0)
-        targets = self.over_tokens(batch, signals, self.lam) + values
-        return Estimate(whiten(self.over_tokens(batch, signals, lam)), self.token_targets(batch, targets))
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        lengths = segment_count(batch.token_trajectory)[batch.token_trajectory]  # (N,)
+        lam = (1 - 1 / (self.alpha * lengths)).clamp(min=0)  # (N,)
+        return whiten(self.gae(batch, outputs, lam))
 
 
 class TurnGae(WithCritic):
-    """GAE with turns as steps: V of a turn is that of the state before its first token. StepPO (2604.18401)."""
+    """GAE over turns: one action is one time step, as in StepPO (2604.18401)."""
 
-    kind = "turn_gae"
+    name: Literal["turn_gae"] = "turn_gae"
 
     @property
     def formula(self) -> str:
         return f"GAE over turns (gamma {self.gamma:g}, lambda {self.lam:g}), whitened over the turns of the batch"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        advantage, values = turn_advantages(self, batch, signals, self.gamma)
-        first = batch.first_tokens
-        targets = torch.zeros(len(batch.ids), dtype=values.dtype).index_put((first,), advantage + values)
-        shares = torch.zeros_like(targets).index_fill(0, first, 1 / len(first))
-        ends = self.end_targets(batch, advantage + values)
-        return Estimate(whiten(advantage)[batch.token_turn], ValueTargets(targets, shares, *ends))
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        advantage, _ = self.turn_gae(batch, outputs, self.gamma)  # (S,)
+        return whiten(advantage)[batch.token_turn]
+
+    def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
+        advantage, values = self.turn_gae(batch, outputs, self.gamma)
+        returns, first = advantage + values, batch.first_tokens  # (S,), (S,)
+        # only the states before turns have targets; the others weigh 0
+        target = torch.zeros(len(batch.ids), dtype=values.dtype).index_put((first,), returns)
+        weight = torch.zeros_like(target).index_fill(0, first, 1 / len(first))
+        return self._targets(batch, target, weight, returns)
 
 
-class BiLevelGae(TokenGae):
-    """GAE over turns, whose result each turn's last token earns in a GAE over the tokens of that turn (VAGEN, RAGEN).
+class BiLevelGae(OverTokens):
+    """GAE over turns, then GAE over the tokens of each turn (VAGEN, 2510.16907; RAGEN, 2504.20073).
 
-    Turns are where they were lived, also those without a reward.
+    The last token of a turn earns V + A of the turn. Turns are the recorded ones, including turns without a reward.
     """
 
-    kind = "bi_level_gae"
+    name: Literal["bi_level_gae"] = "bi_level_gae"
 
     turn_gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per turn; gamma is that per token."""
+    """Discount per turn; gamma is the discount per token."""
 
     @property
     def formula(self) -> str:
@@ -144,20 +178,10 @@ class BiLevelGae(TokenGae):
             f"the turn by GAE over turns (gamma {self.turn_gamma:g}, lambda {self.lam:g}), whitened over tokens"
         )
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        values = asked(signals.values, "a critic's values")
-        turns, turn_values = turn_advantages(self, batch, signals, self.turn_gamma)
-        last = segment_last(batch.token_turn)
-        rewards = torch.zeros_like(values).index_put((last,), turns + turn_values)
-        nothing = torch.zeros_like(values)
-        within = previous_within(batch.token_turn)
-        advantage = generalized_advantages(rewards, values, nothing, within, self.gamma, self.lam)
-        return Estimate(whiten(advantage), self.token_targets(batch, advantage + values))
-
-
-def turn_advantages(part: WithCritic, batch: TrainingBatch, signals: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
-    """GAE (S,) over each trajectory's turns, and their values (S,)."""
-    values = asked(signals.values, "a critic's values")[batch.first_tokens]
-    after = torch.zeros_like(values).index_put((batch.last_turns,), part.cut_values(batch, signals))
-    advantage = generalized_advantages(batch.turn_rewards, values, after, batch.turn_before, gamma, part.lam)
-    return advantage, values
+    def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
+        advantage, turn_values = self.turn_gae(batch, outputs, self.turn_gamma)  # (S,), (S,)
+        values = self.values(outputs).before_token  # (N,)
+        last = segment_last(batch.token_turn)  # (S,)
+        rewards = torch.zeros_like(values).index_put((last,), advantage + turn_values)  # (N,)
+        # each turn is a unit of its own, and nothing follows its last token
+        return generalized_advantages(rewards, values, torch.zeros_like(turn_values), batch.token_turn, self.gamma, lam)

@@ -1,104 +1,116 @@
-"""Estimators that compare the attempts at one task with each other. R is what a whole trajectory earned."""
+"""Group-relative advantage estimators: each attempt is compared with the other attempts at the same task.
+
+R (M,) is the return of a trajectory, the sum of its rewards. All its tokens get the trajectory's advantage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage, on_tokens
+from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
 from agent_r1.algorithms.ops.group_stats import (
     center,
     center_weighted,
+    divide_by_mean,
+    divide_by_std,
     leave_one_out,
-    over_deviation,
-    over_mean,
     standardize,
     whiten,
 )
-from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_count
 
-Baseline = Literal["mean", "others", "lengths"]
-Scale = Literal["none", "deviation", "mean", "batch"]
+Baseline = Literal["mean", "leave_one_out", "length_weighted"]
+Scale = Literal["none", "std", "mean", "batch_std"]
 
-BASELINES: Mapping[Baseline, str] = {
+BASELINE_FORMULAS: Mapping[Baseline, str] = {
     "mean": "mean R of the group",
-    "others": "mean R of the others in the group",
-    "lengths": "mean R of the group weighted by tokens",
+    "leave_one_out": "mean R of the others in the group",
+    "length_weighted": "mean R of the group weighted by tokens",
 }
-SCALES: Mapping[Scale, str] = {
+SCALE_FORMULAS: Mapping[Scale, str] = {
     "none": "",
-    "deviation": " / (std R of the group + {epsilon:g})",
+    "std": " / (std R of the group + {epsilon:g})",
     "mean": " / mean R of the group",
-    "batch": " / (std R of the batch + {epsilon:g})",
+    "batch_std": " / (std R of the batch + {epsilon:g})",
 }
 
 
 class GroupRelative(Advantage):
-    """R minus a baseline of the group, scaled: GRPO, Dr.GRPO, RLOO, OPO, MaxRL, LitePPO."""
+    """The group-relative advantage (R - baseline) / scale.
 
-    kind = "group_relative"
+    baseline mean, scale std: GRPO (2402.03300, section 4.1.2); mean, none: Dr.GRPO (2503.20783); leave_one_out, none:
+    RLOO (2402.14740); length_weighted, none: OPO (2505.23585); mean, mean: MaxRL (2602.02710); mean, batch_std: Lite
+    PPO (2508.08221).
+    """
+
+    name: Literal["group_relative"] = "group_relative"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     baseline: Baseline = "mean"
-    """What R is compared with: the group's mean, the mean of the others, the mean weighted by tokens."""
+    """What R is compared with: the group's mean, the mean of the other attempts, or the mean weighted by tokens."""
 
     scale: Scale = "none"
-    """What the difference is divided by: nothing, the group's standard deviation, its mean, the batch's deviation."""
+    """What the difference is divided by: nothing, the group's standard deviation, the group's mean, or the batch's
+    standard deviation."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Added to a standard deviation."""
 
     @property
     def formula(self) -> str:
-        return f"(R - {BASELINES[self.baseline]}){SCALES[self.scale].format(epsilon=self.epsilon)}"
+        return f"(R - {BASELINE_FORMULAS[self.baseline]}){SCALE_FORMULAS[self.scale].format(epsilon=self.epsilon)}"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        returns, group = batch.returns, batch.trajectory_group
-        advantage = self._centred(returns, group, batch)
-        scales: Mapping[Scale, Callable[[], Tensor]] = {
-            "none": lambda: advantage,
-            "deviation": lambda: over_deviation(advantage, returns, group, self.epsilon),
-            "mean": lambda: over_mean(advantage, returns, group),
-            "batch": lambda: over_deviation(advantage, returns, torch.zeros_like(group), self.epsilon),
-        }
-        return on_tokens(scales[self.scale](), batch)
-
-    def _centred(self, returns: Tensor, group: Tensor, batch: TrainingBatch) -> Tensor:
-        if self.baseline == "lengths":
-            return center_weighted(returns, group, segment_count(batch.token_trajectory).double())
-        return center(returns, group) if self.baseline == "mean" else leave_one_out(returns, group)
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        returns, group = batch.returns, batch.trajectory_group  # (M,), (M,)
+        match self.baseline:
+            case "mean":
+                advantage = center(returns, group)
+            case "leave_one_out":
+                advantage = leave_one_out(returns, group)
+            case "length_weighted":
+                advantage = center_weighted(returns, group, segment_count(batch.token_trajectory).double())
+        match self.scale:
+            case "std":
+                advantage = divide_by_std(advantage, returns, group, self.epsilon)
+            case "mean":
+                advantage = divide_by_mean(advantage, returns, group)
+            case "batch_std":
+                advantage = divide_by_std(advantage, returns, torch.zeros_like(group), self.epsilon)
+        return advantage[batch.token_trajectory]  # (M,) -> (N,)
 
 
 class WhitenedGroup(Advantage):
-    """R minus the group's mean, whitened over the batch's tokens: REINFORCE++-baseline (2501.03262)."""
+    """A = whiten(R - mean R of the group), over the tokens of the batch: REINFORCE++-baseline (2501.03262)."""
 
-    kind = "whitened_group"
+    name: Literal["whitened_group"] = "whitened_group"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     @property
     def formula(self) -> str:
         return "R - mean R of the group, whitened over the tokens of the batch"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        return Estimate(whiten(center(batch.returns, batch.trajectory_group)[batch.token_trajectory]))
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        advantage = center(batch.returns, batch.trajectory_group)  # (M,)
+        return whiten(advantage[batch.token_trajectory])  # long trajectories count by their tokens
 
 
 class SeparateRewards(Advantage):
-    """Each reward standardised by itself in the group, summed by weight, whitened over the batch: GDPO (2601.05242).
+    """A = whiten(sum_k weight_k * standardize(R_k)), one group-relative advantage per reward k: GDPO (2601.05242).
 
-    Summed first, different rewards can cancel, and one of large variance hides the others.
+    If rewards are summed first, different ones can cancel, and one of large variance hides the others.
     """
 
-    kind = "separate_rewards"
+    name: Literal["separate_rewards"] = "separate_rewards"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
-    of_sums: ClassVar[bool] = False
+    uses_returns: ClassVar[bool] = False
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Added to a standard deviation."""
@@ -110,23 +122,23 @@ class SeparateRewards(Advantage):
             f"(std R_k of the group + {self.epsilon:g}), whitened over the trajectories of the batch"
         )
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        total = torch.zeros_like(batch.outcomes)
-        for named in batch.named:
-            # the weight's sign is in the returns already
-            total += abs(named.weight) * standardize(named.returns, batch.trajectory_group, self.epsilon)
-        return on_tokens(whiten(total), batch)
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        total = torch.zeros_like(batch.outcome_rewards)  # (M,)
+        for reward in batch.named_rewards:
+            # the sign of the weight is already in the weighted returns
+            total += abs(reward.weight) * standardize(reward.returns, batch.trajectory_group, self.epsilon)
+        return whiten(total)[batch.token_trajectory]
 
 
 class AgainstGreedy(Advantage):
-    """R minus what the greedy attempt at the task earned: ReMax (2310.10505)."""
+    """A = R - R of the greedy attempt at the same task: ReMax (2310.10505)."""
 
-    kind = "against_greedy"
+    name: Literal["against_greedy"] = "against_greedy"
     needs: ClassVar[frozenset[Need]] = frozenset({"greedy"})
 
     @property
     def formula(self) -> str:
         return "R - R of the greedy attempt at the same task"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        return on_tokens(batch.returns - batch.greedy, batch)
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        return (batch.returns - batch.greedy_return)[batch.token_trajectory]

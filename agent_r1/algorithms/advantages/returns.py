@@ -1,23 +1,24 @@
-"""Estimators from returns alone, without group or critic."""
+"""Advantage estimators that need neither a group nor a critic: returns to go, success, and a teacher."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
+from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage, asked, on_tokens
+from agent_r1.algorithms.advantages.advantage import Advantage, require
 from agent_r1.algorithms.component import Need
 from agent_r1.algorithms.ops.group_stats import whiten
 from agent_r1.algorithms.ops.returns import discounted_sums
-from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
 
 
 class TokenReturns(Advantage):
-    """The discounted return from each token on, whitened over the batch: REINFORCE++ (2501.03262)."""
+    """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) over tokens: REINFORCE++ (2501.03262)."""
 
-    kind = "token_returns"
+    name: Literal["token_returns"] = "token_returns"
     over_time: ClassVar[bool] = True
 
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -27,14 +28,14 @@ class TokenReturns(Advantage):
     def formula(self) -> str:
         return f"return to go (gamma {self.gamma:g} per token), whitened over the tokens of the batch"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        return Estimate(whiten(discounted_sums(batch.token_rewards, batch.token_before, self.gamma)))
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        return whiten(discounted_sums(batch.token_rewards, batch.token_trajectory, self.gamma))  # (N,)
 
 
 class TurnReturns(Advantage):
-    """The discounted return from each turn on, whitened over turns: Agent-R1's REINFORCE."""
+    """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) over turns: REINFORCE (Williams 1992) in Agent-R1 (2511.14460)."""
 
-    kind = "turn_returns"
+    name: Literal["turn_returns"] = "turn_returns"
 
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per turn."""
@@ -43,40 +44,41 @@ class TurnReturns(Advantage):
     def formula(self) -> str:
         return f"return to go (gamma {self.gamma:g} per turn), whitened over the turns of the batch"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
-        return Estimate(whiten(to_go)[batch.token_turn])
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
+        return whiten(returns_to_go)[batch.token_turn]
 
 
 class Success(Advantage):
-    """1 where a trajectory earned enough, else 0: rejection-sampling fine-tuning, with the policy's own samples."""
+    """A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning on the policy's own samples (2308.01825)."""
 
-    kind = "success"
+    name: Literal["success"] = "success"
 
     threshold: float = 1.0
-    """What is enough."""
+    """Least return of a successful trajectory."""
 
     @property
     def formula(self) -> str:
-        return f"1 where R >= {self.threshold:g}, else 0"
+        return f"1 if R >= {self.threshold:g}, else 0"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        return on_tokens((batch.returns >= self.threshold).double(), batch)
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        return (batch.returns >= self.threshold).double()[batch.token_trajectory]
 
 
 class Teacher(Advantage):
-    """How much likelier the teacher finds each token than the policy that chose it: on-policy distillation.
+    """A = log pi_teacher - log pi_sampler of each token: on-policy distillation (2306.13649).
 
-    -(log mu - log teacher), the negative of k1 towards the teacher, which must not be differentiated itself.
+    It is the negative of the KL estimator k1 towards the teacher, used as a reward: k1 itself has no gradient in
+    expectation.
     """
 
-    kind = "teacher"
+    name: Literal["teacher"] = "teacher"
     needs: ClassVar[frozenset[Need]] = frozenset({"teacher"})
-    of_sums: ClassVar[bool] = False
+    uses_returns: ClassVar[bool] = False
 
     @property
     def formula(self) -> str:
         return "log pi_teacher - log pi_sampler of the token"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        return Estimate(asked(signals.teacher, "a teacher's log-probabilities") - batch.sampler_logprobs)
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        return require(outputs.teacher_logprobs, "a teacher's log-probabilities") - batch.sampler_logprobs

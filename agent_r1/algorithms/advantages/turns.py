@@ -1,8 +1,11 @@
-"""Estimators that tell the turns of a trajectory apart without a critic."""
+"""Turn-level advantage estimators without a critic: turns are compared with similar turns of the same group.
+
+r (S,) are the rewards of turns, G (S,) the discounted returns to go: G_t = r_t + gamma G_{t+1}.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -10,15 +13,15 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.ops.group_stats import center, over_deviation, standardize
+from agent_r1.algorithms.ops.group_stats import center, standardize
 from agent_r1.algorithms.ops.returns import discounted_sums
-from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import places_within, renumbered, segment_count, segment_sum
+from agent_r1.data.segments import index_within, segment_count, segment_sum, unique_ids
 
 
-class BetweenTurns(Advantage):
-    """What estimators that compare turns of a group have in common."""
+class TurnRelative(Advantage):
+    """The base of estimators that compare the turns of a group."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
@@ -26,30 +29,31 @@ class BetweenTurns(Advantage):
     """Added to a standard deviation."""
 
 
-class ProcessRelative(BetweenTurns):
-    """Turn rewards standardised over all turns of the group, summed from each turn on.
+class ProcessRelative(TurnRelative):
+    """A_t = sum_{k >= t} (r_k - mean r) / std r, over all turns of the group.
 
     Process supervision in GRPO (2402.03300, section 4.1.3). The outcome is a reward of the last turn.
     """
 
-    kind = "process_relative"
+    name: Literal["process_relative"] = "process_relative"
 
     @property
     def formula(self) -> str:
         return f"sum from the turn on of (r - mean r of the group's turns) / (std r + {self.epsilon:g})"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        standard = standardize(batch.turn_rewards, batch.turn_group, self.epsilon)
-        return Estimate(discounted_sums(standard, batch.turn_before, 1.0)[batch.token_turn])
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        standardized = standardize(batch.turn_rewards, batch.turn_group, self.epsilon)  # (S,)
+        return discounted_sums(standardized, batch.turn_trajectory, 1.0)[batch.token_turn]
 
 
-class TurnAndOutcome(BetweenTurns):
-    """The outcome's advantage everywhere, and that of the process rewards where a tool was used: MT-GRPO (2505.11821).
+class TurnAndOutcome(TurnRelative):
+    """A = A(outcome) + coefficient * A(process rewards) in turns that used a tool: MT-GRPO (2505.11821, equation 6).
 
-    A trajectory that used no tool gets the advantage of everything it earned.
+    A(x) standardizes x over the trajectories of the group. A trajectory that used no tool has the advantage of its
+    whole return.
     """
 
-    kind = "turn_and_outcome"
+    name: Literal["turn_and_outcome"] = "turn_and_outcome"
 
     coefficient: float = Field(default=1.0, ge=0)
     """Weight of the process rewards' advantage."""
@@ -57,88 +61,86 @@ class TurnAndOutcome(BetweenTurns):
     @property
     def formula(self) -> str:
         process = f"{self.coefficient:g} A(process rewards) in turns with results of tools"
-        return f"A(outcome) + {process}; A standardised in the group"
+        return f"A(outcome) + {process}; A standardized in the group"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        group = batch.trajectory_group
-        process = segment_sum(batch.process_rewards, batch.turn_trajectory)
-        outcome = standardize(batch.outcomes, group, self.epsilon)[batch.turn_trajectory]
-        used = self.coefficient * standardize(process, group, self.epsilon)[batch.turn_trajectory]
-        combined = standardize(batch.returns, group, self.epsilon)[batch.turn_trajectory]
-        any_tool = segment_sum(batch.turn_results.double(), batch.turn_trajectory)[batch.turn_trajectory] > 0
-        turns = torch.where(any_tool, outcome + torch.where(batch.turn_results, used, 0.0), combined)
-        return Estimate(turns[batch.token_turn])
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        group, trajectory = batch.trajectory_group, batch.turn_trajectory  # (M,), (S,)
+        process_rewards = segment_sum(batch.process_rewards, trajectory)  # (M,)
+        outcome = standardize(batch.outcome_rewards, group, self.epsilon)[trajectory]  # (S,)
+        process = self.coefficient * standardize(process_rewards, group, self.epsilon)[trajectory]  # (S,)
+        combined = standardize(batch.returns, group, self.epsilon)[trajectory]  # (S,)
+        any_tool = segment_sum(batch.turn_used_tool.double(), trajectory)[trajectory] > 0  # (S,)
+        advantage = torch.where(any_tool, outcome + torch.where(batch.turn_used_tool, process, 0.0), combined)
+        return advantage[batch.token_turn]
 
 
-class SameTurn(BetweenTurns):
-    """The return from a turn on, standardised over the group's turns of the same number: GTPO (2511.14846)."""
+class SameTurn(TurnRelative):
+    """A_t = (G_t - mean G) / std G over the group's turns with the same number: GTPO (2511.14846)."""
 
-    kind = "same_turn"
+    name: Literal["same_turn"] = "same_turn"
 
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per turn."""
 
     @property
     def formula(self) -> str:
-        return f"return to go (gamma {self.gamma:g} per turn), standardised over the group's turns of the same number"
+        return f"return to go (gamma {self.gamma:g} per turn), standardized over the group's turns of the same number"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
-        same = renumbered(batch.turn_group, places_within(batch.turn_trajectory))
-        return Estimate(standardize(to_go, same, self.epsilon)[batch.token_turn])
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
+        key = unique_ids(batch.turn_group, index_within(batch.turn_trajectory))  # (S,) group and turn number
+        return standardize(returns_to_go, key, self.epsilon)[batch.token_turn]
 
 
-class SameState(BetweenTurns):
-    """The trajectory's advantage plus that of the return from a turn on among turns in the same state: GiGPO.
+class SameState(TurnRelative):
+    """A_t = A(R) + turn_weight * A(G_t among turns in the same state): GiGPO (2505.10978, equation 8).
 
-    (2505.10978.) The state is what the world had just said, word for word.
+    Two turns of a group are in the same state if the environment's last messages are equal, word for word.
     """
 
-    kind = "same_state"
+    name: Literal["same_state"] = "same_state"
 
     turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of the advantage among equal states."""
+    """Weight of the advantage among turns in the same state."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
 
-    standard: bool = False
+    divide_by_std: bool = False
     """Whether differences are divided by the standard deviation."""
 
     @property
     def formula(self) -> str:
-        scale = " / std" if self.standard else ""
+        scale = " / std" if self.divide_by_std else ""
         return (
             f"(R - mean R of the group){scale} + {self.turn_weight:g} (G - mean G of the group's turns in the same "
             f"state){scale}; G = return to go (gamma {self.gamma:g} per turn)"
         )
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        episode = self.relative(batch.returns, batch.trajectory_group)[batch.turn_trajectory]
-        to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
-        turns = episode + self.turn_weight * self.relative(to_go, batch.turn_states)
-        return Estimate(turns[batch.token_turn])
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        episode = self._relative(batch.returns, batch.trajectory_group)[batch.turn_trajectory]  # (M,) -> (S,)
+        returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
+        advantage = episode + self.turn_weight * self._relative(returns_to_go, batch.turn_state_ids)
+        return advantage[batch.token_turn]
 
-    def relative(self, x: Tensor, key: Tensor) -> Tensor:
-        advantage = center(x, key)
-        return over_deviation(advantage, x, key, self.epsilon) if self.standard else advantage
+    def _relative(self, x: Tensor, key: Tensor) -> Tensor:
+        return standardize(x, key, self.epsilon) if self.divide_by_std else center(x, key)
 
 
-class SameHistory(BetweenTurns):
-    """The return from a turn on among the group's turns in the same state with the same k states before it, mixed
-    over k: HGPO (2602.22817).
+class SameHistory(TurnRelative):
+    """A_t = weighted mean over k of the advantage of G_t among turns with the same last k + 1 states: HGPO (2602.22817).
 
-    Longer histories compare like with like but have fewer turns; those with one turn have no say. Before the first
-    turn there is nothing, which is a history too.
+    Longer histories compare more similar turns, but fewer of them. A history that occurs only once has no weight. Before
+    the first turn there is an empty history, which also counts as equal.
     """
 
-    kind = "same_history"
+    name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """The longest history compared, in states before the present one: K."""
+    """The longest history K, in states before the present one."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """History k weighs (k + 1)^alpha."""
+    """History k has weight (k + 1)^alpha."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
@@ -151,20 +153,16 @@ class SameHistory(BetweenTurns):
             f"G = return to go (gamma {self.gamma:g} per turn)"
         )
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        to_go = discounted_sums(batch.turn_rewards, batch.turn_before, self.gamma)
-        total, weights = torch.zeros_like(to_go), torch.zeros_like(to_go)
-        key, earlier = batch.turn_states, batch.turn_states
-        before = batch.turn_before
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
+        total, weights = torch.zeros_like(returns_to_go), torch.zeros_like(returns_to_go)
+        previous = batch.previous_turn  # (S,) -1 for the first turn
+        states = batch.turn_state_ids  # (S,) the state k turns ago, -1 before the first turn
+        key = states  # (S,) turns with the same key have the same last k + 1 states
         for k in range(self.history + 1):
-            weight = float((k + 1) ** self.alpha) * (segment_count(key)[key] > 1).to(to_go)
-            total += weight * standardize(to_go, key, self.epsilon)
+            weight = float((k + 1) ** self.alpha) * (segment_count(key)[key] > 1).to(returns_to_go)  # (S,)
+            total += weight * standardize(returns_to_go, key, self.epsilon)
             weights += weight
-            earlier, key = _one_earlier(earlier, key, before)
-        return Estimate((total / weights.clamp(min=1))[batch.token_turn])
-
-
-def _one_earlier(states: Tensor, key: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """The states one turn before each of ``states`` (-1: none), and histories ``key`` told apart by those too."""
-    earlier = torch.where(before >= 0, states[before.clamp(min=0)], -1)
-    return earlier, renumbered(key, earlier)
+            states = torch.where(previous >= 0, states[previous.clamp(min=0)], -1)
+            key = unique_ids(key, states)
+        return (total / weights.clamp(min=1))[batch.token_turn]

@@ -1,6 +1,6 @@
-"""The pure functions that algorithms are made of: over flat tensors, for any unit of credit.
+"""Pure functions that several algorithms share, over flat tensors.
 
-A ``unit`` (or ``key``) names for each element of a flat tensor what it belongs to: the turn, the
-trajectory or the group of a token, the group of a trajectory. Units are numbered from 0.
-Everything here sees action tokens (or turns, or trajectories) only: there are no others to skip.
+A ``unit`` (or ``key``) gives for each element of a flat tensor the unit it belongs to: the turn, trajectory or group
+of a token, or the group of a trajectory. Units are numbered from 0. The tensors hold action tokens only (or turns, or
+trajectories), so nothing has to be masked here.
 """

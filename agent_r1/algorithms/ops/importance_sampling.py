@@ -1,43 +1,31 @@
-"""Where sampler and trainer disagree: factors on the loss, from log(pi_old / mu) per token. Nothing here has gradient.
-
-``log_ratios`` (N,) are per token or already those of its unit; pi_old is the trainer's policy before the update, mu
-the one that sampled.
-"""
+"""Importance ratios between two policies, from log-probabilities of tokens."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from agent_r1.algorithms.ops.ratio import LARGEST_LOG_RATIO
-from agent_r1.data.segments import segment_mean, segment_sum
+from agent_r1.data.segments import segment_mean
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to this range before they are exponentiated, so that every ratio is finite."""
 
 
-def product_log_ratio(log_ratios: Tensor, unit: Tensor) -> Tensor:
-    """The log-ratio of each token's whole unit, the sum over it: (N,) -> (N,)."""
-    return segment_sum(log_ratios, unit)[unit]
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Clamp a log-ratio to a range in which its exponential is finite."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def mean_log_ratio(log_ratios: Tensor, unit: Tensor) -> Tensor:
-    """The mean log-ratio of each token's unit, the logarithm of the geometric mean: (N,) -> (N,)."""
-    return segment_mean(log_ratios, unit)[unit]
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
+    """Return the importance ratio r = pi / pi_old of each token: (n,) -> (n,), with gradient through ``logprobs``.
 
+    With ``unit`` (n,), r is the sequence-level importance ratio of GSPO (2507.18071, equation 7): the geometric mean
+    over the tokens of the same turn or trajectory, (pi(y) / pi_old(y))^(1 / |y|).
 
-def truncated(log_ratios: Tensor, high: float) -> Tensor:
-    """min(r, high): truncated importance sampling."""
-    return _ratio(log_ratios).clamp(max=high)
-
-
-def windowed(log_ratios: Tensor, low: float, high: float) -> Tensor:
-    """r inside [low, high], 0 outside: IcePop."""
-    return torch.where(within(log_ratios, low, high), _ratio(log_ratios), 0.0)
-
-
-def within(log_ratios: Tensor, low: float, high: float) -> Tensor:
-    """Whether r is inside [low, high]: what a rejection rule keeps."""
-    ratio = _ratio(log_ratios)
-    return (ratio >= low) & (ratio <= high)
-
-
-def _ratio(log_ratios: Tensor) -> Tensor:
-    return log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    Its gradient is the token's own (GSPO-token, equation 14): r = sg(mean) * pi / sg(pi). Summed over a unit with one
+    advantage and weights 1 / |y|, it equals the gradient of the sequence-level ratio. So no gradient has to flow
+    through other tokens of the unit.
+    """
+    if unit is None:
+        return clamp_log_ratio(logprobs - old_logprobs).exp()
+    mean = clamp_log_ratio(segment_mean((logprobs - old_logprobs).detach(), unit))  # (units,) log of the geometric mean
+    return (mean[unit] + logprobs - logprobs.detach()).exp()

@@ -1,0 +1,41 @@
+"""KL estimators: KL(pi || q) from the log-probabilities of tokens sampled from pi.
+
+k1, k2 and k3 are those of joschu.net/blog/kl-approx.html. What a KL loss converges to depends on the gradient of the
+estimator, not on its value: the gradient of k1 is 0 in expectation, and that of k3 belongs to KL(q || pi).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
+
+
+def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Return log(pi / q): unbiased; its gradient is 0 in expectation."""
+    return logprobs - other
+
+
+def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Return log(pi / q)^2 / 2: biased, but its gradient equals that of KL(pi || q) in expectation."""
+    return (logprobs - other).square() / 2
+
+
+def kl_k3(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Return q / pi - 1 - log(q / pi): unbiased and never negative; its gradient is that of KL(q || pi)."""
+    difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
+    return difference.exp() - 1 - difference
+
+
+def kl_k3_plus(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Return the value of k3 with the gradient of k2: unbiased, never negative, with the gradient of KL(pi || q)."""
+    k2 = kl_k2(logprobs, other)
+    return kl_k3(logprobs, other).detach() + k2 - k2.detach()
+
+
+def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
+    """Return (pi / pi_old) * k3, with gradient through both factors (DeepSeek-V3.2, 2512.02556).
+
+    Value and gradient are those of KL(pi || q) for tokens sampled from pi_old.
+    """
+    return ratio * kl_k3(logprobs, other)

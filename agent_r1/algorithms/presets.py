@@ -1,0 +1,301 @@
+"""The algorithms by name: each preset is a composition of components, and says how it differs from its paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent_r1.algorithms.advantages.critics import BiLevelGae, LengthAdaptiveGae, TokenGae, TurnGae
+from agent_r1.algorithms.advantages.groups import AgainstGreedy, GroupRelative, SeparateRewards, WhitenedGroup
+from agent_r1.algorithms.advantages.returns import Success, Teacher, TokenReturns, TurnReturns
+from agent_r1.algorithms.advantages.turns import ProcessRelative, SameHistory, SameState, SameTurn, TurnAndOutcome
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.filters import Filters
+from agent_r1.algorithms.loss_terms import Kl
+from agent_r1.algorithms.ops.group_stats import MIN_STD
+from agent_r1.algorithms.policy_losses import Cispo, Clip, Dppo, Gmpo, ImportanceSampling, PolicyGradient, Sapo, Topr
+
+STANDARDIZED = GroupRelative(scale="std")
+"""GRPO's advantage: (R - mean) / std of the group."""
+WITH_VARIANCE = Filters(zero_variance=MIN_STD)
+"""Groups without variance have advantage 0: they are filtered out, and cost no forward pass."""
+
+# Group-relative: the attempts at one task are compared with each other.
+
+GRPO = Algorithm(
+    name="grpo",
+    paper="2402.03300",
+    deviations="token mean (DAPO) instead of equal weights of trajectories; no KL (--algorithm.kl.coefficient adds it)",
+    advantage=STANDARDIZED,
+    filters=WITH_VARIANCE,
+)
+DR_GRPO = Algorithm(
+    name="dr-grpo",
+    paper="2503.20783",
+    advantage=GroupRelative(),
+    loss=Clip(dual_clip=None),
+    aggregation="constant",
+    length=1024,
+    filters=WITH_VARIANCE,
+)
+DAPO = Algorithm(
+    name="dapo",
+    paper="2503.14476",
+    deviations="attempts out of turns or tokens are excluded from the loss, instead of a soft length penalty",
+    advantage=STANDARDIZED,
+    loss=Clip(clip_high=0.28, dual_clip=None),
+    filters=Filters(overlong=True, zero_variance=MIN_STD),
+    max_refill_rounds=3,
+)
+GSPO = Algorithm(
+    name="gspo",
+    paper="2507.18071",
+    advantage=STANDARDIZED,
+    loss=Clip(clip_low=3e-4, clip_high=4e-4, dual_clip=None),
+    ratio_level="trajectory",
+    aggregation="trajectory_mean",
+    filters=WITH_VARIANCE,
+)
+CISPO = Algorithm(
+    name="cispo",
+    paper="2506.13585",
+    deviations="importance weights up to 5 (ScaleRL, 2510.13786), as the paper gives no bound; no length penalty",
+    advantage=STANDARDIZED,
+    loss=Cispo(),
+    filters=WITH_VARIANCE,
+)
+SAPO = Algorithm(
+    name="sapo",
+    paper="2511.20347",
+    advantage=STANDARDIZED,
+    loss=Sapo(),
+    aggregation="trajectory_mean",
+    filters=WITH_VARIANCE,
+)
+TOPR = Algorithm(
+    name="topr",
+    paper="2503.14286",
+    deviations="the sign of the advantage, not of the reward, separates good from bad; the geometric mean of a "
+    "trajectory's ratios instead of their product; token mean",
+    advantage=GroupRelative(),
+    loss=Topr(),
+    ratio_level="trajectory",
+    ratio_denominator="sampler",
+    filters=WITH_VARIANCE,
+)
+DPPO = Algorithm(
+    name="dppo",
+    paper="2602.04879",
+    advantage=GroupRelative(),
+    loss=Dppo(),
+    ratio_denominator="sampler",
+    filters=WITH_VARIANCE,
+)
+AIPO = Algorithm(
+    name="aipo",
+    paper="2505.24034",
+    advantage=GroupRelative(baseline="leave_one_out"),
+    loss=ImportanceSampling(max_ratio=2.0),
+    ratio_denominator="sampler",
+    filters=WITH_VARIANCE,
+)
+GMPO = Algorithm(
+    name="gmpo",
+    paper="2507.20673",
+    advantage=STANDARDIZED,
+    loss=Gmpo(),
+    ratio_level="trajectory",
+    aggregation="trajectory_mean",
+    filters=WITH_VARIANCE,
+)
+MAXRL = Algorithm(
+    name="maxrl",
+    paper="2602.02710",
+    advantage=GroupRelative(scale="mean"),
+    loss=PolicyGradient(),
+    filters=WITH_VARIANCE,
+)
+OPO = Algorithm(
+    name="opo",
+    paper="2505.23585",
+    advantage=GroupRelative(baseline="length_weighted"),
+    loss=PolicyGradient(),
+    filters=WITH_VARIANCE,
+)
+LITE_PPO = Algorithm(
+    name="lite-ppo",
+    paper="2508.08221",
+    advantage=GroupRelative(scale="batch_std"),
+    loss=Clip(dual_clip=None),
+    filters=WITH_VARIANCE,
+)
+RLOO = Algorithm(
+    name="rloo",
+    paper="2402.14740",
+    deviations="clipped as in PPO, so that a batch can be used more than once; no KL in the reward",
+    advantage=GroupRelative(baseline="leave_one_out"),
+    filters=WITH_VARIANCE,
+)
+GDPO = Algorithm(name="gdpo", paper="2601.05242", advantage=SeparateRewards(), loss=Clip(dual_clip=None))
+REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
+    name="reinforce++-baseline",
+    paper="2501.03262",
+    deviations="the KL is k3 with the gradient of k2, instead of k2",
+    advantage=WhitenedGroup(),
+    kl=Kl(coefficient=0.001),
+)
+REMAX = Algorithm(
+    name="remax",
+    paper="2310.10505",
+    deviations="no KL in the reward",
+    advantage=AgainstGreedy(),
+    loss=PolicyGradient(),
+    filters=Filters(greedy=True),
+)
+
+# With a critic.
+
+PPO = Algorithm(name="ppo", paper="1707.06347", deviations="no entropy bonus; value clip 0.5", advantage=TokenGae())
+PPO_TURN = Algorithm(
+    name="ppo-turn",
+    paper="2511.14460",
+    deviations="none: PPO as in the second version of Agent-R1",
+    advantage=TurnGae(),
+)
+STEPPO = Algorithm(
+    name="steppo",
+    paper="2604.18401",
+    deviations="clip bounds of GSPO's paper, as the recipe gives none; no running scale of rewards",
+    advantage=TurnGae(gamma=0.99),
+    loss=Clip(clip_low=3e-4, clip_high=4e-4, dual_clip=None),
+    ratio_level="turn",
+    aggregation="turn_mean",
+)
+TURN_PPO = Algorithm(
+    name="turn-ppo",
+    paper="2512.17008",
+    advantage=TurnGae(gamma=0.99, lam=0.9),
+    ratio_level="turn",
+    aggregation="turn_mean",
+)
+VAPO = Algorithm(
+    name="vapo",
+    paper="2504.05118",
+    deviations="the critic is warmed up in the first updates of the run, not before it",
+    advantage=LengthAdaptiveGae(warmup=2),
+    loss=Clip(clip_high=0.28, dual_clip=None),
+    sft_coef=0.1,
+)
+BI_LEVEL = Algorithm(
+    name="bi-level-gae",
+    paper="2510.16907",
+    deviations="turns are recorded, not inferred from rewards; a turn's value is that before its first token, not at "
+    "its last; one lambda for both levels",
+    advantage=BiLevelGae(),
+    loss=Clip(clip_high=0.28),
+)
+
+# Turn-level, without a critic.
+
+GIGPO = Algorithm(
+    name="gigpo",
+    paper="2505.10978",
+    deviations="states are equal word for word, never by similarity; no KL",
+    advantage=SameState(),
+)
+HGPO = Algorithm(
+    name="hgpo",
+    paper="2602.22817",
+    deviations="no KL; Bessel's standard deviation; a turn equal to all turns it is compared with has advantage 0",
+    advantage=SameHistory(),
+)
+PROCESS_GRPO = Algorithm(name="process-grpo", paper="2402.03300", deviations="no KL", advantage=ProcessRelative())
+MT_GRPO = Algorithm(
+    name="mt-grpo",
+    paper="2505.11821",
+    deviations="any number of turns: those with tool results get the process advantage",
+    advantage=TurnAndOutcome(),
+)
+GTPO = Algorithm(
+    name="gtpo",
+    paper="2511.14846",
+    deviations="turn rewards are the environment's; none are derived from the similarity of generated programs",
+    advantage=SameTurn(gamma=0.9),
+)
+
+# From returns alone, supervised neighbors and distillation.
+
+REINFORCE = Algorithm(
+    name="reinforce",
+    paper="2511.14460",
+    deviations="none: the estimator of Williams (1992) over turns, as in Agent-R1",
+    advantage=TurnReturns(),
+    loss=PolicyGradient(),
+)
+REINFORCE_PLUS_PLUS = Algorithm(
+    name="reinforce++",
+    paper="2501.03262",
+    advantage=TokenReturns(),
+    kl=Kl(coefficient=0.001, estimator="k1", placement="reward"),
+)
+REJECTION_FINE_TUNING = Algorithm(
+    name="rft",
+    paper="2308.01825",
+    deviations="samples of the present policy, once each; no removal of duplicates",
+    advantage=Success(),
+    loss=PolicyGradient(),
+    filters=Filters(success=1.0),
+)
+DISTILLATION = Algorithm(
+    name="distillation",
+    paper="2306.13649",
+    deviations="a policy gradient with the k1 estimate as the reward of each token, discount 0",
+    advantage=Teacher(),
+    loss=ImportanceSampling(),
+)
+ECHO = Algorithm(
+    name="echo",
+    deviations="GRPO plus a world model, as in prime-rl; without a paper of its own",
+    advantage=STANDARDIZED,
+    observation_nll_coef=0.1,
+    filters=WITH_VARIANCE,
+)
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        GRPO,
+        PPO,
+        PPO_TURN,
+        STEPPO,
+        TURN_PPO,
+        VAPO,
+        BI_LEVEL,
+        REINFORCE,
+        REINFORCE_PLUS_PLUS,
+        REINFORCE_PLUS_PLUS_BASELINE,
+        RLOO,
+        REMAX,
+        DR_GRPO,
+        DAPO,
+        GSPO,
+        CISPO,
+        SAPO,
+        TOPR,
+        DPPO,
+        AIPO,
+        GMPO,
+        MAXRL,
+        OPO,
+        LITE_PPO,
+        GDPO,
+        GIGPO,
+        HGPO,
+        PROCESS_GRPO,
+        MT_GRPO,
+        GTPO,
+        REJECTION_FINE_TUNING,
+        DISTILLATION,
+        ECHO,
+    )
+}
+"""All presets by name."""
