@@ -1,73 +1,86 @@
-"""Settings in layers: the command line over a file over a recipe over the defaults of frozen pydantic classes.
+"""Settings in layers: the command line over a TOML file over a task set's defaults over the defaults of the classes.
 
-Every setting has a dotted key (``trainer.learning_rate``). Whatever is wrong with one is a single line that says
-which key, where it stood, and what would be right.
+Every setting has a dotted key (``trainer.learning_rate``). Each error is one line that names the key, the layer that
+it came from, and what to write instead.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
+
+COMMAND_LINE = "command line"
 
 Config = TypeVar("Config", bound=BaseModel)
 
 
+class NestedByName:
+    """Annotation of a setting that is chosen by name and has settings below it, which its own validator checks.
+
+    Such a field gets one flat table: ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
+    """
+
+
+NESTED_BY_NAME: Final = NestedByName()
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Settings from one place, by dotted key or nested.
+    """Settings from one source, by dotted key or nested.
 
     Example:
         Layer("config.toml", {"steps": 20, "trainer": {"learning_rate": 1e-3}})
-        Layer("recipe of tinywiki", {"steps": 20, "trainer.learning_rate": 1e-3})
+        Layer("defaults of tinywiki", {"steps": 20, "trainer.learning_rate": 1e-3})
     """
 
-    where: str
+    source: str
     values: Mapping[str, Any]
 
 
 def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
-    """One configuration from layers, the strongest first; what no layer says is the class's default.
+    """Return one configuration made of layers, the strongest first. Settings in no layer keep the class's default.
 
-    Raises InvalidInput for the first thing that is wrong: a key nobody knows (with the nearest), or a
-    value of a wrong type or out of range. Values are taken strictly: text is not a number.
+    Values are validated strictly: text is not a number.
+
+    Raises:
+        InvalidInput: for the first unknown key, and for the first value of a wrong type or out of range.
     """
-    settings: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    for layer in reversed(layers):
-        for key, value in _flat(cls, layer.values):
-            _check(cls, key, value, layer.where)
-            settings[key], places[key] = value, layer.where
+    settings, sources = _merge(cls, layers)
     try:
-        return cls.model_validate_json(to_json(_nested(cls, settings), inf_nan_mode="constants"), strict=True)
+        return cls.model_validate_json(to_json(_nest(cls, settings), inf_nan_mode="constants"), strict=True)
     except ValidationError as error:
-        raise _explained(error, places) from None
+        raise _explain(error, sources) from None
+
+
+def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return what the layers set, by dotted key, without validating the values."""
+    return _merge(cls, layers)[0]
 
 
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
-    """Of a layer written for ``whole`` the settings that ``cls`` knows too: a recipe speaks to more than one door.
+    """Return the settings of a layer that ``cls`` has, if the others are settings of ``whole``.
 
-    Raises InvalidInput for a key that ``whole`` does not know.
+    This lets one file or one task set configure several commands. Raises InvalidInput for a key that neither has.
     """
-    settings = dict(_flat(whole, layer.values))
+    settings = dict(_flatten(whole, layer.values))
     for key in settings:
-        if not knows(whole, key):
-            raise unknown_key(key, layer.where, keys(whole))
-    return Layer(layer.where, {key: value for key, value in settings.items() if knows(cls, key)})
+        if not has_setting(whole, key) and not has_setting(cls, key):
+            raise unknown_setting(key, layer.source, [*setting_keys(cls), *setting_keys(whole)])
+    return Layer(layer.source, {key: value for key, value in settings.items() if has_setting(cls, key)})
 
 
 def read_toml(path: Path) -> Layer:
-    """A TOML file as a layer. Raises InvalidInput where it is missing or broken."""
+    """Read a TOML file as a layer. Raises InvalidInput if it cannot be read or parsed."""
     try:
         with path.open("rb") as file:
             return Layer(str(path), tomllib.load(file))
@@ -75,151 +88,159 @@ def read_toml(path: Path) -> Layer:
         reason = error.strerror or "it cannot be read"
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="give a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("configuration file", got=f"{path}: {error}", do="mend its TOML") from None
+        raise InvalidInput("configuration file", got=f"{path}: {error}", do="fix its TOML") from None
 
 
-def from_text(cls: type[BaseModel], texts: Mapping[str, str], where: str = "command line") -> Layer:
-    """Settings given as text, each read as its field's type: ``{"steps": "20"}``, ``{"betas": "0.9,0.95"}``."""
-    return Layer(where, {key: _value(cls, key, text) for key, text in texts.items()})
+def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMMAND_LINE) -> Layer:
+    """Return settings given as text, converted to their types: ``{"steps": "20"}``, ``{"betas": "0.9,0.95"}``.
+
+    A text that cannot be converted stays text, so that :func:`resolve` reports it like any other wrong value.
+    """
+    return Layer(source, {key: _convert(_value_type(cls, key), text) for key, text in texts.items()})
 
 
-def fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every dotted key of a class with its field; a table of free keys stands as itself.
+def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every dotted key of a class with its field. A table with free keys counts as one field.
 
     Example:
-        [key for key, _ in fields(TrainConfig)] == ["task", ..., "reward_weights", "trainer.learning_rate", ...]
+        [key for key, _ in iter_fields(TrainConfig)] == ["data", ..., "trainer.learning_rate", ...]
     """
     for name, field in cls.model_fields.items():
-        inner = _model(field)
+        inner = nested_model(field)
         if inner is None:
             yield prefix + name, field
         else:
-            yield from fields(inner, f"{prefix}{name}.")
+            yield from iter_fields(inner, f"{prefix}{name}.")
 
 
-def keys(cls: type[BaseModel]) -> list[str]:
-    """Every dotted key of a class."""
-    return [key for key, _ in fields(cls)]
+def setting_keys(cls: type[BaseModel]) -> list[str]:
+    """Return every dotted key of a class."""
+    return [key for key, _ in iter_fields(cls)]
 
 
-def knows(cls: type[BaseModel], key: str) -> bool:
-    """Whether a dotted key sets something in a class."""
-    return _owner(cls, key) is not None
+def has_setting(cls: type[BaseModel], key: str) -> bool:
+    """Return whether a dotted key is a setting of a class, or an entry of one of its tables."""
+    return find_field(cls, key) is not None
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
-    """The known key that most resembles ``key``, by the whole, by the last word, or by initials (``lr``)."""
-    return max(known, key=lambda candidate: _likeness(key, candidate))
-
-
-def unknown_key(key: str, where: str, known: Iterable[str]) -> InvalidInput:
-    """The error for a key that nothing knows."""
-    return InvalidInput(
-        f"unknown setting ({where})", got=repr(key), do=f"the nearest that exists is {nearest(key, known)!r}"
-    )
-
-
-def _likeness(key: str, candidate: str) -> float:
-    last, name = key.rpartition(".")[2], candidate.rpartition(".")[2]
-    initials = "".join(word[:1] for word in name.split("_"))
-    whole = difflib.SequenceMatcher(None, key, candidate).ratio()
-    return max(whole, 0.9 * difflib.SequenceMatcher(None, last, name).ratio(), 0.9 * (last == initials))
-
-
-def _check(cls: type[BaseModel], key: str, value: Any, where: str) -> None:
-    if not knows(cls, key):
-        raise unknown_key(key, where, keys(cls))
-    try:
-        to_json(value, inf_nan_mode="constants")
-    except PydanticSerializationError:
-        got = f"an object of type {type(value).__name__}"
-        raise InvalidInput(f"{key} ({where})", got=got, do="give text, a number, or a list or table of them") from None
-
-
-def _owner(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """The field that a dotted key sets, or sets an entry of; None where there is none."""
+def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
+    """Return the field that a dotted key sets, or sets an entry of; None if there is none."""
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
     if field is None:
         return None
-    inner = _model(field)
+    inner = nested_model(field)
     if inner is not None:
-        return _owner(inner, rest)
-    return field if not rest or _is_table(field) else None
+        return find_field(inner, rest)
+    return field if not rest or is_table(field) else None
 
 
-def _model(field: FieldInfo) -> type[BaseModel] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+def nested_model(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the class of a field's settings, None if the field is a single setting."""
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def _is_table(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is dict
+def is_table(field: FieldInfo) -> bool:
+    """Return whether a field has entries whose keys its class does not list."""
+    return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 
 
-def _flat(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted key; the entries of tables too, so that layers add up entry by entry."""
+def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
+    """Return the error for a key that is no setting."""
+    do = suggest(key, known) or "leave it out: no setting has a similar name"
+    return InvalidInput(f"unknown setting ({source})", got=repr(key), do=do)
+
+
+def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the value of every dotted key that a layer sets, and the source of each."""
+    settings: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for layer in reversed(layers):
+        for key, value in _flatten(cls, layer.values):
+            _check(cls, key, value, layer.source)
+            settings[key], sources[key] = value, layer.source
+    return settings, sources
+
+
+def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
+    if not has_setting(cls, key):
+        raise unknown_setting(key, source, setting_keys(cls))
+    try:
+        to_json(value, inf_nan_mode="constants")
+    except PydanticSerializationError:
+        got = f"an object of type {type(value).__name__}"
+        do = "give text, a number, or a list or table of them"
+        raise InvalidInput(f"{key} ({source})", got=got, do=do) from None
+
+
+def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings by dotted key, the entries of tables too, so that layers are merged entry by entry."""
     for name, value in values.items():
         key = f"{prefix}{name}"
+        if isinstance(value, BaseModel):  # such as an Algorithm, given in Python: it sets everything that it holds
+            value = to_jsonable_python(value)
         if not isinstance(value, Mapping):
-            yield key, value
+            yield _without_name(cls, key), value
         elif value:
-            yield from _flat(cls, value, f"{key}.")
-        elif not any(known == key or known.startswith(f"{key}.") for known in keys(cls)):
-            yield key, value  # an empty table sets nothing, but its name must be right
+            yield from _flatten(cls, value, f"{key}.")
+        elif not any(known == key or known.startswith(f"{key}.") for known in setting_keys(cls)):
+            yield key, value  # an empty table sets nothing, but its key must exist
 
 
-def _nested(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_name(cls: type[BaseModel], key: str) -> str:
+    """Return the key of a component for the key of its name: ``algorithm.loss`` for ``algorithm.loss.name``."""
+    parent, _, last = key.rpartition(".")
+    field = find_field(cls, key)
+    return parent if last == "name" and field is not None and NESTED_BY_NAME in field.metadata else key
+
+
+def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted key as one dictionary per class; a table gets one flat dictionary."""
     nested: dict[str, Any] = {}
-    for key, value in settings.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            nested.setdefault(name, {})[rest] = value
-        else:
-            nested[name] = value
     for name, field in cls.model_fields.items():
-        inner = _model(field)
-        if inner is not None and name in nested:
-            nested[name] = _nested(inner, nested[name])
+        below = {key.partition(".")[2]: value for key, value in settings.items() if key.partition(".")[0] == name}
+        inner = nested_model(field)
+        if inner is not None and below and "" not in below:
+            nested[name] = _nest(inner, below)
+        elif "" in below and len(below) == 1:
+            nested[name] = below[""]
+        elif below:
+            nested[name] = {key or "name": value for key, value in below.items()}
     return nested
 
 
-def _value(cls: type[BaseModel], key: str, text: str) -> Any:
-    field = _owner(cls, key)
-    if field is None or _takes_text(field.annotation):
+def _value_type(cls: type[BaseModel], key: str) -> Any:
+    """Return the type of what a dotted key sets; ``str`` if the key is unknown or its own validator converts text."""
+    field = find_field(cls, key)
+    if field is None or NESTED_BY_NAME in field.metadata:
+        return str
+    if get_origin(field.annotation) is dict:
+        return get_args(field.annotation)[1]
+    return field.annotation
+
+
+def _convert(annotation: Any, text: str) -> Any:
+    """Return a text as a value of a type, items of a tuple between commas; the text itself if that fails."""
+    if get_origin(annotation) is tuple:
+        items = text.removeprefix("[").removesuffix("]").split(",")
+        return [_convert(get_args(annotation)[0], item.strip()) for item in items if item]
+    try:
+        return TypeAdapter(annotation).validate_strings(text)
+    except ValidationError:
         return text
-    return _literal(text) if get_origin(field.annotation) is not tuple else _items(field, text)
 
 
-def _takes_text(kind: Any) -> bool:
-    kinds = {kind} if get_origin(kind) in (None, dict, tuple) else set(get_args(kind))
-    return not kinds.isdisjoint((str, Path))
-
-
-def _items(field: FieldInfo, text: str) -> list[Any]:
-    items = text.removeprefix("[").removesuffix("]").split(",")
-    return [item.strip() if str in get_args(field.annotation) else _literal(item.strip()) for item in items if item]
-
-
-def _literal(text: str) -> Any:
-    """A number, true, false, null or a JSON value; text where it is none of these, for the field to refuse."""
-    for read in (int, float, json.loads):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False}.get(text, text)
-
-
-def _explained(error: ValidationError, places: Mapping[str, str]) -> InvalidInput:
+def _explain(error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
+    """Return the first problem of a validation as one line."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
-    # An item of a list stands under the list's key; what is wrong with several settings together, above them.
-    below = (known for known in places if known.startswith(f"{key}."))
-    where = next((places[known] for known in (key, key.rpartition(".")[0], *below) if known in places), None)
-    if first["type"] == "missing" and where is None:
+    # The source of a list's item is the list's. A problem of several settings together is reported at their parent.
+    below = (known for known in sources if known.startswith(f"{key}."))
+    source = next((sources[known] for known in (key, key.rpartition(".")[0], *below) if known in sources), None)
+    if first["type"] == "missing" and source is None:
         return InvalidInput(key, got="nothing", do=f"give it, as --{key} or in a configuration file")
     if first["type"] == "missing":
-        return InvalidInput(f"{key} ({where})", got="nothing", do="the list should be longer")
+        return InvalidInput(f"{key} ({source})", got="nothing", do="the list should be longer")
     do = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return InvalidInput(f"{key} ({where})", got=repr(first["input"]), do=do)
+    return InvalidInput(f"{key} ({source})", got=repr(first["input"]), do=do)

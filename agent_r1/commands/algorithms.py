@@ -1,43 +1,43 @@
-"""algorithms: the rows, with their numbers."""
+"""The command ``algorithms``."""
 
 from __future__ import annotations
 
-import argparse
-
+import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from agent_r1.commands.command import Command, Invocation, columns, declare_json, show
+from agent_r1.commands.command import columns, json_option, show
 
 
-def _declare_algorithms(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show this one with its terms")
-    declare_json(parser)
-
-
-def _algorithms(invocation: Invocation) -> None:
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def algorithms(name: str | None, as_json: bool) -> None:
+    """List the algorithms, or show one with its objective and its parameters."""
     from agent_r1.algorithms.objective import clauses, objective
     from agent_r1.algorithms.presets import ALGORITHMS
-    from agent_r1.algorithms.registry import build_row, terms
+    from agent_r1.algorithms.registry import build_algorithm, parameters
 
-    name = invocation.options["name"]
-    rows = [build_row(known, {}) for known in (ALGORITHMS if name is None else (name,))]
+    listed = [build_algorithm(known, {}) for known in (ALGORITHMS if name is None else (name,))]
     data = {
-        row.name: {"objective": objective(row), "paper": row.paper, "differs": row.differs, "terms": dict(terms(row))}
-        for row in rows
+        algorithm.name: {
+            "objective": objective(algorithm),
+            "paper": algorithm.paper,
+            "differs": algorithm.differs,
+            "parameters": parameters(algorithm),
+        }
+        for algorithm in listed
     }
     if name is None:
-        shown: RenderableType = columns({row.name: f"{row.advantage.formula} {_source(row.paper)}" for row in rows})
+        rows = {known.name: f"{known.advantage.formula} {_source(known.paper)}" for known in listed}
+        shown: RenderableType = columns(rows)
     else:
-        numbers = {f"--row.{key}": str(value) for key, value in terms(rows[0])}
-        formula = Text(";\n".join(clauses(rows[0])))
-        notes = {"from": _source(rows[0].paper), "differs": rows[0].differs or "-"}
-        shown = Group(formula, Text(), columns(notes), Text(), columns(numbers))
-    show(invocation, {"algorithms": data}, shown)
+        (algorithm,) = listed
+        options = {f"--algorithm.{key}": str(value) for key, value in parameters(algorithm).items()}
+        notes = {"from": _source(algorithm.paper), "differs": algorithm.differs or "-"}
+        shown = Group(Text(";\n".join(clauses(algorithm))), Text(), columns(notes), Text(), columns(options))
+    show(as_json, {"algorithms": data}, shown)
 
 
 def _source(paper: str) -> str:
     return f"(arXiv {paper})" if paper else ""
-
-
-ALGORITHMS = Command("list the algorithms, or show one with its numbers", _algorithms, _declare_algorithms)

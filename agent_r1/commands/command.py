@@ -1,78 +1,213 @@
-"""What a command is, and what all commands share: their options, what they show, and how they fail."""
+"""The base of the commands: an option for every setting of a configuration class, and what all commands print."""
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
+import click
+from annotated_types import Ge, Gt, Le, Lt
+from click.shell_completion import CompletionItem
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.config import Layer, from_text, read_toml
+from agent_r1.config import (
+    NESTED_BY_NAME,
+    Layer,
+    find_field,
+    from_text,
+    has_setting,
+    iter_fields,
+    nested_model,
+    read_toml,
+    setting_keys,
+)
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.training.report import Progress, Silence, progress_on
+from agent_r1.training.progress import Progress, SilentProgress, make_progress
+
+TEXTS = f"{__name__}.texts"
+ENTRIES = f"{__name__}.entries"
+
+config_option = click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE.toml", help="Read settings from a file."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
-    """A command as it was typed: its options, and its settings as text by dotted key."""
-
-    options: Mapping[str, Any]
-    settings: Mapping[str, str]
+class Invalid(AgentR1Error):
+    """The command worked, and what it checked is not valid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command. ``config`` is the class of the settings it takes, None where it takes none."""
+class SettingOption(click.Option):
+    """The option of one setting. Its text is collected in the context, to be converted with all the others."""
 
-    help: str
-    run: Callable[[Invocation], None]
-    declare: Callable[[argparse.ArgumentParser], None]
-    config: type[BaseModel] | None = None
+    def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
+        text = " ".join((field.description or "").split()).replace("``", "")
+        super().__init__(
+            [name, f"--{key}"],
+            metavar=_type_text(field),
+            help=f"{text} {_limits_text(field)}".strip(),
+            expose_value=False,
+            callback=_collect,
+            hidden=hidden,
+        )
+        self.key, self.section, self.field = key, section, field
 
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None or get_origin(self.field.annotation) is not dict:
+            return record
+        return f"--{self.key}.NAME {self.metavar}", record[1]
 
-class Broken(AgentR1Error):
-    """What was to be proved does not hold."""
-
-
-def declare_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
-
-
-def declare_quiet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-
-
-def declare_output(parser: argparse.ArgumentParser) -> None:
-    declare_json(parser)
-    declare_quiet(parser)
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(choice) for choice in _choices(self.field) if choice.startswith(incomplete)]
 
 
-def layers(cls: type[BaseModel], invocation: Invocation) -> list[Layer]:
-    """The settings that were typed, over those of the file that --config names."""
-    toml = invocation.options["config"]
-    return [from_text(cls, invocation.settings), *([read_toml(Path(toml))] if toml else ())]
+class SettingsCommand(click.Command):
+    """A command that takes every setting of ``config`` as an option, and gives its callback a layer of those typed.
+
+    Settings are spelled with underscores, as in files; hyphens are accepted too.
+    """
+
+    def __init__(self, *args: Any, config: type[BaseModel], **kwargs: Any) -> None:
+        kwargs.setdefault("context_settings", {})
+        super().__init__(*args, **kwargs)
+        self.config = config
+        for key, field in iter_fields(config):
+            self.params.append(SettingOption(key, field, _section(config, key), name=key.replace(".", "__")))
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *ctx.meta.get(ENTRIES, ())]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ENTRIES], ctx.meta[TEXTS] = list(self._entry_options(args)), {}
+        rest = super().parse_args(ctx, args)
+        ctx.params["settings"] = from_text(self.config, ctx.meta[TEXTS])
+        return rest
+
+    def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
+        """Yield an option for each entry of a table that is typed, such as ``--algorithm.loss.clip_high``."""
+        typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
+        entries = typed.keys() - set(setting_keys(self.config))
+        for number, key in enumerate(sorted(entries)):
+            if has_setting(self.config, key):
+                field = find_field(self.config, key)
+                assert field is not None
+                yield SettingOption(key, field, "", name=f"entry_{number}", hidden=True)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = None if isinstance(param, click.Argument) else param.get_help_record(ctx)
+            if record is not None:
+                section = param.section if isinstance(param, SettingOption) else "Options"
+                sections.setdefault(section, []).append(record)
+            if isinstance(param, SettingOption) and NESTED_BY_NAME in param.field.metadata and not param.hidden:
+                text = f"A component or parameter of the {param.key}: 'agent-r1 {param.key}s NAME' lists them."
+                sections[param.section].append((f"--{param.key}.KEY VALUE", text))
+        for title, records in sorted(sections.items(), key=lambda item: ": " in item[0]):  # nested classes last
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
-def progress(invocation: Invocation) -> Progress:
-    return Silence() if invocation.options["quiet"] else progress_on(Console(stderr=True))
+def underscored(option: str) -> str:
+    """Return the name of an option as settings are spelled."""
+    return option.replace("-", "_")
 
 
-def show(invocation: Invocation, data: Mapping[str, Any], text: RenderableType) -> None:
-    if invocation.options["json"]:
+def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> None:
+    assert isinstance(option, SettingOption)
+    if text is not None:
+        ctx.meta[TEXTS][option.key] = text
+
+
+def _section(config: type[BaseModel], key: str) -> str:
+    """Return the heading of a setting in ``--help``: its parent, or the class that declares it."""
+    name, _, below = key.partition(".")
+    field = config.model_fields[name]
+    if below and nested_model(field):
+        return f"{name}: {(field.description or '').rstrip('.')}"
+    declaring = (base for base in reversed(config.__mro__) if name in vars(base).get("__annotations__", {}))
+    return str(vars(next(declaring)).get("section", "Settings"))
+
+
+def _type_text(field: FieldInfo) -> str:
+    """Return the type of a setting as ``--help`` shows it, such as INT or mean|sum."""
+    if NESTED_BY_NAME in field.metadata:
+        return "NAME"
+    return _annotation_text(field.annotation)
+
+
+def _annotation_text(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return "|".join(_annotation_text(option) for option in arguments if option is not NoneType)
+    if origin is tuple:
+        return ",".join(".." if item is ... else _annotation_text(item) for item in arguments)
+    if origin is dict:
+        return _annotation_text(arguments[1])
+    if origin is not None:  # Annotated
+        return _annotation_text(arguments[0])
+    return {int: "INT", float: "FLOAT", bool: "true|false", Path: "PATH"}.get(annotation, "TEXT")
+
+
+def _limits_text(field: FieldInfo) -> str:
+    """Return the default and the bounds of a setting: ``[default: 200; >= 1]``."""
+    default = field.default
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    shown = [] if default in (None, "", PydanticUndefined) else [f"default: {default}"]
+    if field.is_required():
+        shown.append("required")
+    for bound in field.metadata:
+        match bound:
+            case Ge(ge=value):
+                shown.append(f">= {value}")
+            case Gt(gt=value):
+                shown.append(f"> {value}")
+            case Le(le=value):
+                shown.append(f"<= {value}")
+            case Lt(lt=value):
+                shown.append(f"< {value}")
+    return f"[{'; '.join(shown)}]" if shown else ""
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    options = [field.annotation, *get_args(field.annotation)]
+    literals = (get_args(option) for option in options if get_origin(option) is Literal)
+    return tuple(str(choice) for choices in literals for choice in choices)
+
+
+def with_file(settings: Layer, file: Path | None) -> list[Layer]:
+    """Return the typed settings, and below them those of the file that ``--config`` names."""
+    return [settings] if file is None else [settings, read_toml(file)]
+
+
+def progress_of(quiet: bool) -> Progress:
+    """Return the progress of a command, on stderr."""
+    return SilentProgress() if quiet else make_progress(Console(stderr=True))
+
+
+def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
+    """Print the result of a command."""
+    if as_json:
         print(json.dumps(data))
     else:
         Console(highlight=False).print(text)
 
 
 def columns(rows: Mapping[str, str]) -> Table:
-    """Names on the left, what they mean on the right, wrapped under itself."""
+    """Return names on the left and their meanings, wrapped, on the right."""
     grid = Table.grid(padding=(0, 2))
     for name, meaning in rows.items():
         grid.add_row(Text(name), Text(meaning))

@@ -1,99 +1,121 @@
-"""train, eval, paper: commands that act with a model."""
+"""The commands ``train`` and ``eval``."""
 
 from __future__ import annotations
 
-import argparse
+import shlex
 from contextlib import closing
 from pathlib import Path
 
+import click
+
 import agent_r1.tasksets
-from agent_r1.commands.command import Command, Invocation, declare_output, layers, progress, show
-from agent_r1.commands.eval_split import unseen
-from agent_r1.commands.tasks import load, named, sandbox_json, warned
-from agent_r1.config import Layer, from_text, resolve, restrict
-from agent_r1.core.errors import InvalidInput
+from agent_r1.commands.command import (
+    SettingsCommand,
+    config_option,
+    json_option,
+    progress_of,
+    quiet_option,
+    show,
+    with_file,
+)
+from agent_r1.commands.eval_questions import with_unseen_questions
+from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
+from agent_r1.config import Layer, resolve, restrict
+from agent_r1.core.errors import Interrupted, InvalidInput
+from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader, is_run, run_folder
-from agent_r1.training.config import EvalConfig, TrainConfig, settle
-from agent_r1.training.report import render, render_report, report_json, table_json
-from agent_r1.training.resume import resumed
-from agent_r1.training.user_task import load_world
-from research.paper.config import PaperConfig, wanted
+from agent_r1.training.config import EvalConfig, TrainConfig, TrainSettings, resolve_config
+from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.tables import TrainReport, render_report, render_table, report_json, table_json
+from agent_r1.training.user_task import load_task_file
 
-WORLDS_OWN = ("data", "corpus", "sandbox")
-"""What a run was told of its world, and another world is not. To go without a sandbox is asked for each time."""
+NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "sandbox")
+"""Settings of a run that are not used if it is evaluated on another task set."""
 
-
-def _declare_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", metavar="FILE.py", help="an agent of your own: defines env and tasks")
-    parser.usage = "%(prog)s [FILE.py] [options]"
-    declare_output(parser)
+file_argument = click.argument("file", required=False, metavar="[FILE.py]", type=click.Path(path_type=Path))
 
 
-def _declare_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE.toml", help="settings from a file; the command line goes first")
-    parser.add_argument("--resume", action="store_true", help="go on with the run that --run names, by its settings")
-    _declare_eval(parser)
+@click.command(cls=SettingsCommand, config=TrainConfig)
+@file_argument
+@config_option
+@click.option("--resume", is_flag=True, help="Continue the run that --run names, with its own settings.")
+@json_option
+@quiet_option
+def train(
+    file: Path | None, settings: Layer, config_file: Path | None, resume: bool, as_json: bool, quiet: bool
+) -> None:
+    """Train an agent. Without arguments: grpo on the task set tinywiki, with the model tiny-base.
+
+    FILE.py defines your own agent, by the names env and tasks.
+    """
+    layers = with_file(settings, config_file)
+    try:
+        report, taskset = (_resume if resume else _train)(file, layers, quiet)
+    except Interrupted as stopped:
+        arguments = [*([str(file)] if file else []), "--run", str(stopped.folder), "--resume"]
+        command = shlex.join(["agent-r1", "train", *arguments])
+        raise Interrupted(stopped.number, f"{stopped}; to continue: {command}", stopped.folder) from None
+    show(as_json, report_json(report) | sandbox_json(taskset), render_report(report))
 
 
-def _train(invocation: Invocation) -> None:
-    if invocation.options["resume"]:
-        return _resume(invocation)
-    file, given = invocation.options["file"], layers(TrainConfig, invocation)
-    asked = resolve(TrainConfig, given)  # what is wrong by itself is said before anything is built
-    world = named(asked.task, asked) if file is None else load(Path(file), asked, asked.model)
-    config = settle(TrainConfig, given, world)
+def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
+    # Report what is wrong with the settings themselves before anything is built or torch is imported.
+    given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
+    taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)
+    config = resolve_config(TrainConfig, layers, taskset)
     from agent_r1.training import run
 
-    report = run.train(config, world, warned(world, progress(invocation)))
-    show(invocation, report_json(report) | sandbox_json(world), render_report(report))
+    return run.train(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset
 
 
-def _resume(invocation: Invocation) -> None:
-    file, config = invocation.options["file"], resumed(layers(TrainConfig, invocation))
-    if file is None and config.task not in agent_r1.tasksets.WORLDS:
-        do = f"give the file that the run was started with, which is its task {config.task!r}"
+def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
+    config = resolve_resume_config(layers)
+    if file is None and config.taskset not in agent_r1.tasksets.TASKSETS:
+        do = f"give the file that the run was started with, which defines {config.taskset!r}"
         raise InvalidInput("FILE.py", got="none", do=do)
-    world = named(config.task, config) if file is None else load_world(Path(file), config.model)
+    taskset = open_taskset(config.taskset, config) if file is None else load_task_file(file, config.model)
     from agent_r1.training import run
 
-    report = run.resume(config, world, warned(world, progress(invocation)))
-    show(invocation, report_json(report) | sandbox_json(world), render_report(report))
+    return run.resume(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset
 
 
-def _eval(invocation: Invocation) -> None:
-    given = [from_text(EvalConfig, invocation.settings)]
-    typed = resolve(EvalConfig, given)
-    folder, trained = run_folder(typed.model), None
+@click.command("eval", cls=SettingsCommand, config=EvalConfig)
+@file_argument
+@config_option
+@json_option
+@quiet_option
+def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
+    """Print the table of methods for a model, a folder or a run.
+
+    A file given by --config can be one for training: settings of training alone are not used.
+    """
+    layers = [restrict(layer, EvalConfig, TrainConfig) for layer in with_file(settings, config_file)]
+    given, trained = resolve(EvalConfig, layers), None
+    folder, progress = run_folder(given.model), progress_of(quiet)
     if is_run(folder):
-        with closing(RunReader(folder)) as reader:
-            own = reader.config()
-        trained = resolve(TrainConfig, [Layer(f"configuration of {folder}", own)])
-        if invocation.settings.get("task", own["task"]) != own["task"]:
-            own = {key: value for key, value in own.items() if key not in WORLDS_OWN}
-        own = {key: value for key, value in own.items() if (key, value) != ("sandbox", "none")}
-        given.append(restrict(Layer(f"configuration of {folder}", own), EvalConfig, TrainConfig))
-    asked, file = resolve(EvalConfig, given), invocation.options["file"]
+        own = _config_of_run(folder)
+        trained = resolve(TrainSettings, [restrict(own, TrainSettings, TrainConfig)])
+        other_taskset = "taskset" in given.model_fields_set and given.taskset != trained.taskset
+        layers.append(restrict(_for_evaluation(own, other_taskset), EvalConfig, TrainConfig))
+    config = resolve(EvalConfig, layers)
     if file is None:
-        world = unseen(named(asked.task, asked), asked, trained, progress(invocation))
+        taskset = with_unseen_questions(open_taskset(config.taskset, config), config, trained, progress)
     else:
-        world = load(Path(file), typed, asked.model)
-    config = settle(EvalConfig, given, world)
+        taskset = open_file(file, given, config.model)
+    config = resolve_config(EvalConfig, layers, taskset)
     from agent_r1.training.evaluate import evaluate
 
-    table = evaluate(config, world, warned(world, progress(invocation)))
-    show(invocation, table_json(table) | sandbox_json(world), render(table))
+    table = evaluate(config, taskset, warn_unsandboxed(taskset, progress))
+    show(as_json, table_json(table) | sandbox_json(taskset), render_table(table))
 
 
-def _paper(invocation: Invocation) -> None:
-    config = resolve(PaperConfig, [from_text(PaperConfig, invocation.settings)])
-    wanted(config)  # what is wrong by itself is said before torch is loaded
-    from research.paper.compare import compare, comparison_json, render_comparison
-
-    comparison = compare(config, progress(invocation))
-    show(invocation, comparison_json(comparison), render_comparison(comparison))
-    comparison.require_all()
+def _config_of_run(folder: Path) -> Layer:
+    with closing(RunReader(folder)) as reader:
+        return Layer(f"configuration of {folder}", reader.config())
 
 
-TRAIN = Command("train an agent; without arguments: TinyWiki, tiny-base, grpo", _train, _declare_train, TrainConfig)
-EVAL = Command("print the table of methods", _eval, _declare_eval, EvalConfig)
-PAPER = Command("the paper's comparison in miniature, on TinyWiki", _paper, declare_output, PaperConfig)
+def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
+    """Return the settings of a run that its evaluation uses too. To run code without a sandbox is never inherited."""
+    left_out = NOT_FOR_OTHER_TASKSETS if other_taskset else ()
+    kept = {key: value for key, value in own.values.items() if key not in left_out}
+    return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})

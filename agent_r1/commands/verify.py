@@ -1,44 +1,40 @@
-"""verify: what a run's files prove."""
+"""The command ``verify``."""
 
 from __future__ import annotations
 
-import argparse
 from contextlib import closing
 from dataclasses import asdict
 
+import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from agent_r1.commands.command import Broken, Command, Invocation, columns, declare_json, show
+from agent_r1.commands.command import Invalid, columns, json_option, show
 from agent_r1.store import RunReader, run_folder
 from agent_r1.store.digest import run_digest
-from agent_r1.store.verify import Verdict, verify
+from agent_r1.store.verification import VerificationReport
+from agent_r1.store.verification import verify as verify_run
 
 
-def _declare_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="RUN", help="a run's name, in runs/, or its folder")
-    parser.add_argument("--digest", action="store_true", help="print what is equal for equal runs, and nothing else")
-    declare_json(parser)
-
-
-def _verify(invocation: Invocation) -> None:
-    folder, digest = run_folder(invocation.options["folder"]), None
-    verdict = verify(folder)
-    if verdict.holds and invocation.options["digest"]:
+@click.command()
+@click.argument("run")
+@click.option("--digest", is_flag=True, help="Print only a digest that is the same for equal runs.")
+@json_option
+def verify(run: str, digest: bool, as_json: bool) -> None:
+    """Verify that a run is complete and that each attempt has one fate. RUN is a name in runs/, or a folder."""
+    folder, value = run_folder(run), None
+    report = verify_run(folder)
+    if report.is_valid and digest:
         with closing(RunReader(folder)) as reader:
-            digest = run_digest(reader)
-    data = {"run": str(folder), "holds": verdict.holds, **asdict(verdict), "digest": digest}
-    show(invocation, data, digest or _rendered(verdict))
-    if not verdict.holds:
-        raise Broken(f"{folder} does not hold: {len(verdict.violations)} of the rules are broken")
+            value = run_digest(reader)
+    data = {"run": str(folder), "valid": report.is_valid, **asdict(report), "digest": value}
+    show(as_json, data, value or _render(report))
+    if not report.is_valid:
+        raise Invalid(f"{folder} is not valid: {len(report.violations)} rules are violated")
 
 
-def _rendered(verdict: Verdict) -> RenderableType:
-    if not verdict.holds:
-        return Text("\n".join(verdict.violations))
-    counts = {fate: str(count) for fate, count in verdict.attempts.items()}
-    rest = {"steps": verdict.steps, "lineages": verdict.lineages, "checkpoints": verdict.checkpoints}
-    return Group("The run holds.", columns(counts | {name: str(count) for name, count in rest.items()}))
-
-
-VERIFY = Command("prove that a run is whole and every attempt accounted for", _verify, _declare_verify)
+def _render(report: VerificationReport) -> RenderableType:
+    if not report.is_valid:
+        return Text("\n".join(report.violations))
+    counts = {**report.attempts, "steps": report.steps, "segments": report.segments, "checkpoints": report.checkpoints}
+    return Group("The run is valid.", columns({name: str(count) for name, count in counts.items()}))

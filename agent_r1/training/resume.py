@@ -1,4 +1,4 @@
-"""What a run is resumed with: the configuration it has, of which little may change. Free of torch."""
+"""The configuration of a resumed run: that of the run itself, except for the few settings that can change."""
 
 from __future__ import annotations
 
@@ -7,39 +7,43 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Layer, resolve
+from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store import RunReader, is_run, run_folder
-from agent_r1.training.config import TrainConfig
-from agent_r1.training.monitor.config import DoctorConfig
+from agent_r1.training.config import TrainConfig, TrainSettings
+from agent_r1.training.monitor.config import MonitorConfig
 
-MAY_CHANGE = (
+CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
-    *("trainer.micro_tokens", *(f"doctor.{name}" for name in DoctorConfig.model_fields)),
+    *("trainer.micro_tokens", *(f"monitor.{name}" for name in MonitorConfig.model_fields)),
 )
-"""What may differ from the run's own configuration: where the run lies, how far it goes (no less than it went),
-what is saved and reported, what fits it to a machine (other ``trainer.micro_tokens`` give the same up to rounding),
-when it is stopped, and where its files lie: what is in them is compared (:mod:`agent_r1.training.data_fingerprint`, and the weights
-of version 0)."""
+"""The settings that can differ from the run's own: where the run lies, the number of steps (not below those taken),
+what is saved and reported, what depends on the machine (``trainer.micro_tokens`` changes results by rounding only), when
+the run stops, and where its files lie. The contents of these files must be the same: they are compared by
+:mod:`agent_r1.training.data_fingerprint`, and the initial weights by their checksum."""
 
 
-def resumed(layers: Sequence[Layer]) -> TrainConfig:
-    """The configuration to resume a run with: the run's own, and over it what ``layers`` say and may change.
+def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
+    """Return the configuration to resume a run with: the run's own, with the settings of ``layers`` over it.
 
-    Raises InvalidInput where they name no run, there is none, it is complete, or they contradict what it has.
+    Raises InvalidInput if the layers name no run, if the run does not exist or is complete, or if a setting differs
+    from the run's that cannot change.
     """
-    name = resolve(TrainConfig, layers).run
+    name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:
         raise InvalidInput("resume", got="no run", do="name the run to go on with, as --run NAME")
     folder = run_folder(name)
     if not is_run(folder):
         raise InvalidInput("resume", got=f"{folder}, which holds no run", do="leave resume out to begin one")
     with closing(RunReader(folder)) as reader:
-        own, complete = Layer(f"configuration of {folder}", reader.config()), reader.completed()
+        own, complete = Layer(f"configuration of {folder}", reader.config()), reader.is_complete()
         taken = reader.last_step()
-    before, after = resolve(TrainConfig, [own]), resolve(TrainConfig, [*layers, own])
+    before = resolve(TrainConfig, [own])
+    _refuse_other_algorithm(folder, before, layers)
+    changes = [restrict(layer, TrainSettings, TrainConfig) for layer in layers]
+    after = resolve(TrainConfig, [*changes, own])
     _refuse_changes(folder, before, after)
     if after.steps < taken:
         do = f"give at least the {taken} that {folder} took, or leave it out"
@@ -51,18 +55,37 @@ def resumed(layers: Sequence[Layer]) -> TrainConfig:
     return after
 
 
+def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
+    """Raise InvalidInput if the layers change the algorithm: its name, or the value of a parameter."""
+    from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters  # here: it imports torch
+
+    algorithm = config.algorithm
+    own: Mapping[str, object] = {**algorithm.model_dump(include=set(DESCRIPTIVE)), **parameters(algorithm)}
+    for key, value in settings_of(TrainConfig, layers).items():
+        setting, _, parameter = key.partition(".")
+        if setting != "algorithm" or own.get(parameter or "name") == value:
+            continue
+        # The text "2" on the command line is the number 2 of the run.
+        if not parameter or with_parameters(algorithm, {parameter: value}) != algorithm:
+            raise _unchangeable(folder, key, value, own.get(parameter or "name", "none"))
+
+
 def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> None:
-    own, asked = dict(_flat(before.model_dump(mode="json"))), dict(_flat(after.model_dump(mode="json")))
-    for key, value in asked.items():
-        if key not in MAY_CHANGE and (key not in own or own[key] != value):
-            do = f"leave it out: {folder} goes on with {own.get(key, 'none')}; begin a new run to change it"
-            raise InvalidInput(key, got=value, do=do)
+    own, given = dict(_flatten(before.model_dump(mode="json"))), dict(_flatten(after.model_dump(mode="json")))
+    for key, value in given.items():
+        if key not in CHANGEABLE and (key not in own or own[key] != value):
+            raise _unchangeable(folder, key, value, own.get(key, "none"))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted key."""
+def _unchangeable(folder: Path, key: str, value: object, own: object) -> InvalidInput:
+    do = f"leave it out: {folder} goes on with {own}; begin a new run to change it"
+    return InvalidInput(key, got=value, do=do)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings by dotted key."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.events import LogEvent, Recorder
-from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import PolicyVersion
-from agent_r1.trainer.learner import Learner, Update
+from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.monitor.checks import Finding, Spikes, bounds, doubts, idle, same_weights, shrunk, torn
-from agent_r1.training.monitor.failures import Breaker
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.monitor.checks import Finding, GradientSpikeDetector, metric_checks, tool_warnings, check_no_signal, check_weights, check_memory_reduced, check_group_integrity
+from agent_r1.training.monitor.circuit_breaker import CircuitBreaker
+from agent_r1.training.monitor.state import MonitorState
 
 log = logging.getLogger(__name__)
 
@@ -25,45 +24,45 @@ LEAST_GROUPS, LEAST_ATTEMPTS = 4, 32
 """..but on so many groups, or attempts where that is fewer: what fails of less than these is no more than warned of."""
 
 
-class Doctor:
+class HealthMonitor:
     """Looks after a run. What it finds is a warning, or ends the run with RunStopped."""
 
-    def __init__(self, config: TrainConfig, learner: Learner, recorder: Recorder, folder: Path) -> None:
-        bound = config.doctor
+    def __init__(self, config: TrainConfig, updater: PolicyUpdater, recorder: Recorder, folder: Path) -> None:
+        bound = config.monitor
         asked = config.groups_per_step * config.group_size * min(BREAKER_STEPS, config.steps)
-        self._learner, self._recorder, self._folder = learner, recorder, folder
+        self._updater, self._recorder, self._folder = updater, recorder, folder
         self._group_size = config.group_size
         least = min(LEAST_GROUPS * config.group_size, LEAST_ATTEMPTS)
         self._idle_steps = min(bound.idle_steps, max(bound.patience, config.steps))
-        self._breaker = Breaker(bound.failure_share, max(min(bound.failure_window, asked), least))
-        self._bounds, self._spikes = bounds(bound, config.max_staleness), Spikes(bound.gradient_spike)
-        self._micro_tokens = learner.micro_tokens
+        self._breaker = CircuitBreaker(bound.failure_share, max(min(bound.failure_window, asked), least))
+        self._bounds, self._spikes = metric_checks(bound, config.max_staleness), GradientSpikeDetector(bound.gradient_spike)
+        self._micro_tokens = updater.micro_tokens
         self._groups = 0
         self._in_a_row: dict[str, int] = {}
 
-    def receive(self, group: Group) -> None:
+    def receive(self, selected: SelectedGroup) -> None:
         """See a group before it is learned from.
 
         Raises RunStopped where it is torn, or where too many of the last attempts failed: the weights are then those
         of the last step.
         """
-        finding = torn(group, self._groups, self._group_size, self._learner.asks_greedy)
+        finding = check_group_integrity(selected.group, self._groups, self._group_size, self._updater.needs_greedy)
         if finding is not None:
             raise self._stopped(str(finding))
         self._groups += 1
-        failures = self._breaker.saw(group, self._learner.admission(group).left_out)
+        failures = self._breaker.saw(selected.group, selected.selection.excluded)
         if failures is not None:
             raise self._stopped(failures)
 
-    def examine(self, update: Update, served: PolicyVersion) -> tuple[Finding, ...]:
+    def examine(self, update: UpdateReport, served: PolicyVersion) -> tuple[Finding, ...]:
         """Return the findings on a step; ``served`` is the version that the engine serves after it."""
         before, self._micro_tokens = self._micro_tokens, update.micro_tokens
         looked = (
-            same_weights(served, self._learner.publish().version),
-            idle(update, self._idle_steps),
-            shrunk(before, update.micro_tokens),
+            check_weights(served, self._updater.publish().version),
+            check_no_signal(update, self._idle_steps),
+            check_memory_reduced(before, update.micro_tokens),
             self._spikes.look(update.metrics),
-            *doubts(self._breaker),
+            *tool_warnings(self._breaker),
             *(bound.look(update.metrics) for bound in self._bounds),
         )
         found = tuple(finding for finding in looked if finding is not None)
@@ -79,18 +78,18 @@ class Doctor:
                 raise self._stopped(f"{times} steps in a row, {finding}" if times > 1 else str(finding))
             log.warning("%s", finding)
 
-    def state(self) -> DoctorState:
+    def state(self) -> MonitorState:
         """What is remembered once a step was examined."""
-        return DoctorState(self._groups, self._breaker.state(), tuple(self._spikes.norms), self._in_a_row)
+        return MonitorState(self._groups, self._breaker.state(), tuple(self._spikes.norms), self._in_a_row)
 
-    def restore(self, state: DoctorState) -> None:
+    def restore(self, state: MonitorState) -> None:
         """Remember what ``state`` holds; nothing was seen yet."""
         self._groups, self._in_a_row = state.groups, dict(state.in_a_row)
         self._breaker.restore(state.breaker)
         self._spikes.norms.extend(state.norms)
 
     def _stopped(self, why: str) -> RunStopped:
-        version = self._learner.publish().version.number
+        version = self._updater.publish().version.number
         return RunStopped(
             f"the run was stopped: {why}\n"
             f"The weights are version {version}; nothing was learned since. What was lived is in {self._folder}"

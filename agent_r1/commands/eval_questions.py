@@ -1,0 +1,59 @@
+"""The questions of an evaluation: none that the agent was trained on, whatever their file is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import agent_r1.tasksets
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.tasksets.splits import normalized_text
+from agent_r1.training.config import EvalConfig, TrainSettings
+from agent_r1.training.progress import Progress
+
+
+def with_unseen_questions(
+    taskset: TaskSet, config: EvalConfig, trained: TrainSettings | None, progress: Progress
+) -> TaskSet:
+    """Return the task set with the questions to evaluate on.
+
+    On the data that the run was trained on, these are its own test splits. Other data are used whole, unless they
+    have a test split, but without the questions that the run was trained on.
+
+    Args:
+        trained: the configuration of the run that is evaluated; None if the model does not belong to a run.
+    """
+    if trained is not None and trained.data is not None and config.data is not None:
+        if trained.data.resolve() == config.data.resolve():
+            return taskset
+        taskset = _exclude(taskset, _training_questions(trained, progress))
+    return taskset if taskset.whole is None else replace(taskset, evaluation=(taskset.whole,))
+
+
+def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
+    def tasks(split: str) -> Sequence[Task]:
+        kept = [task for task in taskset.tasks(split) if _question(task) not in questions]
+        if not kept:
+            got = f"{split}, in which the run was trained on every question"
+            raise InvalidInput("--data", got=got, do="give questions that it was not trained on")
+        return kept
+
+    return replace(taskset, tasks=tasks)
+
+
+def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset[str]:
+    """Return the questions a run was trained on; none, with a warning, if its data are no longer there."""
+    try:
+        own = agent_r1.tasksets.build(trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox)
+    except InvalidInput as error:
+        progress.print_line(
+            f"WARNING: training questions may be among these questions, as they cannot be read: {error}"
+        )
+        return frozenset()
+    return frozenset(map(_question, own.tasks("train")))
+
+
+def _question(task: Task) -> str:
+    return normalized_text(task.messages[-1].text)

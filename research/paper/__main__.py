@@ -1,0 +1,30 @@
+"""Run the paper's comparison in miniature: ``python -m research.paper --help``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from agent_r1.cli import run_command
+from agent_r1.commands.command import SettingsCommand, json_option, progress_of, quiet_option, show
+from agent_r1.config import Layer, resolve
+from research.paper.config import PaperConfig, wanted
+
+
+@click.command(cls=SettingsCommand, config=PaperConfig)
+@json_option
+@quiet_option
+def paper(settings: Layer, as_json: bool, quiet: bool) -> None:
+    """Compare the methods of the paper in miniature, on the task set tinywiki."""
+    config = resolve(PaperConfig, [settings])
+    wanted(config)  # report what is wrong with the settings before torch is imported
+    from research.paper.compare import compare, comparison_json, render_comparison
+
+    comparison = compare(config, progress_of(quiet))
+    show(as_json, comparison_json(comparison), render_comparison(comparison))
+    comparison.require_all()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(paper, sys.argv[1:], "python -m research.paper"))
