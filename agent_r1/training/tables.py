@@ -1,0 +1,224 @@
+"""The table of methods: its values, its confidence intervals, and how it is printed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table as Grid
+
+EXACT_MATCH = "exact match"
+"""The measure of a table, unless the task set has another."""
+
+NORMAL_95 = 1.959963984540054
+"""The 97.5 % quantile of the standard normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One method on one split: mean exact match, F1 and sub-match over ``n`` questions.
+
+    ``sub`` is the mean sub-match (a right answer occurs somewhere in the given one), None if the task set has none.
+    ``low`` and ``high`` bound the exact match: a 95 % Wilson interval, or a normal one if the measure is a reward with
+    values other than 0 and 1.
+
+    Example:
+        Cell(em=0.9, f1=0.93, n=200, low=0.8505, high=0.9343)
+    """
+
+    em: float
+    f1: float
+    n: int
+    low: float
+    high: float
+    sub: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassAtK:
+    """pass@k by split (``shares``): the probability that at least one of ``k`` sampled attempts is right.
+
+    Estimated from ``attempts`` attempts at each question; ``ones`` is pass@1 from the same attempts.
+    """
+
+    k: int
+    shares: Mapping[str, float]
+    attempts: int
+    ones: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells by method and split, and the retriever's measures by split and name (``recall@5``).
+
+    ``measure`` names the meaning of the cells' ``em`` (a reward, if the task set has no exact match). ``measures`` are
+    the task set's own, by method, split and name (``fix_rate``); ``passed`` is pass@k by method, if requested.
+    """
+
+    cells: Mapping[str, Mapping[str, Cell]]
+    retrieval: Mapping[str, Mapping[str, float]]
+    measure: str = EXACT_MATCH
+    measures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    passed: Mapping[str, PassAtK] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the task set reports exact match, and with it F1."""
+        return self.measure == EXACT_MATCH
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """The result of a training run.
+
+    ``pass_at_k`` is the base model's, None if it was not measured. ``train_seconds`` covers the steps after
+    ``resumed_from``, the step at which the run was last resumed.
+    """
+
+    run: Path
+    steps: int
+    train_seconds: float
+    table: Table
+    pass_at_k: PassAtK | None = None
+    resumed_from: int = 0
+
+
+class Scored(Protocol):
+    """The scores of one attempt."""
+
+    @property
+    def em(self) -> float: ...
+
+    @property
+    def f1(self) -> float: ...
+
+    @property
+    def sub(self) -> float | None: ...
+
+
+def make_cell(answers: Sequence[Scored]) -> Cell:
+    """Return the cell of a method's scored attempts. Raises ValueError if there are none."""
+    if not answers:
+        raise ValueError("a cell needs at least one answer")
+    n = len(answers)
+    em = sum(answer.em for answer in answers) / n
+    low, high = (
+        wilson_interval(em, n)
+        if all(answer.em in (0, 1) for answer in answers)
+        else normal_interval([a.em for a in answers])
+    )
+    subs = [answer.sub for answer in answers if answer.sub is not None]
+    # A failed attempt has no sub-match; it counts as wrong, as in em and F1.
+    return Cell(em, sum(answer.f1 for answer in answers) / n, n, low, high, sum(subs) / n if subs else None)
+
+
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson interval (1927) of a share in ``n`` trials; it stays within 0..1, also at 0 and 1.
+
+    Example:
+        >>> wilson_interval(1.0, 200)
+        (0.9811..., 1.0)
+    """
+    z2 = NORMAL_95**2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = NORMAL_95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return (max(0.0, middle - half) if share > 0 else 0.0), (min(1.0, middle + half) if share < 1 else 1.0)
+
+
+def normal_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % normal interval of a mean; a single value has width 0.
+
+    Example:
+        >>> normal_interval([0.5, -0.5, 0.5, -0.5])
+        (-0.565..., 0.565...)
+    """
+    mean = statistics.fmean(values)
+    half = NORMAL_95 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return mean - half, mean + half
+
+
+def table_json(table: Table) -> dict[str, Any]:
+    """Return the JSON of ``eval``.
+
+    ``{"table": {method: {split: {em, f1, n, low, high}}}, "retrieval": {split: {..}}}``
+
+    A cell has ``sub`` if the task set reports a sub-match. ``measures`` and ``pass_at_k``, by method, are present if
+    there are any.
+    """
+    cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
+    data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
+    if table.measures:
+        data["measures"] = {
+            method: {split: dict(some) for split, some in row.items()} for method, row in table.measures.items()
+        }
+    if table.passed:
+        data["pass_at_k"] = {method: asdict(passed) for method, passed in table.passed.items()}
+    return data
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in asdict(cell).items() if value is not None}
+
+
+def report_json(report: TrainReport) -> dict[str, Any]:
+    """Return the JSON of ``train``: its table, the run, the steps and the time."""
+    base = None if report.pass_at_k is None else asdict(report.pass_at_k)
+    about = {"run": str(report.run), "steps": report.steps, "train_seconds": report.train_seconds, "pass_at_k": base}
+    return table_json(report.table) | about
+
+
+def render_table(table: Table) -> Group:
+    """Return the table for a terminal: one row per method, one column per split."""
+    splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
+    grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
+    for method, row in table.cells.items():
+        grid.add_row(escape(method), *(_shown(row[split], table.exact) if split in row else "-" for split in splits))
+    lines = [
+        f"retrieval, {escape(split)}: " + ", ".join(f"{escape(name)} {value:.3f}" for name, value in measures.items())
+        for split, measures in table.retrieval.items()
+    ]
+    lines += [
+        f"{escape(method)}, {escape(split)}: "
+        + ", ".join(f"{escape(name)} {value:.2f}" for name, value in some.items())
+        for method, row in table.measures.items()
+        for split, some in row.items()
+        if some
+    ]
+    lines += [line for method, passed in table.passed.items() for line in _pass_lines(escape(method), passed)]
+    return Group(grid, *lines)
+
+
+def _pass_lines(method: str, passed: PassAtK) -> list[str]:
+    return [
+        f"{method}, pass@1 and pass@{passed.k} of {passed.attempts} attempts: "
+        + ", ".join(f"{escape(split)} {passed.ones[split]:.2f} {share:.2f}" for split, share in passed.shares.items())
+    ]
+
+
+def render_report(report: TrainReport) -> Group:
+    """Return the result of a training run for a terminal: its table, the base model's pass@k, and the folder."""
+    lines = [] if report.pass_at_k is None else _pass_lines("base model", report.pass_at_k)
+    since = f", those after step {report.resumed_from}" if report.resumed_from else ""
+    where = f"{report.steps} steps{since} in {report.train_seconds:.1f} s, all in {escape(str(report.run))}"
+    return Group(render_table(report.table), *lines, where)
+
+
+def _caption(table: Table) -> str:
+    counts = sorted({cell.n for row in table.cells.values() for cell in row.values()})
+    sub = any(cell.sub is not None for row in table.cells.values() for cell in row.values())
+    measures = f"{table.measure} (95 % interval)" + (", F1" if table.exact else "") + (", sub-match" if sub else "")
+    return f"{measures}; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
+
+
+def _shown(cell: Cell, exact: bool) -> str:
+    if not exact:  # F1 equals the measure
+        return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})"
+    sub = "" if cell.sub is None else f", sub {cell.sub:.2f}"
+    return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})\nF1 {cell.f1:.2f}{sub}"
