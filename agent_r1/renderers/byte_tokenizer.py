@@ -1,4 +1,4 @@
-"""A tokenizer that any text survives, for acting without a model: one token per byte, a small Hermes template."""
+"""A byte-level tokenizer with a small Hermes template, for scripted agents and tests without a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ TEMPLATE = """\
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte; im_start, im_end and endoftext are special."""
+    """Return a tokenizer with one token per byte, so that any text round-trips.
+
+    ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

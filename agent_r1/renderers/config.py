@@ -1,23 +1,23 @@
-"""Settings of the renderers. Imports no torch."""
+"""Settings of the renderers. This module imports no torch."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
 FENCE = "```"
-"""The prefix that marks a fenced block, as opposed to a tag."""
+"""The prefix that distinguishes a fenced block from a tag."""
 
 
 class TagsConfig(BaseModel):
-    """The names in the tool format ``tags``."""
+    """Names of the tags in the tool format ``tags``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     observation: str = Field(default="information", min_length=1)
-    """The tag around what a tool gives."""
+    """The tag around a tool's result."""
 
     answer: str = Field(default="answer", min_length=1)
-    """The tag around an answer, which ends an action."""
+    """The tag around a final answer, which ends an action."""
 
     names: dict[str, str] = Field(default_factory=dict)
-    """Tags by the name of a tool, where they are not that name; a fence begins with three backticks."""
+    """The tag of each tool whose tag is not its name. A tag that begins with three backticks is a fence."""

@@ -1,39 +1,34 @@
-"""Where an action ends by what it says: asked after every sampled token, so the cheap questions come first."""
+"""Detection of stop strings. It runs after every sampled token, so the cheap checks come first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
 Decode = Callable[[Sequence[int]], str]
 
-SLACK = 4
-"""Tokens looked at beyond those that the longest text can have, where some say nothing."""
+_EXTRA_TOKENS = 4
+"""Tokens to decode beyond those that the longest string can have, because some tokens decode to no text."""
 
 
-@dataclass(frozen=True)
 class StopStringMatcher:
-    """Whether the last of some tokens completes one of ``texts``; what it costs does not grow with the tokens.
+    """Checks whether the last of some tokens completes one of ``strings``. Its cost does not grow with the tokens.
 
-    A token has at least a byte, so as many tokens as the longest text has bytes hold all of it.
+    A token has at least one byte, so the longest string has at most as many tokens as bytes.
 
     Example:
-        StopStringMatcher(("</search>",), decode).completes(ids)
+        StopStringMatcher(("</search>",), decode).matches(token_ids)
     """
 
-    texts: tuple[str, ...]
-    decode: Decode
-    window: int = field(init=False)
-    may: Callable[[int], bool] = field(init=False, compare=False)
+    def __init__(self, strings: tuple[str, ...], decode: Decode) -> None:
+        self.window = _EXTRA_TOKENS + max(len(string.encode()) for string in strings)
+        last_characters = {string[-1] for string in strings}
+        self._strings, self._decode = strings, decode
+        self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
-    def __post_init__(self) -> None:
-        finals = {text[-1] for text in self.texts}
-        object.__setattr__(self, "window", SLACK + max(len(text.encode()) for text in self.texts))
-        object.__setattr__(self, "may", cache(lambda token: not finals.isdisjoint(self.decode((token,)))))
-
-    def completes(self, ids: Sequence[int]) -> bool:
-        if not self.may(ids[-1]):
+    def matches(self, ids: Sequence[int]) -> bool:
+        """Return whether a stop string is complete and the last token may have completed it."""
+        if not self._can_complete(ids[-1]):
             return False
-        tail = self.decode(ids[-self.window :])
-        return any(text in tail for text in self.texts)
+        text = self._decode(ids[-self.window :])
+        return any(string in text for string in self._strings)

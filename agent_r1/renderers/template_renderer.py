@@ -1,9 +1,8 @@
-"""Messages to tokens and back, incremental and token-exact.
+"""A renderer for any chat template: it learns how the template behaves by rendering probes.
 
-Sampled tokens are never tokenised again. What stands between two actions (the end of a turn, tool
-results, the next turn's header) comes from the template itself: the difference of two renders. Where a
-template changes the past (drops earlier thoughts, say), the difference does not exist and the turn starts
-a new branch.
+Sampled tokens are never tokenized again. The tokens between two actions (the end of a turn, tool results, the header
+of the next turn) are the difference between two renders of the template. If a template changes earlier text (for
+example, it drops earlier reasoning), there is no such difference and the turn starts a new branch.
 """
 
 from __future__ import annotations
@@ -24,32 +23,38 @@ from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
-from agent_r1.renderers.formats.tool_format import THINK, ParsedOutput, ToolFormat
+from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
 from agent_r1.renderers.protocol import RenderedPrompt
-from agent_r1.renderers.special_tokens import first_of, last_of, special_tokens
+from agent_r1.renderers.special_tokens import first_token_in, special_tokens, token_at_end
 from agent_r1.renderers.stop_strings import StopStringMatcher
 
-MARK = "AGENTR1MARK"
+Messages = tuple[Message, ...]
+
+_MARKER = "AGENTR1MARK"
+"""A text that probes put into a message, to find it again in the render."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """What a template does at a boundary, and why."""
+    """What a template does with a message that follows an action, and the reason."""
 
     kind: Literal["append", "rewrite", "unsupported"]
     reason: str
 
 
 class TemplateRenderer:
-    """One tokenizer's template and a tool-call format over it.
+    """Implements :class:`~agent_r1.renderers.protocol.Renderer` for a tokenizer's chat template and a tool format.
 
-    ``stop_ids`` are the tokens that end an action: what the template writes after an answer, and after a call (mostly
-    the same one), those of the tokenizer and those given, on which models end as well; ``end_id`` is the first. Raises
-    UnsupportedChat where the tokenizer has no template or no token ends a turn.
+    ``stop_token_ids`` adds to the tokens that end an action: those that the template writes after an answer and after
+    a call (mostly the same token), and the tokenizer's end of sequence. Raises UnsupportedChat if the tokenizer has no
+    template or no token ends a turn.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, format: ToolFormat | None = None, stop_token_ids: tuple[int, ...] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        tool_format: ToolFormat | None = None,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> None:
         if not tokenizer.chat_template:
             raise UnsupportedChat(
@@ -57,208 +62,74 @@ class TemplateRenderer:
                 "set tokenizer.chat_template (chat_template.jinja in the model's folder), or give --tool_format tags"
             )
         self.tokenizer = tokenizer
-        self.format = format or Hermes()
+        self.tool_format = tool_format or Hermes()
         self._special = {token: index for index, token in special_tokens(tokenizer)}
-        self._other_stop_ids = stop_token_ids
-        self._around_results: tuple[str, ...] = ()
-        asked = Message.user("question")
-        self._shows_tools = _PROBE_TOOL.name in self._render((asked,), (_PROBE_TOOL,), add_generation_prompt=True)
-        self._ends = self._find_ends()
-        # where nothing but an empty line parts messages, that is what follows an action
-        self._breaks = (*self._ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
-        self._shows_reasoning = MARK in self.render_text(
-            (asked, Message.assistant("a", (), MARK)), (), add_generation_prompt=False
+        self._extra_stop_ids = stop_token_ids
+        self._result_tags: tuple[str, ...] = ()
+        question = Message.user("question")
+        self._renders_tools = _PROBE_TOOL.name in self._apply_template(
+            (question,), (_PROBE_TOOL,), add_generation_prompt=True
         )
-        self._opens_thought = self.render_text((asked,), (), add_generation_prompt=True).rstrip().endswith(THINK)
-        self._around_results = self._find_around_results()
-        self._opened = lru_cache(maxsize=4096)(self._open)
-        self._tail = cache(lambda texts: StopStringMatcher(texts, self._decode))
+        self._turn_ends = self._find_turn_ends()
+        # the plain template writes no token after an action, only an empty line
+        self._breaks = (*self._turn_ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
+        with_reasoning = Message.assistant("a", (), _MARKER)
+        self._renders_reasoning = _MARKER in self.render_text((question, with_reasoning))
+        self._opens_reasoning = self.render_text((question,), add_generation_prompt=True).rstrip().endswith(THINK_OPEN)
+        self._result_tags = self._find_result_tags()
+        self._to_prompt = lru_cache(maxsize=4096)(lambda text: RenderedPrompt(text, self.encode(text)))
+        self._stop_matcher = cache(lambda strings: StopStringMatcher(strings, self._decode))
+
+    # ---- messages to tokens
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end an action."""
-        written = [self._special[text] for text in self._ends]
-        # models end with these too where no template writes them: bases with eos, Llama its calls with eom
-        others = [*self._other_stop_ids, self.tokenizer.eos_token_id, self._special.get("<|eom_id|>")]
+        written = [self._special[text] for text in self._turn_ends]
+        # models also end with tokens that no template writes: base models with eos, Llama its calls with eom
+        others = [*self._extra_stop_ids, self.tokenizer.eos_token_id, self._special.get("<|eom_id|>")]
         return tuple(dict.fromkeys([*written, *(index for index in others if index is not None)]))
 
     @property
     def end_token_id(self) -> int:
-        """The token that ends a turn of the assistant, as the template writes it."""
+        """The token that the template writes at the end of an assistant's turn."""
         return self.stop_token_ids[0]
 
-    def stop_condition(self, tools: tuple[ToolSpec, ...]) -> StopCondition | None:
-        """Where the format ends an action without a token; None where it never does."""
-        texts = self.format.stop_texts(tools)
-        return StopCondition(texts, partial(self._reached, texts, tools)) if texts else None
+    def stop_condition(self, tools: Tools) -> StopCondition | None:
+        """Return the condition by which text ends an action, or None if only tokens do."""
+        strings = self.tool_format.stop_strings(tools)
+        return StopCondition(strings, partial(self._is_complete, strings, tools)) if strings else None
 
-    def _reached(self, texts: tuple[str, ...], tools: tuple[ToolSpec, ...], ids: Sequence[int]) -> bool:
-        if not self._tail(texts).completes(ids):
+    def _is_complete(self, strings: tuple[str, ...], tools: Tools, ids: Sequence[int]) -> bool:
+        if not self._stop_matcher(strings).matches(ids):
             return False
-        _, said = self._divide(self._decode(ids), self._opens_thought)
-        return self.format.ended(said, tools)
+        _, text = self._split_reasoning(self._decode(ids), self._opens_reasoning)
+        return self.tool_format.is_complete(text, tools)
 
-    def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> RenderedPrompt:
-        """The first state: the rendered messages up to where the assistant speaks."""
-        text = self.render_text(messages, tools, add_generation_prompt=True)
-        return self._opened(text)
+    def render(self, messages: Messages, tools: Tools = ()) -> RenderedPrompt:
+        """Return the prompt for the assistant's next message. Raises UnsupportedChat if it cannot be rendered."""
+        prompt: RenderedPrompt = self._to_prompt(self.render_text(messages, tools, add_generation_prompt=True))
+        return prompt
 
-    def _open(self, text: str) -> RenderedPrompt:
-        return RenderedPrompt(text, self.encode(text))
+    def render_text(self, messages: Messages, tools: Tools = (), *, add_generation_prompt: bool = False) -> str:
+        """Return the template's text; ``add_generation_prompt`` adds the header after which the assistant writes.
 
-    def bridge_to_next_turn(
-        self,
-        prompt: RenderedPrompt,
-        messages: tuple[Message, ...],
-        action: Action,
-        action_ids: tuple[int, ...],
-        observation: tuple[Message, ...],
-        tools: tuple[ToolSpec, ...] = (),
-    ) -> RenderedPrompt | None:
-        """Return the prompt that follows an action, or None if the template changes earlier text.
-
-        If the action was cut off, its end token is part of the returned tokens: the policy did not choose it. If it
-        ended with another token than the template writes there, the template words the past differently: None. The
-        bridge begins after the text that the last sampled token holds beyond the end of the action.
+        A system message describes the tools if the template does not.
         """
-        before = (*messages, action.message)
-        text = self.render_text((*before, *observation), tools, add_generation_prompt=True)
-        rest = text.removeprefix(prompt.text)
-        if len(rest) + len(prompt.text) != len(text):
-            return None
-        own = self._standing(action.text, action_ids, rest, tools)
-        own = self._rendered_action(rest, prompt, before, tools) if own is None else own
-        bridge = "" if own is None else rest[len(own) :]
-        sampled_end = self._decode(action_ids[len(self._spoken(action_ids)) :])
-        if not bridge.startswith(sampled_end or self._breaks):
-            return None
-        beyond = action.text.removeprefix(own or "")
-        return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
-
-    def _standing(self, text: str, ids: tuple[int, ...], rest: str, tools: tuple[ToolSpec, ...]) -> str | None:
-        """The action as it was said, where the template words it so: whole, or up to where the format ends it."""
-        if self._stands(text, rest):
-            return text
-        ended = text[: self._end(ids, tools)]
-        return ended if self._stands(ended, rest) else None
-
-    def _stands(self, said: str, rest: str) -> bool:
-        """Whether the template words the action as it was said, and ends it there."""
-        return rest.startswith(said) and rest.startswith(self._breaks, len(said))
-
-    def _rendered_action(
-        self, rest: str, prompt: RenderedPrompt, before: tuple[Message, ...], tools: tuple[ToolSpec, ...]
-    ) -> str | None:
-        """The template's own wording of an action that the policy worded differently.
-
-        None where the wording depends on what follows, so that keeping the tokens would not be the same state.
-        """
-        alone = self.render_text(before, tools, add_generation_prompt=False)
-        said = alone.removeprefix(prompt.text)
-        places = [place for end in self._ends if (place := said.find(end)) >= 0]
-        wording = said[: min(places, default=len(said))]
-        return wording if alone.startswith(prompt.text) and self._stands(wording, rest) else None
-
-    def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """What the tokens say. The end token is not part of the text.
-
-        A call that could not be read stays a ``ToolCall`` with its ``error``; the message then keeps the whole text as
-        content, so that nothing the policy said is lost when the conversation is rendered.
-        """
-        return self._parsed(action_ids, turn, tools, self._opens_thought)
-
-    def _parsed(self, action_ids: tuple[int, ...], turn: int, tools: tuple[ToolSpec, ...], opened: bool) -> Action:
-        text = self._decode(self._spoken(action_ids))
-        reasoning, said = self._divide(text, opened)
-        reading = self.format.read(said, tools)
-        calls = tuple(
-            ToolCall(f"call_{turn}_{index}", call.name, call.arguments, call.raw, call.error)
-            for index, call in enumerate(reading.calls)
-        )
-        if any(call.error for call in calls):
-            return Action(Message.assistant(text, calls), text)
-        return Action(Message.assistant(reading.content, calls, reasoning), text)
-
-    def call_ends(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> tuple[int, ...]:
-        """For each call of the action, the place in ``action_ids`` of the token that completes it.
-
-        Found by decoding first parts of the sampled tokens. A character whose bytes are spread over several
-        tokens is there with the last of them; before that the text ends in replacement characters.
-        """
-        skipped, reading = self._reading(action_ids, tools)
-        return self._places(action_ids, [skipped + call.end for call in reading.calls])
-
-    def action_length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
-        """How many of the sampled tokens are the action: all, but where a format ends it without a token.
-
-        Tokens past that were sampled for nothing; leaving them out leaves the others' probabilities as they are.
-        """
-        end = self._end(sampled_ids, tools)
-        if end is None:
-            return len(sampled_ids)
-        count = self._places(sampled_ids, [end])[0] + 1
-        return len(sampled_ids) if count == len(self._spoken(sampled_ids)) else count
-
-    def _end(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int | None:
-        """How many characters the action has, where the format ends it although no token does."""
-        skipped, reading = self._reading(action_ids, tools)
-        return None if reading.end is None else skipped + reading.end
-
-    def spoken_text(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:
-        """What an action says beside its thought and its calls, also where the template can render no thoughts."""
-        _, said = self.format.divide(action.text, self._opens_thought)
-        return self.format.read(said, tools).content.strip()
-
-    def _reading(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> tuple[int, ParsedOutput]:
-        """How many characters of the action's text its thought has, and the reading of the rest."""
-        text = self._decode(self._spoken(action_ids))
-        _, said = self._divide(text, self._opens_thought)
-        return len(text) - len(said), self.format.read(said, tools)
-
-    def _places(self, action_ids: tuple[int, ...], ends: Iterable[int]) -> tuple[int, ...]:
-        """The places of the tokens that complete the first ``ends`` characters."""
-        ids = self._spoken(action_ids)
-        whole = len(self._decode(ids))
-
-        @cache
-        def settled(place: int) -> int:
-            """How many characters of the text are there once the token at ``place`` is."""
-            return len(self._decode(ids[: place + 1]).rstrip("\ufffd")) if place + 1 < len(ids) else whole
-
-        return tuple(bisect_left(range(len(ids)), end, key=settled) for end in ends)
-
-    def _spoken(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The tokens without the end token."""
-        return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_token_ids else action_ids
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def _divide(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """(thought, rest). A thought is split off only where the template can render it again, or began it."""
-        return self.format.divide(text, opened) if self._shows_reasoning or opened else (None, text)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
-
-    def render_text(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, add_generation_prompt: bool
-    ) -> str:
-        """The template's text; ``speak`` adds the header after which the assistant speaks."""
-        instruction = self.format.instruction(tools) if tools and not self._shows_tools else None
+        instruction = self.tool_format.tool_instructions(tools) if tools and not self._renders_tools else None
         if instruction is None:
-            return self._render(messages, tools, add_generation_prompt=add_generation_prompt)
+            return self._apply_template(messages, tools, add_generation_prompt=add_generation_prompt)
         opening = [message.text for message in messages[:1] if message.role == "system"]
         system = Message.system("\n\n".join([*opening, instruction]))
-        return self._render((system, *messages[len(opening) :]), tools, add_generation_prompt=add_generation_prompt)
+        return self._apply_template(
+            (system, *messages[len(opening) :]), tools, add_generation_prompt=add_generation_prompt
+        )
 
-    def _render(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, add_generation_prompt: bool
-    ) -> str:
-        self.format.refuse_unreadable(messages)
+    def _apply_template(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> str:
+        self.tool_format.check_writable(messages)
         try:
             text = self.tokenizer.apply_chat_template(
-                self.format.shaped([self._escape_special_tokens(message) for message in messages], tools),
+                self.tool_format.to_template([self._escape_special_tokens(message) for message in messages], tools),
                 tools=[tool.to_openai() for tool in tools] or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
@@ -268,116 +139,246 @@ class TemplateRenderer:
         return str(text)
 
     def _escape_special_tokens(self, message: Message) -> Message:
-        """The message, without control tokens in what users and tools say: a page must not be able to end its turn,
-        nor its result.
+        """Return the message with special tokens in user and tool text broken by a space.
 
-        A space breaks them, so that the text stays readable.
+        Without this, a retrieved page could end its own turn, or a tool could end its result. The text stays readable.
         """
-        marks = (*self._special, *(self._around_results if message.role == "tool" else ()))
-        if message.role not in ("user", "tool") or not any(token in message.text for token in marks):
+        tokens = (*self._special, *(self._result_tags if message.role == "tool" else ()))
+        if message.role not in ("user", "tool") or not any(token in message.text for token in tokens):
             return message
         text = message.text
-        for token in marks:
+        for token in tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return replace(message, parts=(Text(text),))
 
-    def _find_ends(self) -> tuple[str, ...]:
-        """The special tokens that the template writes right after an answer, and after a call where that differs."""
-        asked, answer = Message.user("question"), Message.assistant(MARK)
-        alone = self._after_mark((asked, answer), (), add_generation_prompt=False)
-        end = last_of(alone, self._special) or first_of(
-            self._after_mark((asked, answer, asked), (), add_generation_prompt=True), self._special
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a rendered text; special tokens in it become their ids."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    # ---- from one turn to the next
+
+    def bridge_to_next_turn(
+        self,
+        prompt: RenderedPrompt,
+        messages: Messages,
+        action: Action,
+        action_ids: tuple[int, ...],
+        observation: Messages,
+        tools: Tools = (),
+    ) -> RenderedPrompt | None:
+        """Return the prompt that follows an action, or None if the template changes earlier text.
+
+        If the action was cut off, its end token is part of the returned tokens: the policy did not choose it. If the
+        action ended with a token that the template does not write there, the result is None. The bridge begins after
+        all text of the last sampled token, which may hold more than the end of the action.
+        """
+        with_action = (*messages, action.message)
+        text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
+        if not text.startswith(prompt.text):
+            return None
+        rest = text.removeprefix(prompt.text)
+        wording = self._sampled_wording(action.text, action_ids, rest, tools)
+        if wording is None:
+            wording = self._template_wording(rest, prompt, with_action, tools)
+        bridge = "" if wording is None else rest[len(wording) :]
+        sampled_end = self._decode(action_ids[len(self._without_end(action_ids)) :])
+        if not bridge.startswith(sampled_end or self._breaks):
+            return None
+        beyond = action.text.removeprefix(wording or "")
+        return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
+
+    def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
+        """Return the action's text if the template writes it the same way: the whole, or up to the format's end."""
+        if self._is_written(text, rest):
+            return text
+        complete = text[: self._text_end(ids, tools)]
+        return complete if self._is_written(complete, rest) else None
+
+    def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
+        """Return the template's own wording of an action that the policy worded differently.
+
+        None if the wording depends on what follows: keeping the sampled tokens would then not be the same state.
+        """
+        alone = self.render_text(with_action, tools)
+        written = alone.removeprefix(prompt.text)
+        ends = [index for end in self._turn_ends if (index := written.find(end)) >= 0]
+        wording = written[: min(ends, default=len(written))]
+        return wording if alone.startswith(prompt.text) and self._is_written(wording, rest) else None
+
+    def _is_written(self, wording: str, rest: str) -> bool:
+        """Whether the template writes this wording, and ends the turn after it."""
+        return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
+
+    # ---- tokens to messages
+
+    def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: Tools = ()) -> Action:
+        """Return the message that sampled tokens form; the end token is not part of its text.
+
+        A call that cannot be read stays a ``ToolCall`` with its ``error``. The message then keeps the whole text as
+        content, so that rendering the conversation loses nothing that the policy wrote.
+        """
+        return self._parse(action_ids, turn, tools, self._opens_reasoning)
+
+    def _parse(self, action_ids: tuple[int, ...], turn: int, tools: Tools, opened: bool) -> Action:
+        text = self._decode(self._without_end(action_ids))
+        reasoning, rest = self._split_reasoning(text, opened)
+        output = self.tool_format.parse(rest, tools)
+        calls = tuple(
+            ToolCall(f"call_{turn}_{index}", call.name, call.arguments, call.raw, call.error)
+            for index, call in enumerate(output.calls)
         )
+        if any(call.error for call in calls):
+            return Action(Message.assistant(text, calls), text)
+        return Action(Message.assistant(output.content, calls, reasoning), text)
+
+    def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
+        """Return, for each call of an action, the index in ``action_ids`` of the token that completes it.
+
+        The index is found by decoding prefixes of the sampled tokens. A character whose bytes are spread over several
+        tokens is complete with the last of them; before that the text ends in replacement characters.
+        """
+        start, output = self._parse_output(action_ids, tools)
+        return self._token_indices(action_ids, [start + call.end for call in output.calls])
+
+    def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
+        """Return how many of the sampled tokens belong to the action: all, unless a format ended it by text before.
+
+        Dropping the tokens after that end does not change the probabilities of the tokens before it.
+        """
+        end = self._text_end(sampled_ids, tools)
+        if end is None:
+            return len(sampled_ids)
+        count = self._token_indices(sampled_ids, [end])[0] + 1
+        return len(sampled_ids) if count == len(self._without_end(sampled_ids)) else count
+
+    def spoken_text(self, action: Action, tools: Tools) -> str:
+        """Return the text of an action without its reasoning and calls, even if the template renders no reasoning."""
+        _, text = self.tool_format.split_reasoning(action.text, self._opens_reasoning)
+        return self.tool_format.parse(text, tools).content.strip()
+
+    def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
+        """Return the number of characters of an action that the format ends by text; None if it does not."""
+        start, output = self._parse_output(action_ids, tools)
+        return None if output.end is None else start + output.end
+
+    def _parse_output(self, action_ids: tuple[int, ...], tools: Tools) -> tuple[int, ParsedOutput]:
+        """Return the number of characters of the reasoning, and the parsed text that follows it."""
+        text = self._decode(self._without_end(action_ids))
+        _, rest = self._split_reasoning(text, self._opens_reasoning)
+        return len(text) - len(rest), self.tool_format.parse(rest, tools)
+
+    def _token_indices(self, action_ids: tuple[int, ...], ends: Iterable[int]) -> tuple[int, ...]:
+        """Return the index of the token that completes the first ``end`` characters, for each end."""
+        ids = self._without_end(action_ids)
+        total = len(self._decode(ids))
+
+        @cache
+        def num_characters(index: int) -> int:
+            """Return how many characters are complete after the token at ``index``."""
+            return len(self._decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
+
+        return tuple(bisect_left(range(len(ids)), end, key=num_characters) for end in ends)
+
+    def _without_end(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_token_ids else action_ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
+        """Return (reasoning, rest). Reasoning is split off only if the template can render it again, or opened it."""
+        return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
+
+    # ---- learning what the template does
+
+    def _find_turn_ends(self) -> tuple[str, ...]:
+        """Return the special tokens that the template writes after an answer, and after a call if it differs."""
+        question, answer = Message.user("question"), Message.assistant(_MARKER)
+        end = token_at_end(self._after_marker((question, answer), ()), self._special)
+        if end is None:
+            followed = self._after_marker((question, answer, question), (), add_generation_prompt=True)
+            end = first_token_in(followed, self._special)
         if end is None:
             raise UnsupportedChat(
                 "the chat template writes no special token after an assistant turn, so a turn has no end; "
                 "supply a template that ends turns (as <|im_end|> does)"
             )
-        return tuple(dict.fromkeys(filter(None, (end, self._end_of_call()))))
+        return tuple(dict.fromkeys(filter(None, (end, self._find_call_end()))))
 
-    def _end_of_call(self) -> str | None:
-        """The special token that follows a call, None where calls cannot be rendered."""
-        said = (Message.user("question"), _calling(MARK))
+    def _find_call_end(self) -> str | None:
+        """Return the special token that follows a call; None if calls cannot be rendered."""
+        messages = (Message.user("question"), _probe_call(_MARKER))
         try:
-            alone = self._after_mark(said, (_PROBE_TOOL,), add_generation_prompt=False)
-            if end := last_of(alone, self._special):
+            alone = self._after_marker(messages, (_PROBE_TOOL,))
+            if end := token_at_end(alone, self._special):
                 return end
-            followed = self._after_mark(
-                (*said, Message.tool("A page.", "call_0_0")), (_PROBE_TOOL,), add_generation_prompt=True
-            )
+            result = Message.tool("A page.", "call_0_0")
+            followed = self._after_marker((*messages, result), (_PROBE_TOOL,), add_generation_prompt=True)
         except UnsupportedChat:
             return None
-        return first_of(followed.removeprefix(alone.rstrip()), self._special)
+        return first_token_in(followed.removeprefix(alone.rstrip()), self._special)
 
-    def _find_around_results(self) -> tuple[str, ...]:
-        """The tags, no special tokens, between which the template shows what a tool gave."""
-        said = (Message.user("question"), _calling("there"), Message.tool(MARK, "call_0_0"))
+    def _find_result_tags(self) -> tuple[str, ...]:
+        """Return the tags, not special tokens, between which the template writes a tool's result."""
+        messages = (Message.user("question"), _probe_call("there"), Message.tool(_MARKER, "call_0_0"))
         try:
-            found = re.search(
-                rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)",
-                self.render_text(said, (_PROBE_TOOL,), add_generation_prompt=False),
-            )
+            text = self.render_text(messages, (_PROBE_TOOL,))
         except UnsupportedChat:
             return ()
+        found = re.search(rf"(<[^<>\s]+>)\s*{_MARKER}\s*(</[^<>\s]+>)", text)
         return found.groups() if found else ()
 
-    def _after_mark(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, add_generation_prompt: bool
-    ) -> str:
-        return self.render_text(messages, tools, add_generation_prompt=add_generation_prompt).rpartition(MARK)[2]
+    def _after_marker(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool = False) -> str:
+        return self.render_text(messages, tools, add_generation_prompt=add_generation_prompt).rpartition(_MARKER)[2]
 
     def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
-        """What the template does where a tool's result, or a user's message, follows an action."""
+        """Return what the template does if a tool's result, or a user's message, follows an action."""
         try:
-            return self._probe(boundary, thinking)
+            return self._probe_behavior(boundary, thinking)
         except UnsupportedChat as error:
             return TemplateBehavior("unsupported", str(error))
 
-    def _probe(self, boundary: Literal["tool", "user"], thinking: bool) -> TemplateBehavior:
+    def _probe_behavior(self, boundary: Literal["tool", "user"], thinking: bool) -> TemplateBehavior:
         tools = (_PROBE_TOOL,) if boundary == "tool" else ()
-        said = (Message.user("What is there?"),)
-        prompt = self.render(said, tools)
+        messages = (Message.user("What is there?"),)
+        prompt = self.render(messages, tools)
         if tools and _PROBE_TOOL.name not in prompt.text:
             return TemplateBehavior("unsupported", "the chat template does not show tools to the model")
-        message = self._probe_message(boundary, thinking)
-        observed = (Message.tool("A page.", "call_0_0") if tools else Message.user("And then?"),)
-        grown = self.render_text((*said, message, *observed), tools, add_generation_prompt=True)
-        ids = self._read_back(grown, prompt, message, tools)
-        if ids is not None and grown.startswith(prompt.text):
-            if self.bridge_to_next_turn(prompt, said, self.parse(ids, 0, tools), ids, observed, tools) is not None:
+        probe = self._probe_message(boundary, thinking)
+        observation = (Message.tool("A page.", "call_0_0") if tools else Message.user("And then?"),)
+        followed = self.render_text((*messages, probe, *observation), tools, add_generation_prompt=True)
+        ids = self._read_back(followed, prompt, probe, tools)
+        if ids is not None and followed.startswith(prompt.text):
+            action = self.parse(ids, 0, tools)
+            if self.bridge_to_next_turn(prompt, messages, action, ids, observation, tools) is not None:
                 return TemplateBehavior("append", "the next render starts with this one")
-        alone = self.render_text((*said, message), tools, add_generation_prompt=False)
-        if ids is not None or self._read_back(alone, prompt, message, tools) is not None:
-            return TemplateBehavior("rewrite", "the next render changes what was said; the turn starts a new branch")
+        alone = self.render_text((*messages, probe), tools)
+        if ids is not None or self._read_back(alone, prompt, probe, tools) is not None:
+            return TemplateBehavior("rewrite", "the next render changes earlier text; the turn starts a new branch")
+        name = self.tool_format.name
         return TemplateBehavior(
-            "unsupported", f"what the template writes cannot be read back as {self.format.name} calls"
+            "unsupported", f"the calls that the template writes cannot be read back as {name} calls"
         )
 
-    def _read_back(
-        self, text: str, prompt: RenderedPrompt, message: Message, tools: tuple[ToolSpec, ...]
-    ) -> tuple[int, ...] | None:
-        """The tokens of the action as the template words it; None where reading them does not give ``message``."""
-        grown = text.startswith(prompt.text)
-        opening = prompt.text if grown else prompt.text.rstrip("\n").removesuffix(THINK)
+    def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
+        """Return the tokens of the probe as the template words it; None if parsing them does not give the probe."""
+        appended = text.startswith(prompt.text)
+        opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)
         if not text.startswith(opening):
             return None
         rest = text.removeprefix(opening)
-        found = [(place, end) for end in self._breaks if (place := rest.find(end)) >= 0]
-        place, end = min(found, default=(len(rest.rstrip()), ""))
-        ids = self.encode(rest[:place] + (end if end in self._special else ""))
-        read, meant = self._parsed(ids, 0, tools, self._opens_thought and grown).message, message
-        same = [(call.name, call.arguments) for call in read.calls] == [
-            (call.name, call.arguments) for call in meant.calls
-        ]
-        same = same and (read.reasoning or "") == (meant.reasoning or "") and read.text.strip() == meant.text.strip()
-        return ids if same else None
+        breaks = [(index, end) for end in self._breaks if (index := rest.find(end)) >= 0]
+        index, end = min(breaks, default=(len(rest.rstrip()), ""))
+        ids = self.encode(rest[:index] + (end if end in self._special else ""))
+        parsed = self._parse(ids, 0, tools, self._opens_reasoning and appended).message
+        return ids if _comparable(parsed) == _comparable(probe) else None
 
     def _probe_message(self, boundary: Literal["tool", "user"], thinking: bool) -> Message:
-        reasoning = "I see." if thinking and self._shows_reasoning else None
-        thought = "<think>\nI see.\n</think>\n\n" if thinking and not self._shows_reasoning else ""
+        reasoning = "I see." if thinking and self._renders_reasoning else None
+        inline = "<think>\nI see.\n</think>\n\n" if thinking and not self._renders_reasoning else ""
         if boundary == "user":
-            return Message.assistant(thought + "A page.", (), reasoning)
-        return _calling("there", thought, reasoning)
+            return Message.assistant(inline + "A page.", (), reasoning)
+        return _probe_call("there", inline, reasoning)
 
 
 _PROBE_TOOL = ToolSpec(
@@ -387,5 +388,10 @@ _PROBE_TOOL = ToolSpec(
 )
 
 
-def _calling(query: str, text: str = "", reasoning: str | None = None) -> Message:
+def _probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
     return Message.assistant(text, (ToolCall("call_0_0", _PROBE_TOOL.name, {"query": query}, ""),), reasoning)
+
+
+def _comparable(message: Message) -> tuple[object, ...]:
+    calls = [(call.name, call.arguments) for call in message.calls]
+    return calls, message.reasoning or "", message.text.strip()

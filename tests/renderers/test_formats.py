@@ -97,7 +97,7 @@ any_arguments = arguments_of(words_without(("\r",)), ODD + MARKED)
 def written(renderer, said, message, tools):
     """The action as the template words it, as tokens."""
     view = renderer.render(said, tools)
-    alone = renderer.render_text((*said, message), tools, add_generation_prompt=False)
+    alone = renderer.render_text((*said, message), tools)
     opening = view.text if alone.startswith(view.text) else view.text.removesuffix("<think>\n")
     text = alone.removeprefix(opening).rstrip("\n")
     assert len(text) < len(alone)
@@ -267,26 +267,26 @@ BROKEN = [
 
 @pytest.mark.parametrize(("format", "text", "error"), BROKEN)
 def test_a_malformed_call_has_a_reason_that_the_policy_can_read(format, text, error):
-    call = format.read(text, TOOLS).calls[-1]
+    call = format.parse(text, TOOLS).calls[-1]
     assert call.arguments is None and error in call.error
     assert call.end == len(text.removesuffix(END))
 
 
 @given(st.text('<>{}"|=/ \nabflook_callsrchptunig' + "\uff5c\u2581", max_size=60), st.sampled_from(TEMPLATE_FORMATS))
 def test_reading_never_raises(text, known):
-    for call in known().read(text, TOOLS).calls:
+    for call in known().parse(text, TOOLS).calls:
         assert (call.arguments is None) == (call.error is not None) and 0 < call.end <= len(text)
 
 
 def test_an_answer_in_json_is_no_call():
-    assert Llama().read('{"answer": 3}', TOOLS).content == '{"answer": 3}'
+    assert Llama().parse('{"answer": 3}', TOOLS).content == '{"answer": 3}'
 
 
 def test_both_ways_of_deepseek_are_read():
     bare = f'{BEGIN}{OPEN}look{SEPARATOR}{{"query": "a"}}{CLOSE}{END}'
     fenced = f'So. {BEGIN}{OPEN}function{SEPARATOR}look\n```json\n{{"query": "a"}}\n```{CLOSE}{END}'
-    assert [DeepSeek().read(text, TOOLS).calls[0].arguments for text in (bare, fenced)] == [{"query": "a"}] * 2
-    assert DeepSeek().read(fenced, TOOLS).content == "So. "
+    assert [DeepSeek().parse(text, TOOLS).calls[0].arguments for text in (bare, fenced)] == [{"query": "a"}] * 2
+    assert DeepSeek().parse(fenced, TOOLS).content == "So. "
 
 
 RESPONSE_TEMPLATE = {
@@ -318,7 +318,7 @@ def test_a_tokenizers_own_response_template_reads_calls(response_chat, given):
     calls = tuple(ToolCall(f"call_0_{place}", "look", one, "") for place, one in enumerate(given))
     _, ids, _ = written(response_chat, (Message.user("Who?"),), Message.assistant("I look.", calls), TOOLS)
     message = response_chat.parse(ids, 0, TOOLS).message
-    assert response_chat.format.name == "response" and message.text.strip() == "I look."
+    assert response_chat.tool_format.name == "response" and message.text.strip() == "I look."
     assert [call.arguments for call in message.calls] == given
     hermes = TemplateRenderer(response_chat.tokenizer)
     assert response_chat.call_ends(ids, TOOLS) == hermes.call_ends(ids, TOOLS)
@@ -353,17 +353,17 @@ TEXTS = ["{1, 2}", '{"name": "Ann", "age": 3}', '{"a": 1} and so', '{"answer": 3
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_answer_of_llama_that_begins_with_a_brace_is_no_call(text):
-    assert Llama().read(text, TOOLS) == ParsedOutput(text)
+    assert Llama().parse(text, TOOLS) == ParsedOutput(text)
 
 
 def test_where_there_are_no_tools_llama_calls_none():
     text = '{"name": "search", "parameters": {"query": "a"}}'
-    assert Llama().read(text, TOOLS).calls and Llama().read(text, ()) == ParsedOutput(text)
+    assert Llama().parse(text, TOOLS).calls and Llama().parse(text, ()) == ParsedOutput(text)
 
 
 def test_what_llama_says_after_a_call_is_no_other_call():
     text = '{"name": "search", "parameters": {"query": "a"}}'
-    (call,) = Llama().read(f"{text}\nI wait {{.", TOOLS).calls
+    (call,) = Llama().parse(f"{text}\nI wait {{.", TOOLS).calls
     assert (call.raw, call.end, call.error) == (text, len(text), None)
 
 
@@ -384,18 +384,18 @@ def test_a_number_too_large_to_be_one_is_refused():
     [('"arguments": "{\\"query\\": \\"a\\"}"', {"query": "a"}), ('"id": 1', {}), ('"arguments": "a"', None)],
 )
 def test_hermes_reads_arguments_inside_a_string_and_calls_without_any(written, read):
-    (call,) = Hermes().read(f'<tool_call>{{"name": "look", {written}}}</tool_call>', TOOLS).calls
+    (call,) = Hermes().parse(f'<tool_call>{{"name": "look", {written}}}</tool_call>', TOOLS).calls
     assert call.arguments == read and (call.error is None) == (read is not None)
 
 
 def test_a_call_that_is_broken_does_not_swallow_the_next():
     good = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    calls = Hermes().read(f'<tool_call>{{"name": "look</tool_call> {good}', TOOLS).calls
+    calls = Hermes().parse(f'<tool_call>{{"name": "look</tool_call> {good}', TOOLS).calls
     assert [call.error is None for call in calls] == [False, True]
 
 
 def test_an_argument_of_bare_text_ends_at_its_mark():
     said = "<tool_call><function=look><parameter=query>a</parameter> b</parameter></function></tool_call>"
-    assert "no argument" in Qwen35().read(said, TOOLS).calls[0].error
+    assert "no argument" in Qwen35().parse(said, TOOLS).calls[0].error
     said = said.replace(" b</parameter>", "<parameter=count>5</parameter>")
-    assert Qwen35().read(said, TOOLS).calls[0].arguments == {"query": "a", "count": 5}
+    assert Qwen35().parse(said, TOOLS).calls[0].arguments == {"query": "a", "count": 5}

@@ -23,7 +23,7 @@ from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import TEMPLATE_FORMATS, open_renderer
 from agent_r1.renderers.stop_strings import StopStringMatcher
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tools.function_tool import tool
 
@@ -101,7 +101,7 @@ def test_a_token_that_says_more_than_the_tag_is_kept_whole():
 
 @pytest.mark.parametrize("known", TEMPLATE_FORMATS, ids=lambda known: known.name)
 def test_formats_whose_calls_end_with_tokens_ask_for_nothing(known):
-    assert known().stop_texts(TOOLS) == ()
+    assert known().stop_strings(TOOLS) == ()
 
 
 def test_what_asking_costs_does_not_grow_with_the_tokens():
@@ -112,7 +112,7 @@ def test_what_asking_costs_does_not_grow_with_the_tokens():
         return "".join(map(chr, ids))
 
     tail, text = StopStringMatcher(("</search>",), decode), "<b>" * 1000 + "</search>"
-    assert [tail.completes(list(map(ord, text[:end]))) for end in range(1, len(text) + 1)] == [False] * 3008 + [True]
+    assert [tail.matches(list(map(ord, text[:end]))) for end in range(1, len(text) + 1)] == [False] * 3008 + [True]
     assert max(decoded) == tail.window and len(decoded) == len(set(text)) + text.count(">")
 
 
@@ -181,7 +181,7 @@ def lived(renderer, reply):
     agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 4000)
     task = Task("t", (Message.user("Who?"),), "Bruno", "train")
     env = ToolEnv([search], max_turns=4)
-    return asyncio.run(agent.live(env, task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))
+    return asyncio.run(AgentLoop(agent, env).run(task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))[0]
 
 
 CALL = "I look.\n\n<search>Alba</search>\n\n<information>made up</information>\n\n<answer>Nobody</answer>"
@@ -244,5 +244,5 @@ def test_the_ending_is_part_of_no_other_sampling():
     task, env = Task("t", (Message.user("Who?"),), "Bruno", "train"), ToolEnv([search], max_turns=1)
     for renderer in (tags_of(), TemplateRenderer(real_tokenizer("qwen2_5"))):
         agent = Agent(Listening(renderer, lambda prompt: CALL), renderer, SamplingParams(max_tokens=200), 4000)
-        asyncio.run(agent.live(env, task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))
+        asyncio.run(AgentLoop(agent, env).run(task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))[0]
     assert [None if ending is None else ending.strings for ending in asked] == [("</answer>", "</search>"), None]

@@ -29,7 +29,7 @@ def test_tags_and_fences_are_read_and_what_comes_after_a_call_is_no_action():
     grown = renderer.bridge_to_next_turn(renderer.render(said, TOOLS), said, action, ids, (page,), TOOLS)
     assert grown is not None
     assert renderer.tokenizer.decode(list(grown.token_ids)) == "\n\n<result>A < /result> page.</result>\n\n"
-    fence = Tags().read("So:\n```python\nprint(1)\n```", TOOLS)
+    fence = Tags().parse("So:\n```python\nprint(1)\n```", TOOLS)
     assert fence.calls[0].arguments == {"code": "print(1)"} and fence.content == "So:\n"
 
 
@@ -66,8 +66,8 @@ def test_an_end_token_right_after_an_answer_stays_the_policys_own():
 
 def test_the_tag_of_an_answer_can_be_another():
     said = "<result>Bruno</result> <search>Alba</search>"
-    assert not Tags(TagsConfig(answer="result")).read(said, TOOLS).calls
-    assert Tags().read(said, TOOLS).calls
+    assert not Tags(TagsConfig(answer="result")).parse(said, TOOLS).calls
+    assert Tags().parse(said, TOOLS).calls
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,20 @@ def test_the_tag_of_an_answer_can_be_another():
     ],
 )
 def test_a_fence_ends_where_three_backticks_end_a_line(said, code):
-    (call,) = Tags().read(said, TOOLS).calls
+    (call,) = Tags().parse(said, TOOLS).calls
     assert (call.arguments, call.error) == ({"code": code}, None)
 
 
 def test_a_call_inside_a_leading_thought_is_none():
     said = "<think>I could <search>x</search></think><search>real</search>"
-    assert [call.arguments for call in Tags().read(said, TOOLS).calls] == [{"query": "real"}]
-    assert not Tags().read("<think>I could <search>x</search>", TOOLS).calls
+    assert [call.arguments for call in Tags().parse(said, TOOLS).calls] == [{"query": "real"}]
+    assert not Tags().parse("<think>I could <search>x</search>", TOOLS).calls
 
 
 def test_an_object_with_an_argument_that_there_is_not_is_told_so():
-    (call,) = Tags().read('<search>{"query": "a", "other": 1}</search>', TOOLS).calls
+    (call,) = Tags().parse('<search>{"query": "a", "other": 1}</search>', TOOLS).calls
     assert call.arguments is None and call.error == "search takes no 'other'"
-    assert Tags().read('<search>{"other": 1}</search>', TOOLS).calls[0].arguments == {"query": '{"other": 1}'}
+    assert Tags().parse('<search>{"other": 1}</search>', TOOLS).calls[0].arguments == {"query": '{"other": 1}'}
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_tags_that_do_not_fit_the_tools_are_refused(config, error):
 
 def test_tags_that_another_format_does_not_use_are_refused():
     assert RunConfig(tool_format="tags", tags=TagsConfig(answer="result")).tags.answer == "result"
-    with pytest.raises(ValueError, match="tags do nothing but with tool_format tags"):
+    with pytest.raises(ValueError, match="tags have an effect only with tool_format tags"):
         RunConfig(tags=TagsConfig(answer="result"))

@@ -40,7 +40,7 @@ CASES = [("tool", False), ("tool", True), ("user", False), ("user", True)]
 def test_what_each_template_does_at_each_boundary(name):
     renderer = open_renderer(chat_of(name).tokenizer)
     kinds = (renderer.probe_behavior(boundary, thinking=thinking).kind for boundary, thinking in CASES)
-    assert (renderer.format.name, *kinds) == EXPECTED[name]
+    assert (renderer.tool_format.name, *kinds) == EXPECTED[name]
 
 
 def test_a_template_without_an_end_of_turn_is_refused():
@@ -124,7 +124,7 @@ def test_an_oddly_worded_call_keeps_its_sampled_tokens():
     renderer = chat_of("qwen2_5")
     odd = '<tool_call>{"name":"search",  "arguments":{"query":"Alba"}}</tool_call>'
     states = list(converse(renderer, [odd, odd], "tool", (SEARCH,)))
-    assert all(view is not None for _, view in states[1:])
+    assert not any(is_branch for _, _, is_branch in states[1:])
     text = renderer.tokenizer.decode(list(states[2][0]))
     assert text.count(odd) == 2
     assert text.count("<|im_end|>\n<|im_start|>user\n<tool_response>") == 2

@@ -15,7 +15,7 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
 from agent_r1.renderers.formats.detect import open_renderer
-from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tools import tool
 
@@ -31,11 +31,9 @@ FURTHER_KEY = "a</arg_value><arg_key>k</arg_key><arg_value>b"
 def written(renderer, name, arguments):
     """A call as the template writes it, read again."""
     said = (ASKED, Message.assistant("", (ToolCall("call_0_0", name, arguments, ""),)))
-    text = renderer.render_text(said, TOOLS, add_generation_prompt=False).removeprefix(
-        renderer.render_text(said[:1], TOOLS, add_generation_prompt=False)
-    )
+    text = renderer.render_text(said, TOOLS).removeprefix(renderer.render_text(said[:1], TOOLS))
     text = text.removesuffix("<eos>")
-    return [(call.name, call.arguments, call.error) for call in renderer.format.read(text, TOOLS).calls]
+    return [(call.name, call.arguments, call.error) for call in renderer.tool_format.parse(text, TOOLS).calls]
 
 
 def holding(mark):
@@ -112,9 +110,9 @@ def test_a_mark_spelled_with_escapes_costs_the_policy_its_call_and_not_its_episo
     action, view = renderer.parse(ids, 0, tools), renderer.render(said, tools)
     (call,) = action.message.calls
     assert (call.arguments, call.error) == (None, f"an argument holds {mark}, which ends it")
-    assert (
-        "Told." in renderer.bridge_to_next_turn(view, said, action, ids, (Message.tool("Told.", call.id),), tools).text
-    )
+    observation = (Message.tool("Told.", call.id),)
+    bridge = renderer.bridge_to_next_turn(view, said, action, ids, observation, tools)
+    assert "Told." in (bridge or renderer.render((*said, action.message, *observation), tools)).text
     harmless = renderer.parse((*renderer.encode(writing(name, '["a<\\/p>"]')), renderer.end_token_id), 0, tools)
     assert harmless.message.calls[0].arguments == {"words": ["a</p>"]}
 
@@ -135,7 +133,7 @@ def test_an_agent_that_spells_a_mark_is_told_and_goes_on(name, value, mark):
         ScriptedEngine(renderer, lambda prompt: writing(name, value)), renderer, SamplingParams(max_tokens=300), 9000
     )
     env, context = ToolEnv([tag], max_turns=3), RolloutContext(AttemptId("r", "t", 0, 0), 0)
-    lived = asyncio.run(agent.live(env, Task("t", (ASKED,)), context))
+    lived = asyncio.run(AgentLoop(agent, env).run(Task("t", (ASKED,)), context))[0]
     assert (lived.status, len(lived.turns)) == (Status.OUT_OF_TURNS, 3)
     assert f"an argument holds {mark}" in lived.turns[0].observation[0].text
 
@@ -156,9 +154,11 @@ def test_what_a_policy_says_is_never_refused_and_a_task_with_such_a_call_fails_w
         return "A page."
 
     env, context = ToolEnv([search], max_turns=2), RolloutContext(AttemptId("r", "t", 0, 0), 0)
-    lived = asyncio.run(agent.live(env, Task("t", (ASKED,)), context))
+    lived = asyncio.run(AgentLoop(agent, env).run(Task("t", (ASKED,)), context))[0]
     assert lived.status is Status.OUT_OF_TURNS
     assert lived.turns[0].action.message.calls[0].arguments == {"query": "a", "k": "b"}  # its own words decide
     past = Message.assistant("", (ToolCall("call_0_0", "search", {"query": FURTHER}, ""),))
-    told = asyncio.run(agent.live(env, Task("t", (ASKED, past, Message.tool("A page.", "call_0_0"))), context))
+    told = asyncio.run(
+        AgentLoop(agent, env).run(Task("t", (ASKED, past, Message.tool("A page.", "call_0_0"))), context)
+    )[0]
     assert told.status is Status.ENVIRONMENT_FAILED and "an argument holds </parameter>" in str(told.reason)

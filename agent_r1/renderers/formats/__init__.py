@@ -1,1 +1,1 @@
-"""How models write tool calls: one file per way, and the choice among them."""
+"""Tool-call formats: one module per way in which models write calls, and the detection of a template's format."""

@@ -1,6 +1,6 @@
-"""Tool calls as DeepSeek writes them: between special tokens, V3 and R1 with a fence of JSON, V3.1 bare.
+"""DeepSeek tool calls: between special tokens, with a fence of JSON (V3 and R1) or bare JSON (V3.1).
 
-The templates that ship with V3 and R1 do not show tools to the model, so a system message does.
+The templates that ship with V3 and R1 do not describe tools to the model, so a system message does.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.renderers.formats.tool_format import (
-    THOUGHT,
+    THINK_CLOSE,
     CallBlock,
     ParsedCall,
     ParsedOutput,
     ToolFormat,
     Tools,
-    arguments_of,
+    call_with_arguments,
     malformed_call,
     split_blocks,
 )
@@ -28,43 +28,44 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 class DeepSeek(ToolFormat):
-    """``read`` takes the calls of V3 and V3.1 alike; the template writes the one it was made for."""
+    """``parse`` reads the calls of V3 and of V3.1; a template writes those of its own version."""
 
     name: ClassVar[str] = "deepseek"
 
-    def read(self, said: str, tools: Tools) -> ParsedOutput:
-        content = said.partition(BEGIN)[0].partition(OPEN)[0]
-        return ParsedOutput(content, tuple(_call(block) for block in split_blocks(said, OPEN, CLOSE)))
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
+        content = text.partition(BEGIN)[0].partition(OPEN)[0]
+        return ParsedOutput(content, tuple(_parse_call(block) for block in split_blocks(text, OPEN, CLOSE)))
 
-    def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Its templates join arguments to text: they are handed over as JSON."""
-        return [_shaped(message) for message in messages]
+    def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+        """Return the messages with JSON arguments: the templates concatenate arguments to text."""
+        return [_to_template(message) for message in messages]
 
-    def instruction(self, tools: Tools) -> str:
+    def tool_instructions(self, tools: Tools) -> str:
         shown = "\n".join(json.dumps(tool.to_openai()["function"], ensure_ascii=False) for tool in tools)
         call = f"{OPEN}function{SEPARATOR}NAME\n```json\nARGUMENTS\n```{CLOSE}"
         return f"# Tools\n{shown}\n\nTo use tools, end with one block of calls:\n{BEGIN}{call}{END}"
 
 
-def _shaped(message: Message) -> dict[str, Any]:
+def _to_template(message: Message) -> dict[str, Any]:
     data = to_openai(message)
     if "tool_calls" in data:
-        data["content"] = message.text.rpartition(THOUGHT)[2].lstrip("\n")  # as the templates do with answers
+        # the templates drop the reasoning of answers, but not of calls
+        data["content"] = message.text.rpartition(THINK_CLOSE)[2].lstrip("\n")
     for call in data.get("tool_calls", ()):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return data
 
 
-def _call(block: CallBlock) -> ParsedCall:
-    if not block.closed:
+def _parse_call(block: CallBlock) -> ParsedCall:
+    if not block.is_closed:
         return malformed_call(block.text, block.end, f"the call is not closed by {CLOSE}")
     head, separator, rest = block.text.partition(SEPARATOR)
     if not separator:
         return malformed_call(block.text, block.end, f"the call has no {SEPARATOR}")
     if head.strip() != "function":
-        return arguments_of(head.strip(), rest, block.text, block.end)
+        return call_with_arguments(head.strip(), rest, block.text, block.end)
     name, _, body = rest.partition("\n")
     body = body.strip()
     if not (body.startswith("```json") and body.endswith("```") and len(body) >= 10):
         return malformed_call(block.text, block.end, "the arguments are not in a fence of ```json", name.strip())
-    return arguments_of(name.strip(), body[7:-3], block.text, block.end)
+    return call_with_arguments(name.strip(), body[7:-3], block.text, block.end)

@@ -1,4 +1,4 @@
-"""Which tool-call format a tokenizer's template takes."""
+"""Detection of the tool-call format that a tokenizer's chat template uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 
 AUTO = "auto"
 TEMPLATE_FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Qwen35, Glm, Llama, DeepSeek, Harmony)
-"""The formats that a template is tried with, in this order."""
+"""The formats that detection tries with a template, in this order."""
 
 FORMAT_NAMES = (AUTO, *(known.name for known in TEMPLATE_FORMATS), Response.name, Tags.name)
 
@@ -31,44 +31,34 @@ def open_renderer(
     tags: TagsConfig | None = None,
     stop_token_ids: tuple[int, ...] = (),
 ) -> TemplateRenderer:
-    """The chat of a tokenizer in the tool format ``name``; its actions end with ``stop_ids`` too.
+    """Return a tokenizer's renderer in the tool format ``name``; ``stop_token_ids`` also end its actions.
 
-    With ``auto``: by the tokenizer's own response template where it brings one, else in the first format that reads
-    back a call which the template wrote, else Hermes (which is as good as any where no tools are used). Raises
-    InvalidInput where there is no such format, UnsupportedChat where the template cannot be used.
+    ``auto`` selects the tokenizer's own response template if it has one, else the first format that reads back a call
+    that the template wrote, else Hermes (if no tools are used, the format does not matter). Raises InvalidInput if the
+    format does not exist, UnsupportedChat if the template cannot be used.
     """
-    renderer = _chosen(tokenizer, name, tags)
-    return TemplateRenderer(renderer.tokenizer, renderer.format, stop_token_ids) if stop_token_ids else renderer
-
-
-def _chosen(tokenizer: PreTrainedTokenizerBase, name: str, tags: TagsConfig | None) -> TemplateRenderer:
     if name not in FORMAT_NAMES:
         raise InvalidInput("tool_format", got=repr(name), do=f"choose from {', '.join(FORMAT_NAMES)}")
     if name == Tags.name:
-        return TemplateRenderer(tokenizer if tokenizer.chat_template else _plain(tokenizer), Tags(tags))
-    template = tokenizer.response_template
-    if name == Response.name and template is None:
+        if not tokenizer.chat_template:
+            tokenizer = _with_plain_template(tokenizer)
+        return TemplateRenderer(tokenizer, Tags(tags), stop_token_ids)
+    response_template = tokenizer.response_template
+    if name == Response.name and response_template is None:
         got = f"{name}, and a tokenizer without a response_template"
         raise InvalidInput("tool_format", got=got, do=f"choose from {', '.join(FORMAT_NAMES)}")
-    if template is not None and name in (AUTO, Response.name):
-        return TemplateRenderer(tokenizer, Response(template, _header(tokenizer)))
+    if response_template is not None and name in (AUTO, Response.name):
+        return TemplateRenderer(tokenizer, Response(response_template, _header(tokenizer)), stop_token_ids)
     if name == AUTO:
-        return _fitting(tokenizer)
-    return TemplateRenderer(tokenizer, {known.name: known for known in TEMPLATE_FORMATS}[name]())
+        return TemplateRenderer(tokenizer, detect_format(tokenizer), stop_token_ids)
+    return TemplateRenderer(tokenizer, {known.name: known for known in TEMPLATE_FORMATS}[name](), stop_token_ids)
 
 
-def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
-    """Raise UnsupportedChat, saying what to supply, where tools cannot be used in this chat, and InvalidInput where
-    the tags that were set do not fit ``tools``."""
-    if isinstance(renderer.format, Tags):
-        renderer.format.check(tools)
-    found = renderer.probe_behavior("tool", thinking=False)
-    if found.kind == "unsupported":
-        do = f"give another --tool_format ({', '.join(FORMAT_NAMES)}), or supply a template that renders tools the Hermes way"
-        raise UnsupportedChat(f"{found.reason}; {do}")
+def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
+    """Return the first format that reads back a call that the template wrote; Hermes if none does.
 
-
-def _fitting(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
+    Raises UnsupportedChat if the template can be rendered with no format.
+    """
     refused: UnsupportedChat | None = None
     for known in TEMPLATE_FORMATS:
         try:
@@ -77,24 +67,35 @@ def _fitting(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
             refused = refused or error
             continue
         if renderer.probe_behavior("tool", thinking=False).kind != "unsupported":
-            return renderer
+            return renderer.tool_format
     if refused is not None:
         raise refused
-    return TemplateRenderer(tokenizer)
+    return Hermes()
 
 
-def _plain(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A copy of a tokenizer without a template, with that of running text."""
+def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
+    """Raise UnsupportedChat if the template cannot use tools, InvalidInput if the configured tags do not fit them."""
+    if isinstance(renderer.tool_format, Tags):
+        renderer.tool_format.check(tools)
+    behavior = renderer.probe_behavior("tool", thinking=False)
+    if behavior.kind == "unsupported":
+        names = ", ".join(FORMAT_NAMES)
+        do = f"give another --tool_format ({names}), or supply a template that renders tools the Hermes way"
+        raise UnsupportedChat(f"{behavior.reason}; {do}")
+
+
+def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a copy of a tokenizer without a template, with the template for running text."""
     plain = copy.copy(tokenizer)
     plain.chat_template = PLAIN_TEMPLATE
     return plain
 
 
 def _header(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What a prompt ends with, after the last message."""
-    asked = [{"role": "user", "content": "question"}]
-    whole, said = (
-        str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=speak))
-        for speak in (True, False)
+    """Return the text that a prompt ends with, after the last message."""
+    messages = [{"role": "user", "content": "question"}]
+    with_header, without = (
+        str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=added))
+        for added in (True, False)
     )
-    return whole.removeprefix(said)
+    return with_header.removeprefix(without)

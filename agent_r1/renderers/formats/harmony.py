@@ -1,4 +1,4 @@
-"""Tool calls as gpt-oss writes them: messages on channels, a call addressed to ``functions.NAME``."""
+"""Tool calls of gpt-oss (the Harmony format): messages on channels, a call is addressed to ``functions.NAME``."""
 
 from __future__ import annotations
 
@@ -7,47 +7,50 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from agent_r1.core.messages import Message, ToolCall, to_openai
-from agent_r1.renderers.formats.tool_format import ParsedCall, ParsedOutput, ToolFormat, Tools, arguments_of
+from agent_r1.renderers.formats.tool_format import ParsedOutput, ToolFormat, Tools, call_with_arguments
 
 START, MESSAGE, CHANNEL = "<|start|>assistant", "<|message|>", "<|channel|>"
 _ANALYSIS = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>(?:<\|start\|>assistant)?|\Z)",
     re.DOTALL,
 )
-_TO = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
 class Harmony(ToolFormat):
-    """The thought is what is said on the analysis channel. A call ends its action (``<|call|>``).
+    """The reasoning is the text on the analysis channel. A call ends its action (``<|call|>``).
 
     Example: <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}
     """
 
     name: ClassVar[str] = "harmony"
 
-    def divide(self, text: str, opened: bool = False) -> tuple[str | None, str]:
+    def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
         found = _ANALYSIS.match(text)
         return (found[1], text[found.end() :]) if found else (None, text)
 
-    def read(self, said: str, tools: Tools) -> ParsedOutput:
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
         contents, calls = [], []
-        for header, body, end in _segments(said):
-            to = _TO.search(header)
-            if to is not None:
-                calls.append(_call(to[1], body, end))
+        for header, body, end in _split_messages(text):
+            recipient = _RECIPIENT.search(header)
+            if recipient is not None:
+                calls.append(call_with_arguments(recipient[1], body, body, end))
             elif "analysis" not in header:
                 contents.append(body)
         return ParsedOutput("" if calls else "".join(contents), tuple(calls))
 
-    def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """A call that could not be read is shown as it was written: a tool's answer has to follow a call."""
-        return [_shaped(message) for message in messages]
+    def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+        """Return the messages for the template. A malformed call is written as the policy wrote it.
+
+        It cannot become plain text: the template requires that a tool result follows a call.
+        """
+        return [_to_template(message) for message in messages]
 
 
-def _segments(said: str) -> Iterator[tuple[str, str, int]]:
-    """(header, body, how many characters of the whole it ends after) of each message."""
+def _split_messages(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yield (header, body, number of characters of the text up to its end) of each message."""
     end = 0
-    for piece in said.split(START):
+    for piece in text.split(START):
         end += len(piece)
         header, mark, body = piece.partition(MESSAGE)
         if mark:
@@ -57,11 +60,7 @@ def _segments(said: str) -> Iterator[tuple[str, str, int]]:
         end += len(START)
 
 
-def _call(name: str, body: str, end: int) -> ParsedCall:
-    return arguments_of(name, body, body, end)
-
-
-def _shaped(message: Message) -> dict[str, Any]:
+def _to_template(message: Message) -> dict[str, Any]:
     data = to_openai(message)
     reasoning = data.pop("reasoning_content", None)
     if reasoning is not None:
@@ -74,7 +73,7 @@ def _shaped(message: Message) -> dict[str, Any]:
 
 
 def _escape_channel(text: str) -> str:
-    """The template raises where the names of channels stand in a content or a thought."""
+    """Break the channel token: the template raises an error if a content or reasoning holds it."""
     return text.replace(CHANNEL, f"{CHANNEL[0]} {CHANNEL[1:]}")
 
 

@@ -1,4 +1,4 @@
-"""Tool calls as Hermes, Qwen2.5 and Qwen3 write them: ``<tool_call>`` JSON ``</tool_call>`` inside the text."""
+"""Tool calls of Hermes, Qwen2.5 and Qwen3: ``<tool_call>`` JSON ``</tool_call>`` inside the text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agent_r1.renderers.formats.tool_format import (
     ParsedOutput,
     ToolFormat,
     Tools,
-    before,
     call_from_json,
     malformed_call,
     parse_json,
+    text_before,
 )
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -27,37 +27,40 @@ class Hermes(ToolFormat):
 
     name: ClassVar[str] = "hermes"
 
-    def read(self, said: str, tools: Tools) -> ParsedOutput:
-        return ParsedOutput(before(said, OPEN), tuple(_calls(said)))
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
+        return ParsedOutput(text_before(text, OPEN), tuple(_parse_calls(text)))
 
 
-def _calls(said: str) -> Iterator[ParsedCall]:
-    """The calls; an unclosed one reaches to the next, or to the end."""
-    opened = _OPEN.search(said)
+def _parse_calls(text: str) -> Iterator[ParsedCall]:
+    """Yield the calls; a call that is not closed reaches to the next call, or to the end."""
+    opened = _OPEN.search(text)
     while opened:
-        call = _call(said, opened.start() + len(OPEN), _closed(said, opened.end()))
+        call = _parse_call(text, opened.start() + len(OPEN), _end_of_call(text, opened.end()))
         yield call
-        opened = _OPEN.search(said, call.end)
+        opened = _OPEN.search(text, call.end)
 
 
-def _closed(said: str, start: int) -> int | None:
-    """The end of a call whose JSON begins at ``start``, where there is a whole value: its strings may hold marks."""
+def _end_of_call(text: str, start: int) -> int | None:
+    """Return the end of a call whose JSON begins at ``start``; None if no complete and closed value begins there.
+
+    The JSON is decoded, not searched for the closing tag: its strings may hold the tag.
+    """
     try:
-        _, end = json.JSONDecoder().raw_decode(said, start)
+        _, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
-    closed = _CLOSE.match(said, end)
+    closed = _CLOSE.match(text, end)
     return closed.end() if closed else None
 
 
-def _call(said: str, start: int, end: int | None) -> ParsedCall:
+def _parse_call(text: str, start: int, end: int | None) -> ParsedCall:
     if end is None:
-        inside, _, _ = said[start:].partition(OPEN)
-        inside, mark, _ = inside.partition(CLOSE)
-        end = start + len(inside + mark)
-        if not mark:
+        inside, _, _ = text[start:].partition(OPEN)
+        inside, closing, _ = inside.partition(CLOSE)
+        end = start + len(inside + closing)
+        if not closing:
             return malformed_call(inside, end, f"the call is not closed by {CLOSE}")
-    raw = said[start:end].removesuffix(CLOSE)
+    raw = text[start:end].removesuffix(CLOSE)
     try:
         return call_from_json(_with_arguments(parse_json(raw)), raw, end)
     except ValueError as error:
@@ -65,7 +68,7 @@ def _call(said: str, start: int, end: int | None) -> ParsedCall:
 
 
 def _with_arguments(data: Any) -> Any:
-    """What models write of a call's arguments besides an object: nothing, or JSON inside a string, as OpenAI does."""
+    """Return the call with an object of arguments, if the model wrote none, or JSON inside a string as OpenAI does."""
     if not isinstance(data, dict):
         return data
     arguments = data.get("arguments", {})

@@ -1,4 +1,4 @@
-"""Tool calls as Llama 3 writes them: all that is said is one JSON object, ``{"name": .., "parameters": ..}``."""
+"""Tool calls of Llama 3: the whole text is one JSON object, ``{"name": .., "parameters": ..}``."""
 
 from __future__ import annotations
 
@@ -19,34 +19,33 @@ from agent_r1.renderers.formats.tool_format import (
 )
 
 TAG = "<|python_tag|>"
-_LIKE_A_CALL = re.compile(r'\{\s*"(?:name|type)"')
+_LOOKS_LIKE_CALL = re.compile(r'\{\s*"(?:name|type)"')
 
 
 class Llama(ToolFormat):
-    """What begins with a brace, or with the python tag, is calls; several stand one after the other, apart by ``;``.
-    What is said after them is dropped.
+    """A text that begins with a brace, or with the python tag, is a sequence of calls, separated by ``;``.
 
-    Without the tag, a JSON object is a call only where it has a name and parameters, or names a tool there is; any
-    other is an answer, and so is everything where there are no tools.
+    Text after the calls is dropped. Without the tag, a JSON object is a call only if it has a name and parameters, or
+    names a known tool; any other object is an answer. Without tools, every text is an answer.
 
     Example: {"name": "add", "parameters": {"a": 1}}
     """
 
     name: ClassVar[str] = "llama3"
 
-    def read(self, said: str, tools: Tools) -> ParsedOutput:
-        text = said.lstrip()
-        tagged = text.startswith(TAG)
-        start = len(said) - len(text) + tagged * len(TAG)
-        calls = _calls(said, start, tagged, frozenset(tool.name for tool in tools)) if tools else ()
-        return ParsedOutput("" if calls else said, calls)
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
+        stripped = text.lstrip()
+        tagged = stripped.startswith(TAG)
+        start = len(text) - len(stripped) + tagged * len(TAG)
+        calls = _parse_calls(text, start, tagged, frozenset(tool.name for tool in tools)) if tools else ()
+        return ParsedOutput("" if calls else text, calls)
 
-    def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Its templates refuse several calls in one message: those stay the text they are."""
-        return [_shaped(message) for message in messages]
+    def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+        """Return the messages for the template, which refuses several calls in one message: those stay text."""
+        return [_to_template(message) for message in messages]
 
 
-def _shaped(message: Message) -> dict[str, Any]:
+def _to_template(message: Message) -> dict[str, Any]:
     data = to_openai(message)
     if len(data.get("tool_calls", ())) > 1:
         del data["tool_calls"]
@@ -54,21 +53,21 @@ def _shaped(message: Message) -> dict[str, Any]:
     return data
 
 
-def _calls(said: str, start: int, tagged: bool, known: frozenset[str]) -> tuple[ParsedCall, ...]:
+def _parse_calls(text: str, start: int, tagged: bool, known: frozenset[str]) -> tuple[ParsedCall, ...]:
     calls: list[ParsedCall] = []
-    while rest := said[start:].lstrip("; \n\t"):
-        begin = len(said) - len(rest)
-        must_be = tagged and not calls
+    while rest := text[start:].lstrip("; \n\t"):
+        begin = len(text) - len(rest)
+        must_be_call = tagged and not calls
         try:
-            _, start = json.JSONDecoder().raw_decode(said, begin)
-            data = parse_json(said[begin:start])
+            _, start = json.JSONDecoder().raw_decode(text, begin)
+            data = parse_json(text[begin:start])
         except (ValueError, RecursionError) as error:
-            if must_be or _LIKE_A_CALL.match(rest):
-                calls.append(malformed_call(rest, len(said), f"the call is not valid JSON: {error}"))
+            if must_be_call or _LOOKS_LIKE_CALL.match(rest):
+                calls.append(malformed_call(rest, len(text), f"the call is not valid JSON: {error}"))
             break
-        if not must_be and not _is_call(data, known):
+        if not must_be_call and not _is_call(data, known):
             break
-        calls.append(call_from_json(data, said[begin:start], start, "parameters"))
+        calls.append(call_from_json(data, text[begin:start], start, "parameters"))
     return tuple(calls)
 
 

@@ -1,4 +1,4 @@
-"""Tool calls as tags and fences in plain text, for models that know no other way (Search-R1, 2503.09516).
+"""Tool calls as tags and fences in plain text, for models without a format of their own (Search-R1, 2503.09516).
 
 <search>mayor of Alba</search>
 <information>Alba: mayor Bruno.</information>
@@ -21,7 +21,7 @@ from agent_r1.renderers.formats.tool_format import (
     ParsedOutput,
     ToolFormat,
     Tools,
-    arguments_of,
+    call_with_arguments,
     malformed_call,
     parse_json,
     split_reasoning,
@@ -32,164 +32,164 @@ PLAIN_TEMPLATE = """\
     {{- message.content }}
     {{- eos_token if loop.last and message.role == 'assistant' and not add_generation_prompt else '\\n\\n' }}
 {%- endfor %}"""
-"""A conversation as running text, for tokenizers without a template: what is said, apart by empty lines."""
+"""A conversation as running text, for tokenizers without a template: messages separated by empty lines."""
 
 PLAIN_BREAK = "\n\n"
-"""What follows an action in :data:`PLAIN_TEMPLATE`, where no token ends it."""
+"""The text that follows an action in :data:`PLAIN_TEMPLATE`, which writes no end token there."""
+
+_PYTHON_FENCE = f"{FENCE}python"
+_FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
+"""A fence ends with its line. Spaces before the end of the line are allowed, so they are stop strings as well."""
+
+_FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """What is written around something, as what it is found, and ``stops``, of which one stands where it is over.
+class _Delimiters:
+    """The texts around a call or an answer, the patterns that find them, and the stop strings of its end.
 
     Example:
-        Marks.of("search").opening == "<search>" and Marks.of("```python").opening == "```python\\n"
+        _Delimiters.of("search").opening == "<search>" and _Delimiters.of("```python").opening == "```python\\n"
     """
 
     opening: str
     closing: str
-    opens: re.Pattern[str]
-    closes: re.Pattern[str]
+    open_pattern: re.Pattern[str]
+    close_pattern: re.Pattern[str]
     stops: tuple[str, ...]
 
     @classmethod
-    def of(cls, tag: str) -> Marks:
-        """The marks of a tag; one that begins with three backticks is a fence, closed where three end a line."""
+    def of(cls, tag: str) -> _Delimiters:
+        """Return the delimiters of a tag, or of a fence if the tag begins with three backticks."""
         if not tag.startswith(FENCE):
             opening, closing = f"<{tag}>", f"</{tag}>"
             return cls(opening, closing, re.compile(re.escape(opening)), re.compile(re.escape(closing)), (closing,))
-        names = f"{FENCE}(?:python|py)" if tag == PYTHON_FENCE else re.escape(tag)
-        return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _END_OF_FENCE, _STOPS_OF_FENCE)
+        names = f"{FENCE}(?:python|py)" if tag == _PYTHON_FENCE else re.escape(tag)
+        return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
-
-PYTHON_FENCE = f"{FENCE}python"
-_STOPS_OF_FENCE = tuple(FENCE + after for after in "\n \t")
-"""It is over where the line is: with blanks between, the end of the line has no text of its own to be found by."""
-
-_END_OF_FENCE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
+    def find(self, text: str, position: int) -> _Element | None:
+        """Return the first element that begins at ``position`` or later."""
+        opened = self.open_pattern.search(text, position)
+        if opened is None:
+            return None
+        closed = self.close_pattern.search(text, opened.end())
+        inside = text[opened.end() : closed.start()] if closed else text[opened.end() :]
+        return _Element(opened.start(), inside, closed.end() if closed else None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Something between marks: where it begins, what is inside, and where it ends (None: it is not closed)."""
+class _Element:
+    """Text between delimiters: the index where it begins, its content, and the index of its end (None: not closed)."""
 
     start: int
     inside: str
     end: int | None
 
 
-def _find(said: str, marks: Marks, place: int) -> _Found | None:
-    """The first from ``place`` on."""
-    opened = marks.opens.search(said, place)
-    if opened is None:
-        return None
-    closed = marks.closes.search(said, opened.end())
-    inside = said[opened.end() : closed.start()] if closed else said[opened.end() :]
-    return _Found(opened.start(), inside, closed.end() if closed else None)
-
-
 class Tags(ToolFormat):
-    """Each tool has a tag: its name, or what ``config.names`` says; ``python`` has a fence. An action ends with its
-    first call or answer. The one text that a tool needs stands bare, anything else is a JSON object of arguments.
+    """Each tool has a tag: its name, or the one in ``config.names``; ``python`` has a fence.
+
+    An action ends with its first call or answer. If a tool needs one text, that text stands bare in its tag; other
+    arguments are a JSON object.
     """
 
     name: ClassVar[str] = "tags"
 
     def __init__(self, config: TagsConfig | None = None) -> None:
         self._config = config or TagsConfig()
-        self._observation = Marks.of(self._config.observation)
-        self._answer = Marks.of(self._config.answer)
+        self._observation = _Delimiters.of(self._config.observation)
+        self._answer = _Delimiters.of(self._config.answer)
 
     def check(self, tools: Tools) -> None:
-        """Raise InvalidInput where the tags do not fit the tools."""
+        """Raise InvalidInput if the configured tags do not fit the tools."""
         names = {tool.name for tool in tools}
         if unknown := sorted(self._config.names.keys() - names):
             raise InvalidInput("tags.names", got=unknown[0], do=f"name one of the tools: {', '.join(sorted(names))}")
-        taken = [self._config.observation, self._config.answer, *(self._tag(tool) for tool in tools)]
-        if twice := next((tag for tag in taken if taken.count(tag) > 1), None):
+        tags = [self._config.observation, self._config.answer, *(self._tag(tool) for tool in tools)]
+        if duplicate := next((tag for tag in tags if tags.count(tag) > 1), None):
             do = "give each tool (tags.names), tags.observation and tags.answer a tag of its own"
-            raise InvalidInput("tags", got=f"{twice} for two things", do=do)
+            raise InvalidInput("tags", got=f"{duplicate} for two things", do=do)
 
-    def read(self, said: str, tools: Tools) -> ParsedOutput:
-        thought = len(said) - len(split_reasoning(said)[1])
-        found = [(call, tool) for tool in tools if (call := _find(said, self._marks(tool), thought))]
-        first = min(found, key=lambda one: one[0].start, default=None)
-        answer = _find(said, self._answer, thought)
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
+        start = len(text) - len(split_reasoning(text)[1])
+        elements = [(call, tool) for tool in tools if (call := self._delimiters(tool).find(text, start))]
+        first = min(elements, key=lambda element: element[0].start, default=None)
+        answer = self._answer.find(text, start)
         if answer is not None and answer.end is not None and (first is None or answer.start < first[0].start):
-            return ParsedOutput(said, end=answer.end)
+            return ParsedOutput(text, end=answer.end)
         if first is None:
-            return ParsedOutput(said)
+            return ParsedOutput(text)
         call, tool = first
-        return ParsedOutput(said[: call.start], (self._read(call, tool, len(said)),), call.end)
+        return ParsedOutput(text[: call.start], (self._parse_call(call, tool, len(text)),), call.end)
 
-    def stop_texts(self, tools: Tools) -> tuple[str, ...]:
-        every = (self._answer, *map(self._marks, tools))
-        return tuple(dict.fromkeys(stop for marks in every for stop in marks.stops))
-
-    def _read(self, call: _Found, tool: ToolSpec, length: int) -> ParsedCall:
+    def _parse_call(self, call: _Element, tool: ToolSpec, length: int) -> ParsedCall:
         if call.end is None:
-            error = f"the call is not closed by {self._marks(tool).closing.strip()}"
+            error = f"the call is not closed by {self._delimiters(tool).closing.strip()}"
             return malformed_call(call.inside, length, error, tool.name)
-        return _call(tool, call.inside, call.end)
+        return _call_of(tool, call.inside, call.end)
 
-    def _marks(self, tool: ToolSpec) -> Marks:
-        return Marks.of(self._tag(tool))
+    def stop_strings(self, tools: Tools) -> tuple[str, ...]:
+        elements = (self._answer, *map(self._delimiters, tools))
+        return tuple(dict.fromkeys(stop for delimiters in elements for stop in delimiters.stops))
+
+    def _delimiters(self, tool: ToolSpec) -> _Delimiters:
+        return _Delimiters.of(self._tag(tool))
 
     def _tag(self, tool: ToolSpec) -> str:
-        return self._config.names.get(tool.name, PYTHON_FENCE if tool.name == "python" else tool.name)
+        return self._config.names.get(tool.name, _PYTHON_FENCE if tool.name == "python" else tool.name)
 
-    def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Plain text under the roles that every template knows; neighbours of one role become one message."""
+    def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+        """Return plain text under the roles that every template knows; adjacent user messages are joined."""
         by_name = {tool.name: tool for tool in tools}
-        shaped: list[dict[str, Any]] = []
+        converted: list[dict[str, Any]] = []
         for message in messages:
             role = "user" if message.role == "tool" else message.role
             text = self._text(message, by_name)
-            if shaped and shaped[-1]["role"] == role == "user":
-                shaped[-1]["content"] += PLAIN_BREAK + text
+            if converted and converted[-1]["role"] == role == "user":
+                converted[-1]["content"] += PLAIN_BREAK + text
             else:
-                shaped.append({"role": role, "content": text})
-        return shaped
+                converted.append({"role": role, "content": text})
+        return converted
 
     def _text(self, message: Message, by_name: dict[str, ToolSpec]) -> str:
         if message.role == "tool":
-            marks = self._observation
-            text = message.text.replace(marks.closing, f"{marks.closing[0]} {marks.closing[1:]}")
-            return f"{marks.opening}{text}{marks.closing}"
+            tags = self._observation
+            text = message.text.replace(tags.closing, f"{tags.closing[0]} {tags.closing[1:]}")
+            return f"{tags.opening}{text}{tags.closing}"
         if any(call.arguments is None for call in message.calls):
             return message.text
-        return message.text + "".join(self._written(call, by_name) for call in message.calls)
+        return message.text + "".join(self._call_text(call, by_name) for call in message.calls)
 
-    def _written(self, call: ToolCall, by_name: dict[str, ToolSpec]) -> str:
+    def _call_text(self, call: ToolCall, by_name: dict[str, ToolSpec]) -> str:
         tool = by_name.get(call.name) or ToolSpec(call.name, "", {})
-        marks, single = self._marks(tool), _single(tool)
+        tags, bare_name = self._delimiters(tool), _bare_parameter(tool)
         arguments = dict(call.arguments or {})
-        bare = str(arguments[single]) if single is not None and arguments.keys() == {single} else ""
-        # else it would be read as something else
-        taken = _call(tool, bare, 0).arguments == arguments and not marks.closes.search(f"{bare}{marks.closing}"[:-1])
-        built = bare if taken else json.dumps(arguments, ensure_ascii=False).replace("</", "<\\/")
-        return f"{marks.opening}{call.raw or built}{marks.closing}"
+        bare = str(arguments[bare_name]) if bare_name is not None and arguments.keys() == {bare_name} else ""
+        # a text that would be read as something else is written as JSON
+        is_read_back = _call_of(tool, bare, 0).arguments == arguments
+        is_readable = is_read_back and not tags.close_pattern.search(f"{bare}{tags.closing}"[:-1])
+        written = bare if is_readable else json.dumps(arguments, ensure_ascii=False).replace("</", "<\\/")
+        return f"{tags.opening}{call.raw or written}{tags.closing}"
 
-    def instruction(self, tools: Tools) -> str:
+    def tool_instructions(self, tools: Tools) -> str:
         lines = [f"{self._usage(tool)} {tool.description.strip()}" for tool in tools]
-        given = f"{self._observation.opening}..{self._observation.closing}"
-        return "To use a tool, write one of these:\n" + "\n".join(lines) + f"\nWhat it gives comes back in {given}."
+        result = f"{self._observation.opening}..{self._observation.closing}"
+        return "To use a tool, write one of these:\n" + "\n".join(lines) + f"\nWhat it gives comes back in {result}."
 
     def _usage(self, tool: ToolSpec) -> str:
-        single = _single(tool)
-        given = single or json.dumps(dict.fromkeys(tool.parameters.get("properties", {}), "..."))
-        return f"{self._marks(tool).opening}{given}{self._marks(tool).closing}"
+        placeholder = _bare_parameter(tool) or json.dumps(dict.fromkeys(tool.parameters.get("properties", {}), "..."))
+        return f"{self._delimiters(tool).opening}{placeholder}{self._delimiters(tool).closing}"
 
 
-def _single(tool: ToolSpec) -> str | None:
-    """The one parameter that a tool needs, where that is text: it may stand bare."""
+def _bare_parameter(tool: ToolSpec) -> str | None:
+    """Return the name of the one parameter that a tool needs, if it is text: it may be written bare."""
     properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
     names = required or list(properties)
     return names[0] if len(names) == 1 and properties.get(names[0], {}).get("type") == "string" else None
 
 
-def _object(tool: ToolSpec, text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is; None where it is none, or has nothing to do with the tool's arguments."""
+def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
+    """Return the JSON object in a text; None if it is not one, or has none of the tool's parameters."""
     try:
         data = parse_json(text)
     except ValueError:
@@ -198,14 +198,14 @@ def _object(tool: ToolSpec, text: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) and (not data or data.keys() & names) else None
 
 
-def _call(tool: ToolSpec, inside: str, end: int) -> ParsedCall:
-    single, given = _single(tool), _object(tool, inside)
-    if given is not None:
-        if unknown := sorted(given.keys() - tool.parameters.get("properties", {}).keys()):
+def _call_of(tool: ToolSpec, inside: str, end: int) -> ParsedCall:
+    bare_name, arguments = _bare_parameter(tool), _json_arguments(tool, inside)
+    if arguments is not None:
+        if unknown := sorted(arguments.keys() - tool.parameters.get("properties", {}).keys()):
             return malformed_call(inside, end, f"{tool.name} takes no {unknown[0]!r}", tool.name)
-        return ParsedCall(tool.name, given, inside, end)
-    if single is None:
-        return arguments_of(tool.name, inside, inside, end)
+        return ParsedCall(tool.name, arguments, inside, end)
+    if bare_name is None:
+        return call_with_arguments(tool.name, inside, inside, end)
     if not inside.strip():
-        return malformed_call(inside, end, f"nothing is given for {single}", tool.name)
-    return ParsedCall(tool.name, {single: inside}, inside, end)
+        return malformed_call(inside, end, f"nothing is given for {bare_name}", tool.name)
+    return ParsedCall(tool.name, {bare_name: inside}, inside, end)

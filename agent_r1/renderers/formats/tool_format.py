@@ -1,4 +1,4 @@
-"""What every tool-call format is, and what reading with one gives."""
+"""The base class of tool-call formats, and the result of parsing with one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.core.tool import ToolSpec
 
-THINK, THOUGHT = "<think>", "</think>"
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 Tools = tuple[ToolSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A call as it stands in a text. ``raw`` is what the policy wrote of it, ``end`` how many characters of the text
-    there are up to its end. ``arguments`` is None, and ``error`` says why, where it could not be read.
+    """A tool call in a text.
+
+    Attributes:
+        name: the tool; "" if it could not be read.
+        arguments: None if the call could not be read; ``error`` is then the reason.
+        raw: the part of the text that the policy wrote for it.
+        end: the number of characters of the text up to the end of the call.
 
     Example:
         ParsedCall("add", {"a": 1}, '{"name": "add", "arguments": {"a": 1}}', end=61)
@@ -38,9 +43,9 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """A text taken apart: what it says beside its calls, and the calls in their order.
+    """A text without its reasoning: the content beside the calls, and the calls in their order.
 
-    ``end`` says how many of its characters are the action, where that ends although no token of its own ends it there.
+    ``end`` is the number of its characters that belong to the action, if the format ends the action by text.
 
     Example:
         ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
@@ -52,88 +57,96 @@ class ParsedOutput:
 
 
 class ToolFormat(ABC):
-    """One way of writing calls: reads them, and gives messages the shape that its templates take."""
+    """One way of writing calls: parses them, and converts messages to the form that its templates take."""
 
     name: ClassVar[str]
-    marks: ClassVar[tuple[str, ...]] = ()
-    """Texts that no argument of a call can hold: a template writes it as it is, and it would be read as another."""
+    delimiters: ClassVar[tuple[str, ...]] = ()
+    """Texts that no argument may hold: a template does not escape them, so the call would be read as another one."""
 
     @abstractmethod
-    def read(self, said: str, tools: Tools) -> ParsedOutput:
-        """The calls in what was said (a text without its thought). Never raises: what cannot be read has an error."""
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
+        """Return the content and calls of a text without its reasoning.
 
-    def divide(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """(thought, rest); the rest is an end of the text. ``opened`` says that the prompt ended inside a thought."""
+        Never raises: a call that cannot be read has an ``error``.
+        """
+
+    def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
+        """Return (reasoning, rest); the rest is a suffix of the text.
+
+        ``opened`` means that the prompt ended inside the reasoning.
+        """
         return split_reasoning(text, opened)
 
-    def refuse_unreadable(self, messages: Iterable[Message]) -> None:
-        """Raise UnsupportedChat where a call, written by the template, would be read as another one.
+    def check_writable(self, messages: Iterable[Message]) -> None:
+        """Raise UnsupportedChat if a call, written by the template, would be read as another one.
 
-        What a policy wrote never is such a call: it is malformed where it is read. Calls that come with a task may be.
+        Calls of a policy are malformed already when they are parsed. Calls that come with a task may be like this.
         """
-        for call in (call for message in messages for call in message.calls if self.marks and call.arguments):
-            if mark := find_delimiter(call.arguments or {}, self.marks):
-                told = f"a call of {call.name!r} cannot be written as {self.name}: an argument holds {mark}"
-                raise UnsupportedChat(f"{told}, which ends it; take it out, or give another --tool_format")
+        for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
+            if found := find_delimiter(call.arguments or {}, self.delimiters):
+                problem = f"a call of {call.name!r} cannot be written as {self.name}: an argument holds {found}"
+                raise UnsupportedChat(f"{problem}, which ends it; take it out, or give another --tool_format")
 
-    def stop_texts(self, tools: Tools) -> tuple[str, ...]:
-        """Texts with which an action may end although no token of its own ends it; mostly there are none."""
+    def stop_strings(self, tools: Tools) -> tuple[str, ...]:
+        """Return the texts that may end an action without an end token. Most formats have none."""
         return ()
 
-    def ended(self, said: str, tools: Tools) -> bool:
-        """Whether the action ends in what was said so far, whatever is said next."""
-        end = self.read(said, tools).end
-        return end is not None and self.read(f"{said}.", tools).end == end
+    def is_complete(self, text: str, tools: Tools) -> bool:
+        """Return whether the action ends within ``text``, whatever text follows."""
+        end = self.parse(text, tools).end
+        return end is not None and self.parse(f"{text}.", tools).end == end
 
-    def shaped(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """The messages as the dictionaries that a chat template of this format takes."""
+    def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+        """Return the messages as the dictionaries that a chat template of this format takes."""
         return [to_openai(message) for message in messages]
 
-    def instruction(self, tools: Tools) -> str | None:
-        """What a system message says of the tools where the template does not show them; None: it has to."""
+    def tool_instructions(self, tools: Tools) -> str | None:
+        """Return a system message that describes the tools, for templates that do not; None if there is none."""
         return None
 
 
 def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
-    """(thought, rest). A thought that is not closed is all there is: what was cut there was not said.
+    """Return (reasoning, rest). Reasoning that is not closed has no rest.
 
     Example:
         >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes."), split_reasoning("So I", opened=True)
         (('So.', 'Yes.'), ('So I', ''))
     """
-    begun = text.lstrip()
-    if not opened and not begun.startswith(THINK):
+    stripped = text.lstrip()
+    if not opened and not stripped.startswith(THINK_OPEN):
         return None, text
-    thought, _, rest = begun.removeprefix(THINK).partition(THOUGHT)
-    return thought.strip("\n"), rest.lstrip("\n")
+    reasoning, _, rest = stripped.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+    return reasoning.strip("\n"), rest.lstrip("\n")
 
 
-def find_delimiter(arguments: Mapping[str, Any], marks: Iterable[str]) -> str | None:
-    """The mark that arguments hold, as a template writes them: JSON that was read may have spelled it with escapes.
+def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
+    """Return the delimiter that arguments hold when a template writes them; None if they hold none.
+
+    The arguments are written out again, because JSON may have spelled the delimiter with escapes.
 
     Example:
         >>> find_delimiter({"words": ["a</parameter>"]}, ("</parameter>",))
         '</parameter>'
     """
     text = json.dumps(dict(arguments), ensure_ascii=False, default=str)
-    return next((mark for mark in marks if mark in text), None)
+    return next((delimiter for delimiter in delimiters if delimiter in text), None)
 
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """The text between a call's marks, whether it was closed, and how many characters of the whole it ends after.
+    """The text between the delimiters of a call; ``end`` counts the characters of the whole text up to its end.
 
     Example:
-        CallBlock('{"name": "add"', closed=False, end=25)
+        CallBlock('{"name": "add"', is_closed=False, end=25)
     """
 
     text: str
-    closed: bool
+    is_closed: bool
     end: int
 
 
 def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
-    """Each call's text; an unclosed call reaches to the next one, or to the end.
+    """Return the block of each call; a call that is not closed reaches to the next one, or to the end.
 
     Example:
         >>> [block.end for block in split_blocks("<a>{}</a> and <a>{", "<a>", "</a>")]
@@ -149,48 +162,45 @@ def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
     return found
 
 
-def before(text: str, opening: str) -> str:
-    """The text before the first call, without the line break that stands between."""
+def text_before(text: str, opening: str) -> str:
+    """Return the text before the first call, without the line break that separates them."""
     content, mark, _ = text.partition(opening)
     return content.removesuffix("\n") if mark else content
 
 
-def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    return ParsedCall(name, None, raw, end, error)
-
-
 MAX_JSON_DEPTH = 100
-"""Levels of lists and objects in a call; what renders, copies and stores it recurses into them."""
+"""Levels of lists and objects in a call. Code that renders, copies and stores a call recurses into them."""
 
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-"""A bracket, or a string, whose brackets are none."""
+"""A bracket, or a whole string, so that brackets inside strings do not match."""
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value. Raises ValueError, with a reason, for what is none; NaN and infinities are none."""
-    if _depth(text) > MAX_JSON_DEPTH:
+    """Return a JSON value. Raises ValueError, with a reason, if the text is not one; NaN and infinities are not."""
+    steps = ({"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0) for token in _BRACKET.findall(text))
+    if max(accumulate(steps), default=0) > MAX_JSON_DEPTH:
         raise ValueError(f"it is nested too deeply, more than {MAX_JSON_DEPTH} levels")
-    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-
-
-def _depth(text: str) -> int:
-    found = (token[0] for token in _BRACKET.findall(text))
-    return max(accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(token, 0) for token in found), default=0)
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"{text} is too large a number")
     return value
 
 
+def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
+    """Return a call that could not be read, with the reason."""
+    return ParsedCall(name, None, raw, end, error)
+
+
 def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
-    """The call that a JSON value stands for: an object with a "name" and an object of arguments under ``key``."""
+    """Return the call for a JSON value: an object with a "name" and an object of arguments under ``key``."""
     if not isinstance(data, dict):
         return malformed_call(raw, end, f"a call is a JSON object, got {type(data).__name__}")
     name = data.get("name")
@@ -202,8 +212,8 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
     return ParsedCall(name, arguments, raw, end)
 
 
-def arguments_of(name: str, text: str, raw: str, end: int) -> ParsedCall:
-    """The call of ``name`` whose arguments ``text`` gives as a JSON object."""
+def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
+    """Return the call of ``name`` with the JSON object ``text`` as arguments."""
     try:
         arguments = parse_json(text)
     except ValueError as error:
