@@ -43,7 +43,7 @@ faults: $(INSTALLED)  ## kills and failures on purpose, and what had to hold
 	$(BIN)/python benchmarks/faults --jobs 2
 
 paper: $(INSTALLED_DEV)  ## the paper's tables in miniature, over three seeds
-	$(BIN)/agent-r1 paper --seeds 3 --jobs 2
+	$(BIN)/python -m research.paper --seeds 3 --jobs 2
 
 controls: $(INSTALLED)  ## what makes the demo honest: seeds, algorithms, shuffled rewards
 	$(BIN)/python benchmarks/controls.py

@@ -28,8 +28,9 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.training.build import limits_of, open_policy
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.evaluate import Method, answers_of
-from agent_r1.training.report import Silence, TrainReport
+from agent_r1.training.evaluate import Method, evaluate_split
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.tables import TrainReport
 from agent_r1.training.run import train
 
 
@@ -42,7 +43,7 @@ class ShuffledScorer:
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
         rewards = list(await self.scorer.score(group, task))
         if group:
-            random.Random(str(group[0].attempt.order) + task.id).shuffle(rewards)
+            random.Random(str(group[0].attempt.sort_key) + task.id).shuffle(rewards)
         return tuple(rewards)
 
 
@@ -59,19 +60,19 @@ class Cell:
         return f"{'shuffled-' if self.shuffled else ''}{self.algorithm}-{self.seed}"
 
     def run(self) -> TrainReport:
-        world = build("tinywiki", None, None, self.seed)
+        taskset = build("tinywiki", None, None, self.seed)
         with tempfile.TemporaryDirectory() as folder:
             wanted: dict[str, str | int] = {"algorithm": self.algorithm, "seed": self.seed}
             wanted["run"] = str(Path(folder) / "run")
             if self.shuffled:  # choosing the best of many checkpoints by true answers would be learning by selection
                 wanted["evaluate_every"] = 0
-            config = resolve(TrainConfig, [Layer("controls", wanted), Layer("recipe of tinywiki", world.recipe)])
-            return train(config, shuffled(world) if self.shuffled else world, Silence())
+            config = resolve(TrainConfig, [Layer("controls", wanted), Layer("recipe of tinywiki", taskset.recipe)])
+            return train(config, shuffled(taskset) if self.shuffled else taskset, SilentProgress())
 
 
-def shuffled(world: TaskSet) -> TaskSet:
+def shuffled(taskset: TaskSet) -> TaskSet:
     """The same world, whose rewards mean nothing for groups; single attempts, as in evaluation, are unharmed."""
-    return replace(world, scorers=tuple(ShuffledScorer(scorer) for scorer in world.scorers))
+    return replace(taskset, scorers=tuple(ShuffledScorer(scorer) for scorer in taskset.scorers))
 
 
 CELLS = [
@@ -94,12 +95,12 @@ def _passes(report: TrainReport) -> str:
 
 def one_hop(count: int = 200) -> float:
     """How well naive RAG with tiny-base answers the questions that one page answers: whether it reads at all."""
-    world = build("tinywiki", None, None, 0)
-    config = resolve(TrainConfig, [Layer("recipe of tinywiki", world.recipe)])
-    policy = open_policy(config, world)
+    taskset = build("tinywiki", None, None, 0)
+    config = resolve(TrainConfig, [Layer("recipe of tinywiki", taskset.recipe)])
+    policy = open_policy(config, taskset)
     agent = policy.agent(TorchEngine(policy.model, policy.context), config, 1.0)
-    method = Method("naive-rag", agent, world.baselines["naive-rag"])
-    answers = asyncio.run(answers_of(method, world, "one-hop", count, limits_of(config)))
+    method = Method("naive-rag", agent, taskset.baselines["naive-rag"])
+    answers = asyncio.run(evaluate_split(method, taskset, "one-hop", count, limits_of(config)))
     return statistics.fmean(answer.em for answer in answers)
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.signals import ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
@@ -90,8 +90,8 @@ def _gradient(row: Algorithm, batch: TrainingBatch, chosen: Tensor, chances: Ten
     """(2,) of what a row maximises, by the logits: that of log pi(arm) is arm - pi(1). A critic would know all."""
     worth = torch.tensor([chances[0], 0.0], dtype=torch.float64).repeat(ATTEMPTS)
     signals = ModelOutputs(values=worth, ends=torch.zeros_like(worth), reference=batch.sampler_logprobs)
-    credit = row.credit(batch, signals)
-    return ((credit.share * credit.advantage).view(-1, 2) * (chosen - chances)).sum(0)
+    credit = row.compute_token_weights(batch, signals)
+    return ((credit.loss_weight * credit.advantage).view(-1, 2) * (chosen - chances)).sum(0)
 
 
 @cache

@@ -24,7 +24,7 @@ from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.retriever import retrieve
-from agent_r1.tasksets.tinywiki.search import found
+from agent_r1.tasksets.tinywiki.search import found_page
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
 from agent_r1.tools import tool
 from agent_r1.tools.function_tool import Tool
@@ -52,7 +52,7 @@ class Faults:
 
     def at(self, attempt: AttemptId, place: str, kinds: Sequence[str]) -> str | None:
         """The fault that hits this place of an attempt, drawn from nothing but their names and the seed."""
-        draw = random.Random(f"{self.seed}|{attempt.order}|{attempt.task}|{place}")
+        draw = random.Random(f"{self.seed}|{attempt.sort_key}|{attempt.task}|{place}")
         if attempt.run == SPARED or draw.random() >= self.rate:
             return None
         kind = draw.choice(kinds)
@@ -89,7 +89,7 @@ def hostile_search(faults: Faults) -> Tool:
         Args:
             query: what to find
         """
-        kind = faults.at(context.attempt, f"tool {query}", TOOL)
+        kind = faults.at(context.id, f"tool {query}", TOOL)
         if kind == "raises":
             raise ValueError(f"no index for {query}")
         if kind == "hangs":
@@ -105,9 +105,9 @@ class HostileEnv:
 
     async def open(self, task: Task, context: RolloutContext) -> HostileEpisode:
         self.faults.leak()
-        if self.faults.at(context.attempt, "open", ("crashes",)):
+        if self.faults.at(context.id, "open", ("crashes",)):
             raise ConnectionError("no server there")
-        return HostileEpisode(self.faults, await self._env.open(task, context), context.attempt)
+        return HostileEpisode(self.faults, await self._env.open(task, context), context.id)
 
 
 class HostileEpisode:
@@ -158,11 +158,11 @@ def hostile_engine(faults: Faults) -> type[TorchEngine]:
     return Failing
 
 
-def hostile_learn(faults: Faults) -> Callable[..., passes.Pass]:
+def hostile_learn(faults: Faults) -> Callable[..., passes.PassStats]:
     """Updates of which one in twenty meets a gradient that is no number."""
-    learn, updates = passes.learn, itertools.count(1)
+    learn, updates = passes.forward_backward, itertools.count(1)
 
-    def learned(*arguments: Any) -> passes.Pass:
+    def learned(*arguments: Any) -> passes.PassStats:
         seen = learn(*arguments)
         if next(updates) % 20 == 0:
             faults.fired["update gradient is nan"] += 1
@@ -172,8 +172,8 @@ def hostile_learn(faults: Faults) -> Callable[..., passes.Pass]:
     return learned
 
 
-def hostile_world(faults: Faults) -> TaskSet:
-    world = build("tinywiki", None, None, 0)
-    env = ToolEnv([hostile_search(faults)], max_turns=5, call_rewards=found, timeout=TOOL_SECONDS)
-    scorers = tuple(HostileScorer(scorer, faults) for scorer in world.scorers)
-    return replace(world, env=HostileEnv(env, faults), scorers=scorers)
+def hostile_taskset(faults: Faults) -> TaskSet:
+    taskset = build("tinywiki", None, None, 0)
+    env = ToolEnv([hostile_search(faults)], max_turns=5, call_rewards=found_page, timeout=TOOL_SECONDS)
+    scorers = tuple(HostileScorer(scorer, faults) for scorer in taskset.scorers)
+    return replace(taskset, env=HostileEnv(env, faults), scorers=scorers)

@@ -40,13 +40,14 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.training.build import limits_of, open_policy
-from agent_r1.training.checkpoint.files import trained_model
-from agent_r1.training.config import TrainConfig, settle
-from agent_r1.training.eval_metrics import answered
+from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.evaluate import Method, attempts
-from agent_r1.training.report import Silence, wilson
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.tables import wilson_interval
 from agent_r1.training.run import train
-from agent_r1.training.user_task import load_world
+from agent_r1.training.user_task import load_task_file
 from research.tiny_base.for_env import conversations, tiny_base_for
 
 FILE = Path(__file__).parents[1] / "examples" / "alice.py"
@@ -59,7 +60,7 @@ SETTINGS = {
     "max_tokens": 8,
     "context": 256,
     "trainer.learning_rate": 1e-3,
-    "row.kl.coefficient": 0.05,
+    "algorithm.kl.coefficient": 0.05,
     "checkpoint_every": 0,
     "evaluate_n": 1,
 }
@@ -111,7 +112,7 @@ def by_name(names: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
 
 def _told(scores: Sequence[float]) -> str:
     share = statistics.fmean(scores)
-    low, high = wilson(share, len(scores))
+    low, high = wilson_interval(share, len(scores))
     return f"{share:.2f} ({low:.2f}-{high:.2f})"
 
 
@@ -185,54 +186,54 @@ def _reworded(task: Task) -> Task:
     return replace(task, messages=messages, data={**task.data, "entry": entry, "wording": "reworded"})
 
 
-def run(world: TaskSet, seed: int, steps: int) -> Row:
+def run(taskset: TaskSet, seed: int, steps: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         began = time.perf_counter()
-        make_base(world, base, seed)
+        make_base(taskset, base, seed)
         seconds = time.perf_counter() - began
         settings = {**SETTINGS, "model": str(base), "seed": seed, "steps": steps}
-        config = settle(TrainConfig, [Layer("foreign world", settings)], world)
-        learned, took = trained(config, world, Path(folder) / "learned")
-        control, _ = trained(config, with_shuffled_rewards(world), Path(folder) / "control")
-        asked = world.tasks("test")
-        three = [scores(config, world, asked), scores(learned, world, asked), scores(control, world, asked)]
-        return Row(wordings(world), *three, scores(learned, world, reworded(asked)), seconds, took)
+        config = resolve_config(TrainConfig, [Layer("foreign world", settings)], taskset)
+        learned, took = trained(config, taskset, Path(folder) / "learned")
+        control, _ = trained(config, with_shuffled_rewards(taskset), Path(folder) / "control")
+        asked = taskset.tasks("test")
+        three = [scores(config, taskset, asked), scores(learned, taskset, asked), scores(control, taskset, asked)]
+        return Row(wordings(taskset), *three, scores(learned, taskset, reworded(asked)), seconds, took)
 
 
-def wordings(world: TaskSet) -> list[str]:
+def wordings(taskset: TaskSet) -> list[str]:
     """Of the held-out questions."""
-    return [task.data["wording"] for task in world.tasks("test")]
+    return [task.data["wording"] for task in taskset.tasks("test")]
 
 
-def with_shuffled_rewards(world: TaskSet) -> TaskSet:
-    return replace(world, scorers=tuple(map(Shuffled, world.scorers)))
+def with_shuffled_rewards(taskset: TaskSet) -> TaskSet:
+    return replace(taskset, scorers=tuple(map(Shuffled, taskset.scorers)))
 
 
-def trained(config: TrainConfig, world: TaskSet, folder: Path) -> tuple[TrainConfig, float]:
+def trained(config: TrainConfig, taskset: TaskSet, folder: Path) -> tuple[TrainConfig, float]:
     """The configuration with the model that training in the world made, and the seconds of training."""
-    report = train(config.model_copy(update={"run": str(folder)}), world, Silence())
-    return config.model_copy(update={"model": str(trained_model(report.run))}), report.train_seconds
+    report = train(config.model_copy(update={"run": str(folder)}), taskset, SilentProgress())
+    return config.model_copy(update={"model": str(find_trained_model(report.run))}), report.train_seconds
 
 
-def make_base(world: TaskSet, folder: Path, seed: int) -> None:
+def make_base(taskset: TaskSet, folder: Path, seed: int) -> None:
     draws = random.Random(seed)
-    heard = conversations(world.env, world.tasks("train"), lambda prompt: guess(prompt, draws))
+    heard = conversations(taskset.env, taskset.tasks("train"), lambda prompt: guess(prompt, draws))
     tiny_base_for(heard, map(str, range(10)), folder, seed, BASE_STEPS, learning_rate=BASE_RATE)
 
 
-def scores(config: TrainConfig, world: TaskSet, tasks: Sequence[Task]) -> list[float]:
+def scores(config: TrainConfig, taskset: TaskSet, tasks: Sequence[Task]) -> list[float]:
     """One sampled attempt at each task."""
-    return asyncio.run(_scores(config, world, tasks))
+    return asyncio.run(_scores(config, taskset, tasks))
 
 
-async def _scores(config: TrainConfig, world: TaskSet, tasks: Sequence[Task]) -> list[float]:
-    policy = open_policy(config, world)
+async def _scores(config: TrainConfig, taskset: TaskSet, tasks: Sequence[Task]) -> list[float]:
+    policy = open_policy(config, taskset)
     engine = TorchEngine(policy.model, policy.context)
-    method = Method("sampled", policy.agent(engine, config, 1.0), world.env)
-    groups = await attempts(method, world.scorers, tasks, 1, limits_of(config))
+    method = Method("sampled", policy.agent(engine, config, 1.0), taskset.env)
+    groups = await attempts(method, taskset.scorers, tasks, 1, limits_of(config))
     await engine.close()
-    return [answered(group.trajectories[0]).em for group in groups]
+    return [score_trajectory(group.trajectories[0]).em for group in groups]
 
 
 def main() -> None:
@@ -241,15 +242,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80, help="of training, on the rewards and on shuffled ones")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    world = load_world(FILE, "a folder")
-    rules = blind_rules(world.tasks("train"), world.tasks("test"))
+    taskset = load_task_file(FILE, "a folder")
+    rules = blind_rules(taskset.tasks("train"), taskset.tasks("test"))
     blind = ", ".join(f"{name} {share:.2f}" for name, share in rules.items())
     title, caption = "mean score over held-out questions (95 %)", f"without reading the wording: {blind}"
-    by_wording = (*sorted(set(wordings(world))), "female friends first")
+    by_wording = (*sorted(set(wordings(taskset))), "female friends first")
     columns = ("seed", "before", "after", *by_wording, "after, shuffled rewards", "base s", "train s")
     table = Table(*columns, title=title, caption=caption)
     for seed in options.seeds:
-        table.add_row(str(seed), *run(world, seed, options.steps).cells())
+        table.add_row(str(seed), *run(taskset, seed, options.steps).cells())
         Console(width=150).print(table)
 
 

@@ -35,10 +35,10 @@ from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
 from agent_r1.tasksets.code import problems as code
 from agent_r1.tasksets.code.exam import packages_for
 from agent_r1.tasksets.code.scorer import CodeScorer
-from agent_r1.tasksets.code.solutions import block, returning_none
+from agent_r1.tasksets.code.solutions import code_message, return_none
 from agent_r1.tasksets.math import problems as math
 from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
-from agent_r1.tasksets.math.solutions import are_apart, boxed, copies, not_added_up, one_more
+from agent_r1.tasksets.math.solutions import have_different_digits, boxed_message, copied_expressions, uncomputed_sum, plus_one
 
 AT_ONCE = 2
 FLIPPED_SECONDS = 3.0
@@ -150,16 +150,16 @@ async def count_code(name: str, file: Path, every: int) -> list[Count]:
     quick = CodeScorer(Sandbox(config.model_copy(update={"limits": Limits(seconds=FLIPPED_SECONDS)})))
 
     def cases(made: Callable[[code.Problem], str]) -> list[Case]:
-        return [Case(p.id, p.task("test"), block(made(p)).text) for p in kept]
+        return [Case(p.id, p.task("test"), code_message(made(p)).text) for p in kept]
 
-    others = [Case(p.id, p.task("test"), block(renamed(o, p)).text) for p, o in zip(kept, next_ones, strict=True)]
+    others = [Case(p.id, p.task("test"), code_message(renamed(o, p)).text) for p, o in zip(kept, next_ones, strict=True)]
     flipped = [
-        Case(f"{p.id} {where}", p.task("test"), block(source).text) for p in kept for where, source in flips(p.solution)
+        Case(f"{p.id} {where}", p.task("test"), code_message(source).text) for p in kept for where, source in flips(p.solution)
     ]
     return [
         await count(f"{name}: its own solutions", cases(lambda p: p.solution), scorer, "passed", 1.0),
         await count(
-            f"{name}: return None", cases(lambda p: returning_none(p.solution, p.exam.calls)), scorer, "passed", 0.0
+            f"{name}: return None", cases(lambda p: return_none(p.solution, p.exam.calls)), scorer, "passed", 0.0
         ),
         await count(f"{name}: another problem's solution", others, scorer, "passed", 0.0),
         await count(f"{name}: operator flips", flipped, quick, "passed", 0.0),
@@ -173,13 +173,13 @@ async def count_math(name: str, file: Path, every: int) -> list[Count]:
     found = math.read_problems(file)
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
     kept = [(p, row["answer"]) for p, row in zip(found, rows, strict=True)][::every]
-    pairs = [(p, o) for p, o in zip(found, (*found[1:], found[0]), strict=True) if are_apart(p.answer, o.answer)]
+    pairs = [(p, o) for p, o in zip(found, (*found[1:], found[0]), strict=True) if have_different_digits(p.answer, o.answer)]
     scorer = MathScorer(AnswerChecker())
 
     def case(chosen: math.Problem, answer: str) -> Case:
-        return Case(f"{chosen.id} ({answer} for {chosen.answer})", chosen.task("test"), boxed(answer).text)
+        return Case(f"{chosen.id} ({answer} for {chosen.answer})", chosen.task("test"), boxed_message(answer).text)
 
-    copied = [case(p, copy) for p, _ in kept for copy in copies(p.text, p.answer)]
+    copied = [case(p, copy) for p, _ in kept for copy in copied_expressions(p.text, p.answer)]
     working = [Case(f"{p.id} ({p.answer})", p.task("test"), text) for p, text in kept]
     return [
         await count(f"{name}: its own working", working, scorer, "correct", 1.0),
@@ -187,10 +187,10 @@ async def count_math(name: str, file: Path, every: int) -> list[Count]:
             f"{name}: another's answer", [case(p, o.answer) for p, o in pairs[::every]], scorer, "correct", 0.0
         ),
         await count(
-            f"{name}: one more", [case(p, more) for p, _ in kept for more in one_more(p.answer)], scorer, "correct", 0.0
+            f"{name}: one more", [case(p, more) for p, _ in kept for more in plus_one(p.answer)], scorer, "correct", 0.0
         ),
         await count(
-            f"{name}: not added up", [case(p, not_added_up(p.answer)) for p, _ in kept], scorer, "correct", 0.0
+            f"{name}: not added up", [case(p, uncomputed_sum(p.answer)) for p, _ in kept], scorer, "correct", 0.0
         ),
         await count(f"{name}: copied from the question", copied, scorer, "correct", 0.0),
         await count(f"{name}: an empty box", [case(p, "") for p, _ in kept], scorer, "correct", 0.0),

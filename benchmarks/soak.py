@@ -32,7 +32,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from faulty import Faults, hostile_engine, hostile_learn, hostile_world
+from faulty import Faults, hostile_engine, hostile_learn, hostile_taskset
 from rich.console import Console
 from rich.table import Table
 
@@ -40,12 +40,12 @@ from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import AgentR1Error, Interrupted, RunStopped
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader, is_run
-from agent_r1.store.verify import Verdict, verify
+from agent_r1.store.verification import VerificationReport, verify
 from agent_r1.tools.execution import MAX_THREADS
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.report import Silence, StepReport
-from agent_r1.training.resume import resumed
+from agent_r1.training.progress import SilentProgress, StepReport
+from agent_r1.training.resume import resolve_resume_config
 
 SETTINGS: Mapping[str, Any] = {
     "steps": 10**6,  # time ends the run
@@ -86,7 +86,7 @@ class Enough(AgentR1Error):
     """The time is over."""
 
 
-class Watch(Silence):
+class Watch(SilentProgress):
     """Looks at the process from the first step on, and ends the run when its time is over."""
 
     def __init__(self, seconds: float, stops: int) -> None:
@@ -97,7 +97,7 @@ class Watch(Silence):
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def stepped(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         self.steps.append(time.monotonic() - self._began)
         if not self.samples:
             self.samples.append(self._sample())
@@ -168,7 +168,7 @@ class Soaked:
     watch: Watch
     error: AgentR1Error
     faults: Faults
-    verdict: Verdict
+    report: VerificationReport
     statuses: Mapping[str, int]
     checkpoints: int
     megabytes: float
@@ -188,7 +188,7 @@ class Soaked:
         return slope_of([(sample.seconds, sample.mib) for sample in self.watch.warm])
 
     def broken(self) -> Iterator[str]:
-        yield from self.verdict.violations
+        yield from self.report.violations
         if not isinstance(self.error, Enough):
             yield f"the run ended: {self.error}"
         if self.rollouts > JUDGED and self.per_thousand.low > MIB_PER_THOUSAND:
@@ -202,15 +202,15 @@ class Soaked:
             yield f"a step took {self.watch.longest:.0f} s"
 
 
-def go_on(folder: Path, config: TrainConfig, world: TaskSet, watch: Watch) -> AgentR1Error:
+def go_on(folder: Path, config: TrainConfig, taskset: TaskSet, watch: Watch) -> AgentR1Error:
     """Train, and go on each time the run is stopped by hand; how it ended."""
     place = Layer("soak", {"run": str(folder)})
     while True:
         try:
             if is_run(folder):
-                run.resume(resumed([place]), world, watch)
+                run.resume(resolve_resume_config([place]), taskset, watch)
             else:
-                run.train(config, world, watch)
+                run.train(config, taskset, watch)
             return AgentR1Error("all steps were taken")
         except Interrupted:
             continue
@@ -221,16 +221,16 @@ def go_on(folder: Path, config: TrainConfig, world: TaskSet, watch: Watch) -> Ag
 def soak(options: argparse.Namespace, folder: Path) -> Soaked:
     torch.set_num_threads(1)
     faults, watch = Faults(options.rate, options.seed, options.leak), Watch(60 * options.minutes, options.stops)
-    world = hostile_world(faults)
+    taskset = hostile_taskset(faults)
     asked = {"max_staleness": options.staleness, "algorithm": options.algorithm, "seed": options.seed}
     layer = Layer("soak", {**SETTINGS, **asked, "episode_seconds": options.deadline, "run": str(folder)})
-    config = resolve(TrainConfig, [layer, Layer("recipe", world.recipe)])
+    config = resolve(TrainConfig, [layer, Layer("recipe", taskset.recipe)])
     logging.getLogger("agent_r1").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
         stack.enter_context(patch.object(run, "TorchEngine", hostile_engine(faults)))
         stack.enter_context(patch("agent_r1.trainer.learner.learn", hostile_learn(faults)))
         try:
-            error = go_on(folder, config, world, watch)
+            error = go_on(folder, config, taskset, watch)
         finally:
             watch.stop()
     with closing(RunReader(folder)) as reader:
@@ -240,7 +240,7 @@ def soak(options: argparse.Namespace, folder: Path) -> Soaked:
 
 
 def table_of(soaked: Soaked) -> Table:
-    watch, fates = soaked.watch, soaked.verdict.attempts
+    watch, fates = soaked.watch, soaked.report.attempts
     start, warm, end = watch.samples[0], watch.warm[0], watch.samples[-1]
     table = Table("what", "seen", title=f"{watch.steps[-1] / 60:.1f} minutes, {len(watch.steps)} steps")
     table.add_row("faults", f"{soaked.faults.fired.total():,}")
@@ -256,8 +256,8 @@ def table_of(soaked: Soaked) -> Table:
     table.add_row("threads: first step, warm, end", f"{start.threads}, {warm.threads}, {end.threads}")
     table.add_row("longest step, s", f"{watch.longest:.1f}")
     table.add_row("checkpoints; run.db, MB", f"{soaked.checkpoints}; {soaked.megabytes:.1f}")
-    table.add_row("lineages", f"{soaked.verdict.lineages}")
-    table.add_row("ledger", f"{'balances' if soaked.verdict.holds else 'BROKEN'}: {dict(fates)}")
+    table.add_row("segments", f"{soaked.report.segments}")
+    table.add_row("ledger", f"{'balances' if soaked.report.is_valid else 'BROKEN'}: {dict(fates)}")
     return table
 
 

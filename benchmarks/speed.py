@@ -56,7 +56,7 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.monitor.health_monitor import HealthMonitor
 from agent_r1.training.monitor.state import MonitorState
-from agent_r1.training.report import Progress, Silence, StepReport
+from agent_r1.training.progress import Progress, SilentProgress, StepReport
 
 GATHER_SECONDS = 0.02
 
@@ -207,7 +207,7 @@ def acting(
 def learner_of(model: PreTrainedModel, config: TrainConfig) -> Learner:
     return Learner(
         model,
-        build_algorithm(config.algorithm, config.row),
+        config.algorithm,
         config.trainer,
         temperature=config.temperature,
         reward_weights=config.reward_weights,
@@ -236,7 +236,7 @@ def learning(policy: Policy, config: TrainConfig, groups: Sequence[Group], repea
     """Tokens of the batch per second of one update, prompts and observations included."""
     rows = final_states(groups)
     tokens = sum(map(len, rows))
-    learner = learner_of(copy.deepcopy(policy.model), config.model_copy(update={"row": {}}))
+    learner = learner_of(copy.deepcopy(policy.model), config.model_copy(update={"algorithm": build_algorithm(config.algorithm.name, {})}))
     model = copy.deepcopy(policy.model)
     padded = tokens / median_of(repeat, lambda: seconds_of(lambda: padded_update(model, rows)))
     ours = tokens / median_of(repeat, lambda: seconds_of(lambda: learner.update(groups)))
@@ -274,13 +274,13 @@ class NoDoctor:
         return None
 
 
-class Marks(Silence):
+class Marks(SilentProgress):
     """Notes the CPU time of the process, all threads, after each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    def stepped(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         self.seconds.append(time.process_time())
 
 
@@ -293,7 +293,7 @@ def short_run(config: TrainConfig, taskset: TaskSet, steps: int, folder: Path, p
 def phases(config: TrainConfig, taskset: TaskSet, steps: int) -> Table:
     """Seconds per training step by phase, over a short run whose first step warms up."""
     with tempfile.TemporaryDirectory() as folder:
-        short_run(config, taskset, steps, Path(folder) / "bench", Silence())
+        short_run(config, taskset, steps, Path(folder) / "bench", SilentProgress())
         with closing(RunReader(Path(folder) / "bench")) as reader:
             measured = [step.values for step in reader.metrics()][1:]
     table = Table("phase of a step", "seconds")

@@ -20,7 +20,7 @@ from agent_r1 import Message, Task, ToolEnv, Trajectory, exact_match
 from agent_r1.cli import main
 from agent_r1.sandbox import Limits
 from agent_r1.store import RunReader
-from agent_r1.training.user_task import load_world, world_of
+from agent_r1.training.user_task import load_task_file, make_taskset
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -87,24 +87,24 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
     sandbox = sandbox_or_skip(Limits())
     passing = ["--pass_k=2", "--pass_attempts=3", "--algorithm=ppo"]  # which learns from every attempt
     code, out, err = run(
-        "train", "--task", "code", "--data", data, "--model", model, "--run", "r", *SMALL, *passing, "--json"
+        "train", "--taskset", "code", "--data", data, "--model", model, "--run", "r", *SMALL, *passing, "--json"
     )
     assert code == 0, err
     report = json.loads(out.splitlines()[-1])
     assert report["measures"]["trained"]["test"] == {"first_pass_rate": 0.0, "no_second_try_rate": 1.0}
     assert report["pass_at_k"] == {"k": 2, "shares": {"test": 0.0}, "attempts": 3, "ones": {"test": 0.0}}
     assert json.loads(Path("runs/r/config.json").read_text())["sandbox"] == "bubblewrap"
-    assert ("sandbox", sandbox.in_force) in events(Path("runs/r"))
+    assert ("sandbox", sandbox.isolation) in events(Path("runs/r"))
     with closing(RunReader(Path("runs/r"))) as reader:
         (step,) = reader.metrics()
     assert (step.values["first_pass_rate"], step.values["no_second_try_rate"]) == (0.0, 1.0)
-    assert f"sandbox: {sandbox.in_force}" in err
+    assert f"sandbox: {sandbox.isolation}" in err
     code, out, err = run("eval", "--model", "r", "--n", "2", "--pass_k=1", "--json")
     assert code == 0, err
     report = json.loads(out.splitlines()[-1])
     assert set(report["pass_at_k"]) == set(report["measures"]) == {"base-tool-call", "trained"}
     code, out, err = run(
-        "eval", "--model", "r", "--task", "tinywiki", "--n", "1", "--json", "--quiet", "--context=8192"
+        "eval", "--model", "r", "--taskset", "tinywiki", "--n", "1", "--json", "--quiet", "--context=8192"
     )
     assert code == 0, err  # another world is not told of the sandbox, nor of the file
 
@@ -112,7 +112,7 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
 def test_going_without_is_loud_and_recorded(
     run: Run, data: Path, model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("train", "--task", "code", "--data", data, "--model", model, "--sandbox", "none")
+    asked = ("train", "--taskset", "code", "--data", data, "--model", model, "--sandbox", "none")
     code, out, err = run(*asked, "--run", "r", *SMALL, "--json")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing"
@@ -172,7 +172,7 @@ env = ToolEnv([program], [exact_match], max_turns=1)
     "a reward": """
 place = Sandbox(SandboxConfig(level=LEVEL))
 async def judged(trajectory, task):
-    return float((await place.judge("def f(): return 1", "assert f() == 1", calls=("f",))).passed)
+    return float((await place.grade("def f(): return 1", "assert f() == 1", calls=("f",))).passed)
 env = ToolEnv([], [judged], max_turns=1)
 """,
     "an environment of one's own": """
@@ -245,7 +245,7 @@ def test_nothing_is_said_of_a_risk_where_the_sandbox_holds(way: str, tmp_path: P
     sandbox = sandbox_or_skip(Limits())
     (tmp_path / "own.py").write_text((HEAD + WAYS[way]).replace('LEVEL = "none"', 'LEVEL = "bubblewrap"'))
     declared = way in ("a tool of a world with a user", "the tool that tries solutions")
-    assert load_world(tmp_path / "own.py", "").sandbox == (sandbox.in_force if declared else None)
+    assert load_task_file(tmp_path / "own.py", "").sandbox == (sandbox.isolation if declared else None)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_nothing_is_said_of_a_risk_where_the_sandbox_holds(way: str, tmp_path: P
 )
 def test_a_task_is_believed_that_nothing_holds_and_not_that_something_does(said: object, known: str | None) -> None:
     task = Task("a", (Message.user("Who?"),), {"answers": ("x",), "sandbox": said})
-    assert world_of(ToolEnv([], [exact_match], max_turns=1), [task], "own", "").sandbox == known
+    assert make_taskset(ToolEnv([], [exact_match], max_turns=1), [task], "own", "").sandbox == known
 
 
 def test_where_code_is_held_least_is_said_of_all_that_speak() -> None:
@@ -274,11 +274,11 @@ def test_where_code_is_held_least_is_said_of_all_that_speak() -> None:
     first.sandbox, second.sandbox = "bubblewrap: files", "none: exec"  # type: ignore[attr-defined]
     tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
     held = ToolEnv([], [first], max_turns=1)
-    assert world_of(held, tasks, "own", "").sandbox == "bubblewrap: files"
-    assert world_of(held, tasks, "own", "", [second]).sandbox == "none: exec"
+    assert make_taskset(held, tasks, "own", "").sandbox == "bubblewrap: files"
+    assert make_taskset(held, tasks, "own", "", [second]).sandbox == "none: exec"
     loose = ToolEnv([], [first], max_turns=1, sandbox="none: a server")
-    assert world_of(loose, tasks, "own", "").sandbox == "none: a server"
-    assert world_of(ToolEnv([], [exact_match], max_turns=1), tasks, "own", "").sandbox is None
+    assert make_taskset(loose, tasks, "own", "").sandbox == "none: a server"
+    assert make_taskset(ToolEnv([], [exact_match], max_turns=1), tasks, "own", "").sandbox is None
 
 
 @pytest.mark.parametrize("task", ["code", "math"])
@@ -292,7 +292,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
             pytest.skip("math-verify is not installed (extra math)")
         problems.write_text("\n".join(rows))
     monkeypatch.setattr("agent_r1.sandbox.selftest._proved", lambda: refused())
-    code, out, err = run("train", "--task", task, "--data", problems, "--model", model, *SMALL)
+    code, out, err = run("train", "--taskset", task, "--data", problems, "--model", model, *SMALL)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "accept the risk with --sandbox none" in err
     assert not Path("runs").exists()
@@ -311,5 +311,5 @@ def test_a_level_that_would_do_nothing_is_refused(run: Run, tmp_path: Path) -> N
     file.write_text("")
     code, _, err = run("train", file, "--sandbox", "none")
     assert (code, "--sandbox: got it and" in err) == (2, True)
-    code, _, err = run("train", "--task", "code", "--sandbox", "docker")
+    code, _, err = run("train", "--taskset", "code", "--sandbox", "docker")
     assert (code, "it should be 'bubblewrap' or 'none'" in err) == (2, True)

@@ -34,7 +34,7 @@ def test_the_whole_loop_in_one_file_learns():
 
 def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):
     algorithm = f"{ROOT / 'examples' / 'own_algorithm.py'}:MEDIAN"
-    command = [sys.executable, "-m", "agent_r1.cli", "train", "--algorithm", algorithm, "--row.surrogate.high", "0.3"]
+    command = [sys.executable, "-m", "agent_r1.cli", "train", "--algorithm", algorithm, "--algorithm.loss.clip_high", "0.3"]
     small = {
         "steps": 2,
         "groups_per_step": 4,
@@ -47,7 +47,7 @@ def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):
     done = subprocess.run([*command, *options, "--quiet"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     reader = RunReader(tmp_path / "run")
-    assert reader.config()["row"]["surrogate.high"] == 0.3
+    assert reader.config()["algorithm"]["loss"]["clip_high"] == 0.3
     assert {fate.fate for fate in reader.fates()} == {"trained"}
     reader.close()
 

@@ -21,8 +21,8 @@ from agent_r1.config import Layer
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
 from agent_r1.training import run
-from agent_r1.training.config import TrainConfig, settle
-from agent_r1.training.report import Silence
+from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.progress import SilentProgress
 
 RECORD = Path(__file__).parent / "golden" / "record.json"
 CPU_INFO = Path("/proc/cpuinfo")
@@ -43,7 +43,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "ppo": {"algorithm": "ppo"},
     "gspo": {"algorithm": "gspo", "trainer.minibatches": 2},
     "dapo with refill": {"algorithm": "dapo", "group_size": 2},
-    "summary context": {"algorithm": "grpo", "group_size": 8, "view.rule": "summary", "view.turns": 1},
+    "summary context": {"algorithm": "grpo", "group_size": 8, "context_policy.name": "summary", "context_policy.keep_turns": 1},
     "process rewards": {"algorithm": "grpo", "reward_weights.found": 0.1},
 }
 
@@ -57,9 +57,9 @@ def platform() -> dict[str, str]:
 
 def record_run(settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Train with these settings; the hashes of the trajectories and of the final weights."""
-    world = build("tinywiki", None, None, 0)
-    config = settle(TrainConfig, [Layer("golden", {**SHORT, **settings, "run": str(folder)})], world)
-    run.train(config, world, Silence())
+    taskset = build("tinywiki", None, None, 0)
+    config = resolve_config(TrainConfig, [Layer("golden", {**SHORT, **settings, "run": str(folder)})], taskset)
+    run.train(config, taskset, SilentProgress())
     reader = RunReader(folder)
     try:
         lived = hashlib.sha256(json.dumps(list(entries(reader)), sort_keys=True).encode()).hexdigest()

@@ -23,7 +23,7 @@ def algorithms(name: str | None, as_json: bool) -> None:
         algorithm.name: {
             "objective": objective(algorithm),
             "paper": algorithm.paper,
-            "differs": algorithm.differs,
+            "deviations": algorithm.deviations,
             "parameters": parameters(algorithm),
         }
         for algorithm in listed
@@ -34,7 +34,7 @@ def algorithms(name: str | None, as_json: bool) -> None:
     else:
         (algorithm,) = listed
         options = {f"--algorithm.{key}": str(value) for key, value in parameters(algorithm).items()}
-        notes = {"from": _source(algorithm.paper), "differs": algorithm.differs or "-"}
+        notes = {"from": _source(algorithm.paper), "deviations": algorithm.deviations or "-"}
         shown = Group(Text(";\n".join(clauses(algorithm))), Text(), columns(notes), Text(), columns(options))
     show(as_json, {"algorithms": data}, shown)
 

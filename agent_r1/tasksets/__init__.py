@@ -13,7 +13,7 @@ from agent_r1.sandbox.config import DEFAULT_LEVEL, SandboxLevel
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TaskSetEntry:
     """A task set that can be named: a one-line description, and how to build it from (data, corpus, seed).
 
     ``corpus`` is a file, or the address of a retrieval server.
@@ -24,7 +24,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeEntry:
+class SandboxedEntry:
     """A task set that runs code written by the policy; it is built for a sandbox level as well."""
 
     description: str
@@ -39,12 +39,12 @@ def build(
     Raises InvalidInput if there is none, if its files cannot be used, or if the sandbox level is not available on this
     machine or is given for a task set that runs no code.
     """
-    if name not in WORLDS:
-        nearest = difflib.get_close_matches(name, WORLDS, n=1)
+    if name not in TASKSETS:
+        nearest = difflib.get_close_matches(name, TASKSETS, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise InvalidInput("task", got=repr(name), do=f"{hint}use one of: {', '.join(WORLDS)}")
-    entry = WORLDS[name]
-    if isinstance(entry, CodeEntry):
+        raise InvalidInput("taskset", got=repr(name), do=f"{hint}use one of: {', '.join(TASKSETS)}")
+    entry = TASKSETS[name]
+    if isinstance(entry, SandboxedEntry):
         return entry.build(data, corpus, seed, sandbox or DEFAULT_LEVEL)
     if sandbox is not None:
         raise InvalidInput("sandbox", got=repr(sandbox), do=f"leave it out: {name} runs no code of the agent's")
@@ -96,17 +96,19 @@ def _code(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
     return code.build(data, corpus, seed, level)
 
 
-WORLDS: Mapping[str, Entry | CodeEntry] = {
-    "tinywiki": Entry("a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files", _tinywiki),
-    "unreliable": Entry("TinyWiki behind a search that fails and gives old pages; needs no files", _unreliable),
-    "memory": Entry("a fact told at first and asked for at last; needs no files", _memory),
-    "orders": Entry("a customer, to be asked and served by tools; needs no files, but a real model", _orders),
-    "hotpotqa": Entry("HotpotQA: 2-hop questions over Wikipedia; needs --data", _multihop("hotpotqa")),
-    "2wiki": Entry(
+TASKSETS: Mapping[str, TaskSetEntry | SandboxedEntry] = {
+    "tinywiki": TaskSetEntry("a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files", _tinywiki),
+    "unreliable": TaskSetEntry("TinyWiki behind a search that fails and gives old pages; needs no files", _unreliable),
+    "memory": TaskSetEntry("a fact told at first and asked for at last; needs no files", _memory),
+    "orders": TaskSetEntry("a customer, to be asked and served by tools; needs no files, but a real model", _orders),
+    "hotpotqa": TaskSetEntry("HotpotQA: 2-hop questions over Wikipedia; needs --data", _multihop("hotpotqa")),
+    "2wiki": TaskSetEntry(
         "2WikiMultihopQA: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("2wiki")
     ),
-    "musique": Entry("MuSiQue: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("musique")),
-    "multihop": Entry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
-    "math": CodeEntry("mathematics with a Python interpreter: GSM8K, MATH; needs --data", _math),
-    "code": CodeEntry("functions to write, try and mend: HumanEval, MBPP; needs --data", _code),
+    "musique": TaskSetEntry(
+        "MuSiQue: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("musique")
+    ),
+    "multihop": TaskSetEntry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
+    "math": SandboxedEntry("mathematics with a Python interpreter: GSM8K, MATH; needs --data", _math),
+    "code": SandboxedEntry("functions to write, try and mend: HumanEval, MBPP; needs --data", _code),
 }

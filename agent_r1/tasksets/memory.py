@@ -21,7 +21,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.user_env import Reply, UserEnv
 from agent_r1.rewards import FunctionScorer, exact_match
-from agent_r1.tasksets.generated import takes_no_files
+from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.questions import INSTRUCTION
@@ -42,7 +42,7 @@ MAX_TURNS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Facts:
     """The user's messages turn by turn: facts about different entities and relations, then a question about the
     first.
 
@@ -55,21 +55,21 @@ class Told:
     answer: str
 
 
-class Teller:
+class FactUser:
     """A user that says its messages in order, whatever the agent replies, and ends after its question is answered."""
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
-        told: Told = task.data["told"]
+        told: Facts = task.data["told"]
         spoken = sum(message.role == "assistant" and not message.calls for message in said)
         return Reply(told.turns[spoken]) if spoken < len(told.turns) else Reply("", end=True)
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     """Build the task set; ``seed`` draws the training tasks. Raises InvalidInput if files are given."""
-    takes_no_files("memory", data, corpus)
+    refuse_files("memory", data, corpus)
     return TaskSet(
         name="memory",
-        env=UserEnv([], Teller(), max_turns=MAX_TURNS),
+        env=UserEnv([], FactUser(), max_turns=MAX_TURNS),
         tasks=lru_cache(lambda split: tasks(split, seed)),
         scorers=(FunctionScorer({"em": exact_match}),),
         recipe=RECIPE,
@@ -79,7 +79,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     )
 
 
-RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "task": "memory", "max_tokens": 16}
+RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "memory", "max_tokens": 16}
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
@@ -92,25 +92,25 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 def _task(split: str, index: int, rng: random.Random) -> Task:
     distance = DISTANCES[split][index % len(DISTANCES[split])]
-    told = tell(distance, rng)
+    told = draw_facts(distance, rng)
     messages = (INSTRUCTION, Message.user(told.turns[0]))
     return Task(f"{split}/{index}", messages, {"answers": (told.answer,), "told": told}, split)
 
 
-def tell(distance: int, rng: random.Random) -> Told:
+def draw_facts(distance: int, rng: random.Random) -> Facts:
     """Draw a fact, ``distance`` other facts, and the question."""
     names = rng.sample(ENTITIES, 2 * (distance + 1))
     relations = rng.sample(RELATIONS, distance + 1)
     facts = list(zip(names[::2], relations, names[1::2], strict=True))
     title, relation, answer = facts[0]
     question = f"What is the {relation} of {title}?"
-    return Told((*(f"{name}: {what} {value}." for name, what, value in facts), question), answer)
+    return Facts((*(f"{name}: {what} {value}." for name, what, value in facts), question), answer)
 
 
 def solutions(task: Task) -> ReferenceSolutions:
     """Return the solutions: right is to remember until the end; wrong is the newest value, an early answer, or
     none."""
-    told: Told = task.data["told"]
+    told: Facts = task.data["told"]
     noted = [Message.assistant("Noted.") for _ in told.turns[1:]]
     newest = told.turns[-2].rstrip(".").rpartition(" ")[2]
     too_early = [_answer(told.answer), *noted]

@@ -25,7 +25,7 @@ from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.envs.user_env import Reply, User, UserEnv
 from agent_r1.rewards import FunctionScorer
-from agent_r1.tasksets.generated import takes_no_files
+from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tools import Resources, tool
 
 SPLITS: Mapping[str, int] = {"train": 1000, "test": 200}
@@ -82,7 +82,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Shop:
+class OrderDatabase:
     """The database of one episode."""
 
     orders: dict[str, Order] = field(default_factory=dict)
@@ -103,14 +103,14 @@ class Shop:
         """Nothing to release."""
 
 
-class Shops:
+class OpenOrderDatabase:
     """Opens the database of each episode."""
 
-    async def open(self, task: Task, context: RolloutContext) -> Shop:
-        return Shop(dict(task.data["orders"]))
+    async def open(self, task: Task, context: RolloutContext) -> OrderDatabase:
+        return OrderDatabase(dict(task.data["orders"]))
 
 
-_SHOPS = Shops()
+_SHOPS = OpenOrderDatabase()
 
 
 @tool
@@ -176,7 +176,7 @@ def _answer(wish: Wish, topic: str = "") -> str:
     return f"Make it {wish.value}." if topic == wish.field else "I do not know."
 
 
-def part(task: Task) -> str:
+def customer_instructions(task: Task) -> str:
     """Return the instructions for a model that plays the customer (:class:`~agent_r1.envs.user_env.ModelUser`)."""
     wish: Wish = task.data["wish"]
     want = "cancel it" if wish.field == "cancel" else f"have its {wish.field} changed to {wish.value}"
@@ -187,7 +187,7 @@ def part(task: Task) -> str:
     )
 
 
-def served(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
+def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
     """Return ``served`` (1.0 if all is as wished) and its halves: ``state`` (the database) and ``told`` (the
     price).
 
@@ -222,15 +222,15 @@ def taskset(user: User, seed: int) -> TaskSet:
         name="orders",
         env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),
         tasks=lru_cache(lambda split: tasks(split, seed)),
-        scorers=(FunctionScorer({"served": served}),),
-        recipe={"task": "orders", "reward_weights.state": 0.0, "reward_weights.told": 0.0},
+        scorers=(FunctionScorer({"served": served_reward}),),
+        recipe={"taskset": "orders", "reward_weights.state": 0.0, "reward_weights.told": 0.0},
         solutions=solutions,
     )
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     """Build the task set. Raises InvalidInput if files are given."""
-    takes_no_files("orders", data, corpus)
+    refuse_files("orders", data, corpus)
     return taskset(Customer(), seed)
 
 

@@ -26,7 +26,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs import ToolEnv
 from agent_r1.rewards import FunctionScorer, exact_match
-from agent_r1.tasksets.generated import takes_no_files
+from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.tinywiki import questions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.retriever import NOTHING
@@ -75,7 +75,7 @@ SPLITS: Mapping[str, Split] = {
 
 
 @dataclass(slots=True)
-class Desk:
+class PageCounts:
     """Counts the searches for each page in an episode."""
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -84,14 +84,14 @@ class Desk:
         """Nothing to release."""
 
 
-class Desks:
+class OpenPageCounts:
     """Opens a counter for each episode."""
 
-    async def open(self, task: Task, context: RolloutContext) -> Desk:
-        return Desk()
+    async def open(self, task: Task, context: RolloutContext) -> PageCounts:
+        return PageCounts()
 
 
-_DESKS = Desks()
+_DESKS = OpenPageCounts()
 
 
 @tool
@@ -111,7 +111,7 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 def edition(task: Task, title: str, time: int) -> str:
     """Return the result of the ``time``-th search for a page. Raises ConnectionError if it fails."""
-    match fortune(task, title, time):
+    match search_outcome(task, title, time):
         case "failed":
             raise ConnectionError("try again")
         case "old":
@@ -120,7 +120,7 @@ def edition(task: Task, title: str, time: int) -> str:
             return _wiki(task).page(title)
 
 
-def fortune(task: Task, title: str, time: int) -> Fortune:
+def search_outcome(task: Task, title: str, time: int) -> Fortune:
     """Return the outcome of the ``time``-th search for a page, counted from 1."""
     if time == _surely_fresh(task, title, time):
         return "fresh"
@@ -168,7 +168,7 @@ def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     """Build the task set; ``seed`` draws the training wikis. Raises InvalidInput if files are given."""
-    takes_no_files("unreliable", data, corpus)
+    refuse_files("unreliable", data, corpus)
     return TaskSet(
         name="unreliable",
         env=ToolEnv([search], max_turns=MAX_TURNS),
@@ -181,7 +181,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     )
 
 
-RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "task": "unreliable", "context": 1024}
+RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "unreliable", "context": 1024}
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
@@ -218,7 +218,7 @@ def _needed(task: Task, title: str) -> int:
     fresh = time = 0
     while fresh < 2:
         time += 1
-        fresh += fortune(task, title, time) == "fresh"
+        fresh += search_outcome(task, title, time) == "fresh"
     return time
 
 

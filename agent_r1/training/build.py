@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.registry import build_row, terms
+from agent_r1.algorithms.registry import find_algorithm, parameters
 from agent_r1.algorithms.validation import check_rewriting
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, RolloutContext
@@ -21,7 +21,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
-from agent_r1.renderers.formats.detect import open_chat, require_tools
+from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits, GroupRequest
@@ -51,10 +51,10 @@ class Policy:
     def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
         """This policy, acting through ``engine``."""
         sampling = SamplingParams(temperature, max_tokens=config.max_tokens)
-        return Agent(engine, self.renderer, sampling, self.context, config.seed, build_context_policy(config.view))
+        return Agent(engine, self.renderer, sampling, self.context, config.seed, build_context_policy(config.context_policy))
 
 
-def open_policy(config: RunConfig, world: TaskSet) -> Policy:
+def open_policy(config: RunConfig, taskset: TaskSet) -> Policy:
     """Load the configured model for a world. Raises InvalidInput where it cannot act there.
 
     ``config.context`` bounds the tokens of an episode; the model's own bound may be tighter.
@@ -62,9 +62,9 @@ def open_policy(config: RunConfig, world: TaskSet) -> Policy:
     name = str(TINY_BASE_FOLDER) if config.model == TINY_BASE else config.model
     tokenizer = load_tokenizer(name)
     try:
-        renderer = open_chat(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
-        if world.env.tools:
-            require_tools(renderer, world.env.tools)
+        renderer = open_renderer(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
+        if taskset.env.tools:
+            require_tools(renderer, taskset.env.tools)
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
     model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def open_policy(config: RunConfig, world: TaskSet) -> Policy:
 
 def check_view(config: TrainConfig, row: Algorithm) -> None:
     """Raise InvalidInput where the algorithm cannot learn from contexts that the rule rewrites."""
-    if not isinstance(build_context_policy(config.view), Append):
+    if not isinstance(build_context_policy(config.context_policy), Append):
         check_rewriting(row)
 
 
@@ -86,16 +86,17 @@ def check_reuse(config: TrainConfig, row: Algorithm) -> None:
     """Raise InvalidInput where samples are used in a way that the algorithm's loss is not right or not made for."""
     reused = row.epochs * config.trainer.minibatches > 1 or config.max_staleness > 0
     if reused and not row.surrogate.uses_ratio and row.correction is None:
-        got = f"{row.surrogate.kind} with samples used more than once, or stale"
+        got = f"{row.surrogate.name} with samples used more than once, or stale"
         do = "name a surrogate with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
         raise InvalidInput(f"algorithm {row.name}", got=got, do=do)
     if reused:
         return
-    usual = dict(terms(build_row(config.algorithm, {})))
-    for key, value in terms(row):
+    preset = find_algorithm(row.name)
+    usual = parameters(row if preset is None else preset)
+    for key, value in parameters(row).items():
         if key.partition(".")[0] in RATIO_TERMS and usual.get(key) != value:
-            do = "set trainer.minibatches, row.epochs or max_staleness too: in one pass over fresh samples r is 1"
-            raise InvalidInput(f"row.{key}", got=value, do=do)
+            do = "set trainer.minibatches, algorithm.epochs or max_staleness too: in one pass over fresh samples r is 1"
+            raise InvalidInput(f"algorithm.{key}", got=value, do=do)
 
 
 def open_teacher(config: TrainConfig, row: Algorithm, policy: Policy) -> PreTrainedModel | None:
@@ -152,18 +153,18 @@ def check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
             )
 
 
-def check_world(policy: Policy, world: TaskSet, splits: Sequence[str]) -> None:
+def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
     """Raise InvalidInput where a split that will be used does not exist, is empty, or has a prompt too long."""
     for split in splits:
-        tasks = world.tasks(split)
+        tasks = taskset.tasks(split)
         if not tasks:
-            raise InvalidInput(f"tasks of {world.name}", got=f"none in the split {split!r}", do="give some")
-        check_prompts(policy, world.env_for_split(split), tasks)
+            raise InvalidInput(f"tasks of {taskset.name}", got=f"none in the split {split!r}", do="give some")
+        check_prompts(policy, taskset.env_for_split(split), tasks)
 
 
-def with_columns(world: TaskSet, splits: tuple[str, ...]) -> TaskSet:
+def with_columns(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
     """The world whose table has these columns; its own where none are given."""
-    return replace(world, evaluation=splits) if splits else world
+    return replace(taskset, evaluation=splits) if splits else taskset
 
 
 async def _opening(env: Env, task: Task) -> tuple[Message, ...]:

@@ -56,7 +56,7 @@ def make_taskset(
         tasks=lambda split: [task for task in listed if task.split == split],
         scorers=scorers,
         evaluation=others or ("train",),
-        recipe={"task": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
+        recipe={"taskset": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
         solutions=solutions,
         sandbox=_sandbox_of([env, *scorers], listed),
     )

@@ -19,7 +19,7 @@ TWICE, TOO_OLD = "trained twice", "older than"
 
 
 class Dispatch(NamedTuple):
-    """An attempt as it was started in a lineage."""
+    """An attempt as it was started in a segment."""
 
     key: int
     attempt: str
@@ -28,10 +28,10 @@ class Dispatch(NamedTuple):
 
 
 class Met(NamedTuple):
-    """What became of a dispatch, and in which lineage."""
+    """What became of a dispatch, and in which segment."""
 
     key: int
-    lineage: int
+    segment: int
     fate: str
     reason: str | None
 
@@ -42,8 +42,8 @@ def conserved(scenario: Scenario, folder: Path) -> Outcome:
         dispatches = [
             Dispatch(*row) for row in connection.execute("SELECT id, attempt, group_serial, member FROM attempts")
         ]
-        met = [Met(*row) for row in connection.execute("SELECT attempt_id, lineage, fate, reason FROM fates")]
-        measured = {step for (step,) in connection.execute("SELECT step FROM standing_metrics WHERE exact")}
+        met = [Met(*row) for row in connection.execute("SELECT attempt_id, segment, fate, reason FROM fates")]
+        measured = {step for (step,) in connection.execute("SELECT step FROM current_metrics WHERE exact")}
     steps = {**MICRO, **scenario.settings}["steps"]
     broken = [] if measured == {*range(1, steps + 1)} else [f"{len(measured)} of {steps} steps were taken"]
     broken += [*astray(dispatches, met), *twice(dispatches, met)]
@@ -69,15 +69,15 @@ def astray(dispatches: Sequence[Dispatch], met: Sequence[Met]) -> Iterator[str]:
 
 
 def twice(dispatches: Sequence[Dispatch], met: Sequence[Met]) -> Iterator[str]:
-    """Places in a group that were trained more than once, as each lineage saw it."""
+    """Places in a group that were trained more than once, as each segment saw it."""
     places: Mapping[int, Dispatch] = {dispatch.key: dispatch for dispatch in dispatches}
-    for lineage in sorted({one.lineage for one in met}):
-        known = [one for one in met if one.lineage <= lineage]
+    for segment in sorted({one.segment for one in met}):
+        known = [one for one in met if one.segment <= segment]
         gone = {one.key for one in known if one.fate == "superseded"}
         standing = [places[one.key] for one in known if one.fate == "trained" and one.key not in gone]
         for place, times in Counter((dispatch.group, dispatch.member) for dispatch in standing).items():
             if times > 1:
-                yield f"{TWICE} in lineage {lineage}: member {place[1]} of group {place[0]}"
+                yield f"{TWICE} in segment {segment}: member {place[1]} of group {place[0]}"
 
 
 def _ages(folder: Path) -> Iterator[tuple[str, int]]:

@@ -24,9 +24,9 @@ from scenarios import PPO, Scenario
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store import manifest
 from agent_r1.store.atomic_fs import Disk
-from agent_r1.store.manifest import CHECKPOINTS, checkpoints, step_of
-from agent_r1.training.checkpoint.files import CheckpointError, newest_whole
-from agent_r1.training.report import Silence
+from agent_r1.store.manifest import CHECKPOINTS, list_checkpoints, checkpoint_step
+from agent_r1.training.checkpoint.files import CheckpointError, find_latest_checkpoint
+from agent_r1.training.progress import SilentProgress
 
 REFUSALS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EROFS)
 
@@ -133,7 +133,7 @@ def files_that_cannot_grow(size: Size, again: Scenario = PPO) -> Outcome:
             broken += [] if _clear(ended.error) else [f"not told, but {ended.error}"]
             if again != PPO:
                 shutil.rmtree(folder, ignore_errors=True)
-            Child(go, folder, again, Silence()).wait()
+            Child(go, folder, again, SilentProgress()).wait()
             broken += [] if made_by(folder) == made else [OTHERWISE]
             outcome += Outcome(int(ended.error is not None), tuple(f"limit {limit}: {line}" for line in broken))
     return outcome
@@ -142,7 +142,7 @@ def files_that_cannot_grow(size: Size, again: Scenario = PPO) -> Outcome:
 def _limited(limit: int, folder: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    go(folder, PPO, Silence())
+    go(folder, PPO, SilentProgress())
 
 
 def _clear(error: str | None) -> bool:
@@ -186,8 +186,8 @@ def _changes(whole: bytes, other: bytes, size: Size) -> Iterator[bytes]:
 
 
 def _changed(saver: Saver, run: Path, checked: bool) -> list[str]:
-    unhashed = patch.object(manifest, "_entry", lambda path: manifest.Entry(path.stat().st_size, ""))
-    compared = patch.object(manifest.Entry, "__eq__", lambda one, other: one.size == other.size)
+    unhashed = patch.object(manifest, "_entry", lambda path: manifest.FileEntry(path.stat().st_size, ""))
+    compared = patch.object(manifest.FileEntry, "__eq__", lambda one, other: one.size == other.size)
     if not checked:
         with unhashed, compared:
             return _held(saver, run)
@@ -196,7 +196,7 @@ def _changed(saver: Saver, run: Path, checked: bool) -> list[str]:
 
 def _held(saver: Saver, run: Path) -> list[str]:
     try:
-        found = newest_whole(run)
+        found = find_latest_checkpoint(run)
         return [] if found.folder is not None and found.skipped else saver.broken(run, 2)
     except InvalidInput:
         return []  # a newer format, as its manifest now says
@@ -219,7 +219,7 @@ def _lived(saver: Saver, run: Path, drawn: random.Random, disk: type[Refusing]) 
     keep, good, fired, broken = drawn.randint(1, 3), 0, 0, list[str]()
     for step in range(1, 7):
         error = drawn.choice([Died(), OSError(errno.ENOSPC, "No space left on device")])
-        failing, most = disk(drawn.randint(0, 60), error), len(checkpoints(run)) + 1
+        failing, most = disk(drawn.randint(0, 60), error), len(list_checkpoints(run)) + 1
         try:
             saver.save(run, step, failing, keep)
             good, most = step, keep
@@ -227,10 +227,10 @@ def _lived(saver: Saver, run: Path, drawn: random.Random, disk: type[Refusing]) 
             fired += 1
         if good:
             broken += saver.broken(run, good)
-        newest = newest_whole(run).folder
-        good = good if newest is None else step_of(newest)
-        if len(checkpoints(run)) > most:
-            broken.append(f"{len(checkpoints(run))} checkpoints are there, where {most} are the most")
+        newest = find_latest_checkpoint(run).folder
+        good = good if newest is None else checkpoint_step(newest)
+        if len(list_checkpoints(run)) > most:
+            broken.append(f"{len(list_checkpoints(run))} checkpoints are there, where {most} are the most")
     return Outcome(fired, tuple(broken))
 
 

@@ -28,7 +28,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Scorer, Scores, Status, Trajectory
 from agent_r1.inference import torch_engine
-from agent_r1.rollout import agent_loop as agent
+from agent_r1.rollout import agent_loop, session
 from agent_r1.training import run
 
 STUBBORN = 5.0
@@ -116,7 +116,7 @@ def nothing_learned(seed: int, groups: int = 0, **settings: Any) -> Outcome:
     """Every reward is the same, so that DAPO's filter leaves nothing of any step, and nothing of its refills."""
     fired, taskset = Counter[str](), small_taskset()
     scorers = tuple(Same(scorer, fired, groups) for scorer in taskset.scorers)
-    filters = {"algorithm": "dapo", "reward_weights.found": 0.0, "row.refill": 1}
+    filters = {"algorithm": "dapo", "reward_weights.found": 0.0, "algorithm.max_refill_rounds": 1}
     left = ran(replace(taskset, scorers=scorers), seed, **filters, **settings)
     broken = list(left.unsound(completed=False))
     if left.error is not None and "3 steps in a row, nothing_learned: " not in str(left.error):
@@ -136,7 +136,7 @@ def hanging_environment(seed: int, limit: float = 0.8, hang: float = 3600.0) -> 
             fired[when] += 1
             await (swallowing(min(hang, STUBBORN)) if attempt.sample_index == 3 else asyncio.sleep(hang))
 
-    patches = (patch.object(agent, "CLOSE_SECONDS", limit),)
+    patches = (patch.object(session, "CLOSE_SECONDS", limit),)
     left = ran(hostile_taskset(crash), seed, patches, episode_seconds=limit, steps=1)
     broken = list(left.unsound(completed=True))
     late = [lived for lived in left.trajectories.values() if lived.seconds > 0.8 + GRACE]
@@ -169,7 +169,7 @@ class Unreadable(Exception):
 
 GIVEN: tuple[Any, ...] = (
     {"messages": ()},
-    Transition(({"role": "tool", "content": "x"},)),  # type: ignore[arg-type]
+    Transition(({"role": "robot", "content": "x"},)),  # type: ignore[arg-type]
     Transition((Message("tool", (Text(b"bytes"),)),)),  # type: ignore[arg-type]
     Transition((), rewards={"found": "high"}),  # type: ignore[dict-item]
     Transition((), call_rewards=({"found": None},)),  # type: ignore[dict-item]
@@ -315,8 +315,8 @@ def _silent(jobs: Any, waiting: Any, gone: Any) -> None:
 
 
 UNNAMED = "the diagnosis does not name what happened"
-NEVER = {"doctor.failure_share": 1.0}
-AS_IT_IS = patch.object(agent, "as_transition", lambda given: given)
+NEVER = {"monitor.failure_share": 1.0}
+AS_IT_IS = patch.object(agent_loop, "validate_transition", lambda given: given)
 SILENT = patch.object(worker, "_work", _silent)
 
 FAILURES: tuple[Case, ...] = (

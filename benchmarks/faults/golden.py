@@ -13,15 +13,15 @@ from unittest.mock import patch
 
 import torch
 from case import Case, Outcome
-from hostile import case, control, policy_of, ran, small_world
+from hostile import case, control, policy_of, ran, small_taskset
 
-from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
 from agent_r1.inference import torch_engine
 from agent_r1.trainer import forward_backward as passes
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner
 
 CLOSE = 1e-4
@@ -48,7 +48,7 @@ def prompts(seed: int, vocabulary: int, count: int) -> list[Prompt]:
 
 def golden(seed: int, shift: int = 0) -> Outcome:
     """Log-probabilities of sampled tokens; ``shift`` takes them from so many places on."""
-    model = policy_of(small_world()).model
+    model = policy_of(small_taskset()).model
     exact = copy.deepcopy(model).double()
     temperatures = (0.6, 1.0)
     asked = [
@@ -70,7 +70,7 @@ def golden(seed: int, shift: int = 0) -> Outcome:
 
 def stops(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     """The token that ends a generation stands first, somewhere, last, or nowhere; the length ends it at each place."""
-    model, length = policy_of(small_world()).model, 10
+    model, length = policy_of(small_taskset()).model, 10
     with ExitStack() as stack:
         for one in patches:
             stack.enter_context(one)
@@ -112,12 +112,12 @@ def forced(complete: Callable[..., Completion]) -> Callable[..., Completion]:
 
 def divided(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     """One batch, in passes of many sizes and with its groups in any order."""
-    lived = ran(small_world(), seed, steps=1).trajectories.values()
-    serials = sorted({trajectory.attempt.group for trajectory in lived})
+    lived = ran(small_taskset(), seed, steps=1).trajectories.values()
+    serials = sorted({trajectory.attempt.group_id for trajectory in lived})
     groups = [
         Group(serial, Task(those[0].task_id, ()), tuple(those))
         for serial in serials
-        if (those := [trajectory for trajectory in lived if trajectory.attempt.group == serial])
+        if (those := [trajectory for trajectory in lived if trajectory.attempt.group_id == serial])
     ]
     whole = learned(groups, 10**6)
     broken = []
@@ -133,10 +133,10 @@ def divided(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
 
 def learned(groups: Sequence[Group], micro_tokens: int) -> torch.Tensor:
     """The gradient of one update, as Adam's first moments keep it: its step is as long where that is mere rounding."""
-    settings = LearnerConfig(micro_tokens=micro_tokens, max_grad_norm=1e9)
+    settings = TrainerConfig(micro_tokens=micro_tokens, max_grad_norm=1e9)
     learner = Learner(
-        policy_of(small_world()).model,
-        build_row("reinforce++", {}),
+        policy_of(small_taskset()).model,
+        build_algorithm("reinforce++", {}),
         settings,
         temperature=1.0,
         reward_weights={},

@@ -33,7 +33,7 @@ from agent_r1.trainer.learner import Learner
 from agent_r1.training import run
 from agent_r1.training.build import Policy, limits_of, open_policy
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 
 SMALL: Mapping[str, Any] = {
     "steps": 3,
@@ -113,7 +113,7 @@ def ran(taskset: TaskSet, seed: int = 0, patches: tuple[Any, ...] = (), **settin
         config = resolve(TrainConfig, [layer, Layer("recipe", taskset.recipe)])
         began, error = time.perf_counter(), None
         try:
-            run.train(config, taskset, Silence())
+            run.train(config, taskset, SilentProgress())
         except AgentR1Error as raised:
             error = raised
         return read(Path(folder) / RUN, error, weights_checksum(learners[0].weights().ref), time.perf_counter() - began)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from case import Case, Outcome
-from hostile import RUN, WENT_ON, Ran, case, control, ran, small_world
+from hostile import RUN, WENT_ON, Ran, case, control, ran, small_taskset
 
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
@@ -43,11 +43,11 @@ TEARS: tuple[Callable[[Group], Group], ...] = (
     lambda group: replace(group, trajectories=group.trajectories[1:]),
     lambda group: replace(group, trajectories=(group.trajectories[0], *group.trajectories[:-1])),
     lambda group: replace(group, trajectories=group.trajectories[::-1]),
-    lambda group: replace(group, serial=group.serial + 1),
-    lambda group: replace(group, trajectories=tuple(_renamed(t, group=0) for t in group.trajectories)),
+    lambda group: replace(group, group_id=group.group_id + 1),
+    lambda group: replace(group, trajectories=tuple(_renamed(t, group_id=0) for t in group.trajectories)),
     lambda group: replace(group, trajectories=tuple(_renamed(t, task="another") for t in group.trajectories)),
     lambda group: replace(group, trajectories=(_renamed(group.trajectories[0], run="other"), *group.trajectories[1:])),
-    lambda group: replace(group, greedy=_renamed(group.trajectories[0], member=len(group.trajectories))),
+    lambda group: replace(group, greedy=_renamed(group.trajectories[0], sample_index=len(group.trajectories))),
     lambda group: replace(group, retried=(group.trajectories[0],)),
     lambda group: replace(group, trajectories=(_renamed(group.trajectories[0], retry=1), *group.trajectories[1:])),
 )
@@ -60,12 +60,12 @@ def torn_groups(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     class Tearing(Collector):
         async def _group(self, order: Any, version: int) -> Group:
             group = await super()._group(order, version)
-            if self._run != RUN or order.serial != 5:
+            if self._run != RUN or order.group_id != 5:
                 return group
             fired["groups"] += 1
             return TEARS[seed % len(TEARS)](group)
 
-    left = ran(small_world(), seed, (patch.object(run, "Collector", Tearing), *patches))
+    left = ran(small_taskset(), seed, (patch.object(run, "Collector", Tearing), *patches))
     broken = stopped_by(left, "group")
     if len(left.metrics) != 1 and left.error is not None:
         broken.append(f"{len(left.metrics)} steps were taken where the second had to be stopped")
@@ -84,7 +84,7 @@ def shifted_logprobs(seed: int, by: float = 0.05, **settings: Any) -> Outcome:
             fired["generations"] += (session_id or "").startswith(f"{RUN}:")
             return replace(said, logprobs=tuple(logprob - by for logprob in said.logprobs))
 
-    left = ran(small_world(), seed, (patch.object(run, "TorchEngine", Shifted),), steps=6, **settings)
+    left = ran(small_taskset(), seed, (patch.object(run, "TorchEngine", Shifted),), steps=6, **settings)
     broken = stopped_by(left, "logprob_gap")
     if left.error is not None and (len(left.warnings), len(left.metrics)) != (3, 3):
         broken.append(f"{len(left.warnings)} warnings in {len(left.metrics)} steps, where three were to come in three")
@@ -101,8 +101,8 @@ def unsteady_learner(seed: int, **settings: Any) -> Outcome:
         states = UNSHAKEN(*arguments)
         return states + 0.01 * torch.randn(states.shape, generator=generator)
 
-    bounds = {"learner.minibatches": 2, "doctor.logprob_gap": 1e9, "steps": 6}
-    left = ran(small_world(), seed, (patch.object(passes, "hidden_states", shaken),), **{**bounds, **settings})
+    bounds = {"trainer.minibatches": 2, "monitor.logprob_gap": 1e9, "steps": 6}
+    left = ran(small_taskset(), seed, (patch.object(passes, "hidden_states", shaken),), **{**bounds, **settings})
     return Outcome(fired["passes"], tuple(stopped_by(left, "first_ratio_deviation")))
 
 
@@ -114,7 +114,7 @@ def spoiled_gradients(seed: int, **settings: Any) -> Outcome:
     fired, updates = Counter[str](), itertools.count(1)
     spoil = (float("nan"), float("inf"))[seed % 2]
 
-    def learned(*arguments: Any) -> passes.Pass:
+    def learned(*arguments: Any) -> passes.PassStats:
         seen = LEARN(*arguments)
         if next(updates) == 1:
             return seen
@@ -123,7 +123,7 @@ def spoiled_gradients(seed: int, **settings: Any) -> Outcome:
             parameter.grad.view(-1)[0] = spoil
         return seen
 
-    left = ran(small_world(), seed, (patch("agent_r1.trainer.learner.learn", learned),), steps=6, **settings)
+    left = ran(small_taskset(), seed, (patch("agent_r1.trainer.learner.learn", learned),), steps=6, **settings)
     broken = stopped_by(left, "skipped_steps")
     if left.error is not None and (len(left.digests), len(left.metrics)) != (2, 4):
         broken.append(f"{len(left.digests)} versions in {len(left.metrics)} steps, where two were to be made in four")
@@ -133,7 +133,7 @@ def spoiled_gradients(seed: int, **settings: Any) -> Outcome:
     return Outcome(fired["updates"], tuple(broken))
 
 
-LEARN = passes.learn
+LEARN = passes.forward_backward
 
 
 def undelivered_weights(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
@@ -150,7 +150,7 @@ def undelivered_weights(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
             names = list(stale)[-1:] if seed % 2 else list(stale)
             model.load_state_dict({name: stale[name] for name in names}, strict=False)
 
-    left = ran(small_world(), seed, (patch.object(run, "TorchEngine", Keeping), *patches))
+    left = ran(small_taskset(), seed, (patch.object(run, "TorchEngine", Keeping), *patches))
     broken = stopped_by(left, "weights")
     if left.error is not None and len(left.metrics) != 2:
         broken.append(f"{len(left.metrics)} steps were taken, where the second had to be the last")
@@ -161,7 +161,7 @@ def out_of_memory(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     """Passes of more than so many tokens run out of memory, late: gradients of a part of the batch are there."""
     fired = Counter[str]()
 
-    def scarce(*arguments: Any) -> passes.Pass:
+    def scarce(*arguments: Any) -> passes.PassStats:
         seen = PASS(*arguments)
         if seen.padded > SCARCE:
             fired["passes"] += 1
@@ -169,14 +169,14 @@ def out_of_memory(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
         return seen
 
     small = {"reward_weights.found": 1.0, "groups_per_step": 2, "steps": 2}
-    left = ran(small_world(), seed, (patch.object(passes, "_learn", scarce), *patches), **small)
+    left = ran(small_taskset(), seed, (patch.object(passes, "_learn", scarce), *patches), **small)
     broken = list(left.unsound(completed=True))
     told = [line for line in left.warnings if line.startswith("memory:")]
     if len(told) != 1:
         broken.append(f"{len(told)} warnings of memory, where it ran out once")
     else:
         tokens = int(told[0].split("(")[1].split()[0])
-        smaller = ran(small_world(), seed, **small, **{"learner.micro_tokens": tokens})
+        smaller = ran(small_taskset(), seed, **small, **{"trainer.micro_tokens": tokens})
         if smaller.digests[1:] != left.digests[1:]:
             broken.append("weights are not those of an update in smaller passes from the beginning")
     return Outcome(fired["passes"], tuple(broken))
@@ -190,13 +190,13 @@ SCARCE = 300
 def _forgetful(spend: Callable[..., Any]) -> AbstractContextManager[Any]:
     """A budget that begins again without clearing what was left behind."""
     return patch.object(
-        memory.Budget, "spend", lambda budget, work, sequences, undo: spend(budget, work, sequences, lambda: None)
+        memory.TokenBudget, "spend", lambda budget, work, sequences, undo: spend(budget, work, sequences, lambda: None)
     )
 
 
 UNASKED = patch.object(doctor, "same_weights", lambda held, made: None)
 UNSEEN = patch.object(doctor, "torn", lambda group, serial, size, greedy: None)
-FORGETFUL = _forgetful(memory.Budget.spend)
+FORGETFUL = _forgetful(memory.TokenBudget.spend)
 
 NUMBERS: tuple[Case, ...] = (
     case(
@@ -215,7 +215,7 @@ NUMBERS: tuple[Case, ...] = (
         shifted_logprobs,
         200,
         1,
-        control("no bound", WENT_ON, shifted_logprobs, **{"doctor.logprob_gap": 1e9}),
+        control("no bound", WENT_ON, shifted_logprobs, **{"monitor.logprob_gap": 1e9}),
         control("nothing off", WENT_ON, shifted_logprobs, by=0.0),
     ),
     case(
@@ -225,7 +225,7 @@ NUMBERS: tuple[Case, ...] = (
         unsteady_learner,
         100,
         1,
-        control("no bound", WENT_ON, unsteady_learner, **{"doctor.ratio_deviation": 1e9}),
+        control("no bound", WENT_ON, unsteady_learner, **{"monitor.ratio_deviation": 1e9}),
     ),
     case(
         "T17",
@@ -234,7 +234,7 @@ NUMBERS: tuple[Case, ...] = (
         spoiled_gradients,
         20,
         4,
-        control("patience without end", WENT_ON, spoiled_gradients, **{"doctor.patience": 99}),
+        control("patience without end", WENT_ON, spoiled_gradients, **{"monitor.patience": 99}),
     ),
     case(
         "T20",

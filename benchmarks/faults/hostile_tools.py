@@ -169,7 +169,7 @@ def malformed(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
             fired["calls"] += 1
             return Completion(ids, (-1.0,) * len(ids), "stop", said.version_spans)
 
-    bounds = {"doctor.logprob_gap": 1e9, "max_tokens": 64}  # what was not sampled has no true log-probability
+    bounds = {"monitor.logprob_gap": 1e9, "max_tokens": 64}  # what was not sampled has no true log-probability
     left = ran(small_taskset(), seed, (patch.object(run, "TorchEngine", Babbling), *patches), **bounds)
     broken = list(left.unsound(completed=True))
     failed = [lived for lived in left.trajectories.values() if lived.status == Status.ENVIRONMENT_FAILED]
@@ -215,7 +215,7 @@ HOSTILE_TOOLS: tuple[Case, ...] = (
         500,
         1,
         control("one call in ten succeeds", WENT_ON, broken_tool, spared=10),
-        control("no breaker", "the diagnosis does not name the tool", broken_tool, **{"doctor.failure_share": 1.0}),
+        control("no breaker", "the diagnosis does not name the tool", broken_tool, **{"monitor.failure_share": 1.0}),
     ),
     case(
         "T8",

@@ -15,8 +15,8 @@ from killed_training import without_cursor
 from micro import Break, Made, intact
 from scenarios import AHEAD, Scenario
 
-from agent_r1.rollout.staleness import Clock
-from agent_r1.store import ledger
+from agent_r1.rollout.staleness import StalenessController
+from agent_r1.store import writer as ledger
 from agent_r1.training import loop
 from agent_r1.training.monitor import health_monitor as doctor
 
@@ -55,14 +55,14 @@ def hasty_clock() -> None:
     """Groups start two steps earlier than they may, and the doctor does not look how old tokens are."""
     bounds = doctor.bounds
 
-    def started(*arguments: Any, max_staleness: int, **keywords: Any) -> Clock:
-        return Clock(*arguments, max_staleness=max_staleness + 2, **keywords)
+    def started(*arguments: Any, max_staleness: int, **keywords: Any) -> StalenessController:
+        return StalenessController(*arguments, max_staleness=max_staleness + 2, **keywords)
 
-    loop.Clock = started
+    loop.StalenessController = started
     doctor.bounds = lambda config, most: bounds(config, most + 2)
 
 
-NO_REFILL = AHEAD[-1].but(row={"refill": 0})
+NO_REFILL = AHEAD[-1].but(**{"algorithm.max_refill_rounds": 0})
 """What starts for a later step is trained in that one, and in none before."""
 
 AHEADS = ", ".join(f"{scenario.name} by {scenario.settings['max_staleness']}" for scenario in AHEAD)
@@ -71,7 +71,7 @@ KILLED_AHEAD = Case(
     "T1 ahead",
     f"SIGKILL of a trainer that acts ahead, spread in the same way: {AHEADS}",
     "the ledger's law; nothing acknowledged is lost; one fate or superseded, with reasons; nothing trained twice in a"
-    " lineage, or too old; every step taken",
+    " segment, or too old; every step taken",
     killed_ahead,
     120,
     2,

@@ -15,18 +15,18 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.model.load import load_tokenizer
 from agent_r1.store.atomic_fs import Disk
-from agent_r1.store.manifest import check_whole, checkpoints, step_of
+from agent_r1.store.manifest import check_manifest, list_checkpoints, checkpoint_step
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.trainer.learner import LearnerState
 from agent_r1.training.checkpoint.files import (
-    Position,
+    TrainProgress,
     Snapshot,
-    copied,
+    copy_weights,
     load_checkpoint,
-    newest_whole,
+    find_latest_checkpoint,
     save_checkpoint,
 )
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.monitor.state import MonitorState
 
 AMID = "amid write"
 
@@ -111,19 +111,19 @@ class Saver:
         save_checkpoint(run, self._snapshot(step), self._model, self._tokenizer, keep, disk)
 
     def _snapshot(self, step: int) -> Snapshot:
-        weights = {name: tensor + step for name, tensor in copied(self._model).items()}
+        weights = {name: tensor + step for name, tensor in copy_weights(self._model).items()}
         tensors = {name: tensor * step for name, tensor in weights.items()}
         learner = LearnerState(tensors, {"step": step, "policy": f"digest {step}"})
-        return Snapshot(Position(step), weights, learner, DoctorState(groups=step))
+        return Snapshot(TrainProgress(step), weights, learner, MonitorState(groups=step))
 
     def broken(self, run: Path, at_least: int) -> list[str]:
         """What is wrong with the newest whole checkpoint of a run."""
-        found = newest_whole(run)
-        if found.folder is None or step_of(found.folder) < at_least:
+        found = find_latest_checkpoint(run)
+        if found.folder is None or checkpoint_step(found.folder) < at_least:
             return [f"{NO_WHOLE} of step {at_least} or later"]
         saved, wanted = (
             load_checkpoint(found.folder, self._model, self._tokenizer),
-            self._snapshot(step_of(found.folder)),
+            self._snapshot(checkpoint_step(found.folder)),
         )
         same = _equal(saved.learner.tensors, wanted.learner.tensors) and saved.learner.scalars == wanted.learner.scalars
         return [*map(str, found.skipped), *([] if same else [f"{found.folder} {NOT_WHAT_WAS_SAVED}"])]
@@ -155,8 +155,8 @@ class Saved:
         broken = self._saver.broken(self.run, 2 if killed else 3)
         try:
             self._saver.save(self.run, 4, Disk())
-            for folder in checkpoints(self.run):
-                check_whole(folder)
+            for folder in list_checkpoints(self.run):
+                check_manifest(folder)
         except AgentR1Error as error:
             broken.append(f"the next save: {error}")
         left = [path.name for path in (self.run / "checkpoints").iterdir() if path.name.startswith(".")]

@@ -20,10 +20,10 @@ from processes import Child
 from scenarios import EVERYTHING, GRPO, PPO, REFILL, SELDOM, Scenario
 
 from agent_r1.core.events import Event
-from agent_r1.store.ledger import Ledger, Submission
+from agent_r1.store.writer import RunWriter, Submission
 from agent_r1.trainer.learner import Learner, LearnerState
 from agent_r1.training.checkpoint import restore
-from agent_r1.training.report import Silence, StepReport
+from agent_r1.training.progress import SilentProgress, StepReport
 
 OTHERWISE = "another digest, or other weights"
 
@@ -53,13 +53,13 @@ STEPS = 10
 STEPPED: Sequence[Scenario] = tuple(one.but(steps=STEPS) for one in (GRPO, EVERYTHING, PPO, REFILL, SELDOM))
 
 
-class Killing(Silence):
+class Killing(SilentProgress):
     """Progress that ends with a step."""
 
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def stepped(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         if report.step == self._step:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -74,13 +74,13 @@ def _stepping(scenario: Scenario, injections: int, breaking: Break) -> Outcome:
 def _stopped(step: int, place: Path, scenario: Scenario, made: Made, breaking: Break) -> Outcome:
     folder = place / f"step-{step}"
 
-    def going(progress: Silence) -> None:
+    def going(progress: SilentProgress) -> None:
         breaking()
         go(folder, scenario, progress)
 
     killed = Child(going, Killing(step)).wait().killed
     broken = found_broken(folder, place / "no log")
-    ended = Child(going, Silence()).wait()
+    ended = Child(going, SilentProgress()).wait()
     broken += [ended.error] if ended.error is not None else found_broken(folder, place / "no log")
     if ended.error is None and made_by(folder) != made:
         broken.append(OTHERWISE)
@@ -122,19 +122,19 @@ def without_best() -> None:
 
 def hasty_ledger() -> None:
     """What was only handed to the ledger counts as written, and the disk is slow."""
-    commit = Ledger._commit
+    commit = RunWriter._commit
 
-    def slow(self: Ledger, batch: Sequence[Submission]) -> Any:
+    def slow(self: RunWriter, batch: Sequence[Submission]) -> Any:
         time.sleep(0.02)
         return commit(self, batch)
 
-    async def record(self: Ledger, *events: Event) -> None:
+    async def record(self: RunWriter, *events: Event) -> None:
         self._waiting.put(Submission(events, asyncio.get_running_loop().create_future()))
 
-    Ledger.record, Ledger._commit = record, slow
+    RunWriter.record, RunWriter._commit = record, slow
 
 
-REFUSED_AGAIN = "it met its fate in an earlier lineage"
+REFUSED_AGAIN = "it met its fate in an earlier segment"
 """What the ledger says of an attempt that is dispatched again though its fate stands."""
 
 LOST = "acknowledged and lost"

@@ -17,14 +17,15 @@ from scenarios import MICRO, Scenario
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event
-from agent_r1.store import Ledger, RunReader, is_run, ledger
+from agent_r1.store import RunWriter, RunReader, is_run
+from agent_r1.store import writer as ledger
 from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.digest import run_digest
-from agent_r1.store.verify import verify
+from agent_r1.store.verification import verify
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.report import Progress, Silence
-from agent_r1.training.resume import resumed
+from agent_r1.training.progress import Progress, SilentProgress
+from agent_r1.training.resume import resolve_resume_config
 
 Break = Callable[[], None]
 """Breaks the code in the process it is called in."""
@@ -37,13 +38,13 @@ def intact() -> None:
 def go(folder: Path, scenario: Scenario, progress: Progress) -> None:
     """Train in ``folder``, or go on with the run that is there."""
     torch.set_num_threads(1)
-    world = scenario.world()
+    taskset = scenario.taskset()
     place = {"run": str(folder)}
     if is_run(folder):
-        run.resume(resumed([Layer("faults", place)]), world, progress)
+        run.resume(resolve_resume_config([Layer("faults", place)]), taskset, progress)
     else:
-        layers = [Layer("faults", {**MICRO, **scenario.settings, **place}), Layer("recipe", world.recipe)]
-        run.train(resolve(TrainConfig, layers), world, progress)
+        layers = [Layer("faults", {**MICRO, **scenario.settings, **place}), Layer("recipe", taskset.recipe)]
+        run.train(resolve(TrainConfig, layers), taskset, progress)
 
 
 def watch(countdown: Countdown) -> None:
@@ -70,16 +71,16 @@ def _counted(operation: Callable[..., None], countdown: Countdown) -> Callable[.
 
 
 def log_acknowledged(log: Path) -> None:
-    """Note what was acknowledged as durable of each attempt, and in which lineage, outside of the run."""
-    record = Ledger.record
+    """Note what was acknowledged as durable of each attempt, and in which segment, outside of the run."""
+    record = RunWriter.record
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    async def noted(self: Ledger, *events: Event) -> None:
+    async def noted(self: RunWriter, *events: Event) -> None:
         await record(self, *events)
         said = "".join(f"{self._lineage} {line}\n" for event in events for line in _acknowledged(event))
         os.write(descriptor, said.encode())
 
-    Ledger.record = noted
+    RunWriter.record = noted
 
 
 def _acknowledged(event: Event) -> Iterator[str]:
@@ -93,9 +94,9 @@ def _acknowledged(event: Event) -> Iterator[str]:
 
 
 WRITTEN = """
-    SELECT lineage || ' dispatched ' || attempt FROM attempts UNION ALL
-    SELECT lineage || ' finished ' || attempt FROM attempts JOIN outcomes ON attempt_id = id UNION ALL
-    SELECT fates.lineage || ' ' || fate || ' ' || attempt FROM fates JOIN attempts ON id = attempt_id
+    SELECT segment || ' dispatched ' || attempt FROM attempts UNION ALL
+    SELECT segment || ' finished ' || attempt FROM attempts JOIN outcomes ON attempt_id = id UNION ALL
+    SELECT fates.segment || ' ' || fate || ' ' || attempt FROM fates JOIN attempts ON id = attempt_id
 """
 """What a ledger says of attempts, as it is noted when it is acknowledged."""
 
@@ -105,7 +106,7 @@ def complete(folder: Path) -> bool:
     if not is_run(folder):
         return False
     with closing(RunReader(folder)) as reader:
-        return reader.completed()
+        return reader.is_complete()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def reference(folder: Path, scenario: Scenario) -> tuple[Made, int]:
 def _positions(folder: Path, scenario: Scenario) -> int:
     countdown = Countdown(0)
     watch(countdown)
-    go(folder, scenario, Silence())
+    go(folder, scenario, SilentProgress())
     return countdown.count
 
 
@@ -144,7 +145,7 @@ def killed_at(position: int, folder: Path, log: Path, scenario: Scenario, breaki
         breaking()
         log_acknowledged(log)
         watch(Countdown(position))
-        go(folder, scenario, Silence())
+        go(folder, scenario, SilentProgress())
 
     return Child(work).wait()
 

@@ -26,7 +26,7 @@ MICRO: Mapping[str, Any] = {
 """Searches that find a page are rewarded, so that every step teaches something."""
 
 
-def micro_world() -> TaskSet:
+def micro_taskset() -> TaskSet:
     """TinyWiki, whose final table is one cell."""
     return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
 
@@ -38,9 +38,9 @@ class Whim:
         return tuple({"em": random.Random(t.last_text + task.id).random()} for t in group)
 
 
-def whimsical_world() -> TaskSet:
+def whimsical_taskset() -> TaskSet:
     """The same, where nobody can foresee what validation will say."""
-    return replace(micro_world(), scorers=(Whim(),))
+    return replace(micro_taskset(), scorers=(Whim(),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Scenario:
 
     name: str
     settings: Mapping[str, Any]
-    world: Callable[[], TaskSet] = micro_world
+    taskset: Callable[[], TaskSet] = micro_taskset
 
     def but(self, **settings: Any) -> Scenario:
         """The same run with other settings."""
@@ -60,7 +60,10 @@ GRPO = Scenario("grpo", {"algorithm": "grpo"})
 PPO = Scenario("ppo", {"algorithm": "ppo"})
 REFILL = Scenario(
     "grpo with refill",
-    {"algorithm": "grpo", "reward_weights.found": 0.0, "row": {"refill": 2, "filters.zero_variance": 0.0}},
+    {
+        "algorithm": {"name": "grpo", "max_refill_rounds": 2, "filters.zero_variance": 0.0},
+        "reward_weights.found": 0.0,
+    },
 )
 SELDOM = Scenario("grpo, checkpoint_every 3", {"algorithm": "grpo", "steps": 5, "checkpoint_every": 3})
 """Kills of it are up to three steps away from what is saved."""
@@ -68,13 +71,12 @@ SELDOM = Scenario("grpo, checkpoint_every 3", {"algorithm": "grpo", "steps": 5, 
 EVERYTHING = Scenario(
     "everything",
     {
-        "algorithm": "ppo",
-        "row": {"kl.coefficient": 0.05, "kl.target": 0.01},
-        "learner": {"minibatches": 2, "learning_rate": 1e-3},
+        "algorithm": {"name": "ppo", "kl.coefficient": 0.05, "kl.target": 0.01},
+        "trainer": {"minibatches": 2, "learning_rate": 1e-3},
         "evaluate_every": 1,
         "evaluate_n": 2,
     },
-    whimsical_world,
+    whimsical_taskset,
 )
 """A critic, a steered KL to a reference, a dealing of minibatches, and a best that is not the last."""
 

@@ -15,8 +15,8 @@ from processes import Child, Countdown
 from scenarios import GRPO
 
 from agent_r1 import cli
-from agent_r1.store import ledger
-from agent_r1.training.report import Silence
+from agent_r1.store import writer as ledger
+from agent_r1.training.progress import SilentProgress
 
 FIRST, LAST = 0.1, 0.9
 """Between these shares of all it passes a run is there, and not complete."""
@@ -65,7 +65,7 @@ def _unlike_a_refusal(ended: str | None, said: str, owner: int) -> list[str]:
 
 def _train(folder: Path, position: int) -> None:
     watch(Countdown(position, (signal.SIGSTOP,)))
-    go(folder, GRPO, Silence())
+    go(folder, GRPO, SilentProgress())
 
 
 def _resume(folder: Path, said: Path, breaking: Break) -> None:

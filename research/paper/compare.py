@@ -17,7 +17,7 @@ from rich.table import Table
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.store.folder import run_folder
-from agent_r1.training.report import Progress
+from agent_r1.training.progress import Progress
 from research.paper.config import PaperConfig, wanted
 from research.paper.document import Report, document
 from research.paper.experiments import plan
@@ -116,7 +116,7 @@ def command_of(config: PaperConfig) -> str:
 
     Example:
         >>> command_of(PaperConfig(steps=5, jobs=2))
-        'agent-r1 paper --seeds 3 --steps 5'
+        'python -m research.paper --seeds 3 --steps 5'
     """
     names = [name for name in PaperConfig.model_fields if name in {"seeds", *config.model_fields_set} - {"jobs"}]
-    return " ".join(["agent-r1 paper", *(f"--{name} {config.model_dump()[name]}" for name in names)])
+    return " ".join(["python -m research.paper", *(f"--{name} {config.model_dump()[name]}" for name in names)])

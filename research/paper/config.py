@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.config import nearest
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
 from research.paper.methods import METHODS, Method, by_name
 
 
@@ -58,7 +58,7 @@ def wanted(config: PaperConfig, methods: Sequence[Method] = METHODS) -> tuple[tu
 def _single(config: PaperConfig, methods: Sequence[Method]) -> tuple[Method, int]:
     known = by_name(methods)
     if config.cell not in known:
-        do = f"did you mean {nearest(config.cell, known)!r}? there are: {', '.join(known)}"
+        do = f"{suggest(config.cell, known)} there are: {', '.join(known)}".strip()
         raise InvalidInput("--cell", got=repr(config.cell), do=do)
     if config.seed is None:
         raise InvalidInput("--cell", got=f"{config.cell!r} without its seed", do="add --seed K")

@@ -16,11 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 import agent_r1
 import agent_r1.tasksets
-from agent_r1.algorithms.registry import build_row, terms
 from agent_r1.config import Layer
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store.atomic_fs import atomic_write
-from agent_r1.training.config import EvalConfig, TrainConfig, settle
+from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from research.paper.methods import Method, Setting
 
 TASK = "tinywiki"
@@ -32,7 +31,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 class Cell:
     """A method under one seed. ``settings`` are all that its command is given but a place for its run.
 
-    ``digest`` is that of the resolved configuration, the algorithm's terms included: asked with other settings, or
+    ``digest`` is that of the resolved configuration, the algorithm's parameters included: asked with other settings, or
     under other defaults, it is another cell.
     """
 
@@ -91,7 +90,7 @@ class Result:
     """What a cell came to, by split. ``run``, ``seconds`` of training and ``curve`` are None where nothing was trained.
 
     Example:
-        Result("grpo", 0, "agent-r1 train --task tinywiki ..", {"style-a": Score(1.0, 200)}, origin,
+        Result("grpo", 0, "agent-r1 train --taskset tinywiki ..", {"style-a": Score(1.0, 200)}, origin,
                run="runs/paper/grpo-seed0-1f0c22aa", seconds=46.1, curve=Curve(((1, 0.3),), ()))
     """
 
@@ -113,24 +112,22 @@ class Result:
 def plan(method: Method, seed: int, n: int, steps: int | None) -> Cell:
     """The cell of a method and a seed. Raises InvalidInput where this version cannot run it."""
     if method.door == "eval":
-        settings: dict[str, Setting] = {"task": TASK, **method.settings, "n": n, "seed": seed}
+        settings: dict[str, Setting] = {"taskset": TASK, **method.settings, "n": n, "seed": seed}
         return Cell(method, seed, settings, _digest(_evaluated(settings, seed)))
     length = {} if steps is None else {"steps": steps}
     # The base model's pass@k is no part of the tables, and takes as long as several steps.
-    settings = {"task": TASK, **method.settings, **length, "evaluate_n": n, "pass_k": 0, "seed": seed}
+    settings = {"taskset": TASK, **method.settings, **length, "evaluate_n": n, "pass_k": 0, "seed": seed}
     return Cell(method, seed, settings, _digest(_trained(settings, seed)))
 
 
 def _evaluated(settings: Mapping[str, Setting], seed: int) -> dict[str, Any]:
     taskset = agent_r1.tasksets.build(TASK, None, None, seed)
-    return settle(EvalConfig, [Layer("paper", settings)], taskset).model_dump(mode="json")
+    return resolve_config(EvalConfig, [Layer("paper", settings)], taskset).model_dump(mode="json")
 
 
 def _trained(settings: Mapping[str, Setting], seed: int) -> dict[str, Any]:
     taskset = agent_r1.tasksets.build(TASK, None, None, seed)
-    config = settle(TrainConfig, [Layer("paper", settings)], taskset)
-    row = dict(terms(build_row(config.algorithm, config.row)))
-    return config.model_dump(mode="json") | {"row": row}
+    return resolve_config(TrainConfig, [Layer("paper", settings)], taskset).model_dump(mode="json")
 
 
 def _digest(document: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.store import RunReader
 from agent_r1.store.atomic_fs import atomic_write
-from agent_r1.training.report import Progress
+from agent_r1.training.progress import Progress
 from research.paper.experiments import Cell, Curve, Origin, Result, Score, keep, kept, origin, result_file
 
 
@@ -61,7 +61,7 @@ async def run_cells(cells: Sequence[Cell], folder: Path, jobs: int, progress: Pr
             return result
         async with gate:
             outcome = await _run(cell, folder, progress)
-        progress.say(f"{cell.title}: {_said(outcome)}")
+        progress.print_line(f"{cell.title}: {_said(outcome)}")
         return outcome
 
     async with asyncio.TaskGroup() as group:
@@ -78,7 +78,7 @@ def _say_done(done: Sequence[Result | None], progress: Progress) -> None:
     now = origin()
     older = sum(result.origin != now for result in there)
     made = f", {older} of them made by other code or versions" if older else ""
-    progress.say(f"{len(there)} of {len(done)} cells are done already{made}")
+    progress.print_line(f"{len(there)} of {len(done)} cells are done already{made}")
 
 
 def _said(outcome: Result | Failure) -> str:
@@ -88,7 +88,7 @@ def _said(outcome: Result | Failure) -> str:
 
 
 async def _run(cell: Cell, folder: Path, progress: Progress) -> Result | Failure:
-    progress.say(f"{cell.title}: agent-r1 {' '.join(cell.arguments)}")
+    progress.print_line(f"{cell.title}: agent-r1 {' '.join(cell.arguments)}")
     try:
         return await _attempt(cell, folder)
     except (OSError, AgentR1Error) as error:  # a full disk, a record that cannot be read

@@ -10,9 +10,9 @@ from agent_r1.cli import parse
 from agent_r1.config import Layer, from_text
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
-from agent_r1.training.config import EvalConfig, TrainConfig, settle
+from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 from research.paper.config import PaperConfig, wanted
 from research.paper.experiments import Curve, Origin, Result, Score, keep, kept, origin, plan
@@ -44,13 +44,13 @@ def test_the_command_says_what_the_cell_is(method):
     door, invocation = parse(cell.arguments)
     config = TrainConfig if door == "train" else EvalConfig
     taskset = build("tinywiki", None, None, 3)
-    said = settle(config, [from_text(config, invocation.settings)], taskset)
-    assert said == settle(config, [Layer("test", cell.settings)], taskset)
+    said = resolve_config(config, [from_text(config, invocation.settings)], taskset)
+    assert said == resolve_config(config, [Layer("test", cell.settings)], taskset)
     assert said.seed == 3 and (said.n if door == "eval" else said.evaluate_n) == 20
 
 
 def test_booleans_and_lists_are_said_as_the_command_line_takes_them():
-    masks = Method("x", "X", "train", {"algorithm": "grpo", "row.dual_clip": False})
+    masks = Method("x", "X", "train", {"algorithm": "grpo", "algorithm.dual_clip": False})
     cell = plan(Method("y", "Y", "eval", {"methods": ("naive-rag", "base-tool-call")}), 0, 4, None)
     assert "naive-rag,base-tool-call" in cell.arguments
     settings = {"task": "tinywiki", **masks.settings}
@@ -97,7 +97,7 @@ def test_baselines_evaluated_alone_are_those_of_a_training_run(tmp_path: Path):
     taskset = build("tinywiki", None, None, 4)
     small = {"steps": 1, "groups_per_step": 2, "group_size": 2, "evaluate_n": 8, "pass_k": 0, "seed": 4}
     layer = Layer("test", {**small, "run": str(tmp_path / "run"), "evaluate_every": 0})
-    trained = train(settle(TrainConfig, [layer], taskset), taskset, Silence()).table.cells
-    alone = evaluate(settle(EvalConfig, [Layer("test", {"n": 8, "seed": 4})], taskset), taskset, Silence()).cells
+    trained = train(resolve_config(TrainConfig, [layer], taskset), taskset, SilentProgress()).table.cells
+    alone = evaluate(resolve_config(EvalConfig, [Layer("test", {"n": 8, "seed": 4})], taskset), taskset, SilentProgress()).cells
     assert alone["naive-rag"] == trained["naive-rag"]
     assert alone["base-tool-call"] == trained["base-tool-call"]

@@ -15,7 +15,7 @@ from agent_r1.envs.user_env import Reply, UserEnv
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.store import RunReader
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from research.tiny_base.examples import spoken
 from research.tiny_base.for_env import conversations, tiny_base_for
 from research.tiny_base.tokenizer import make_tokenizer
@@ -117,7 +117,7 @@ def test_it_learns_in_a_world_with_a_user_by_the_trainer_of_all(folder: Path, tm
         trainer={"learning_rate": 3e-3},
         evaluate_n=8,
         run=str(tmp_path / "run"),
-        progress=Silence(),
+        progress=SilentProgress(),
         **small,
     )
     assert report.table.cells["trained"]["train"].em == 1.0

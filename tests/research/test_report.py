@@ -79,12 +79,12 @@ def test_estimates_as_text():
 
 
 def report(made, failures=()):
-    return Report("agent-r1 paper --seeds 3", (RAG, GRPO, HALVED), 3, Outcomes(tuple(made), failures), "c.svg")
+    return Report("python -m research.paper --seeds 3", (RAG, GRPO, HALVED), 3, Outcomes(tuple(made), failures), "c.svg")
 
 
 def test_the_report_says_what_made_it():
     text = document(report(results()))
-    assert "    agent-r1 paper --seeds 3\n" in text and "![Learning curves](c.svg)" in text
+    assert "    python -m research.paper --seeds 3\n" in text and "![Learning curves](c.svg)" in text
     assert "seeds 0 to 2, on 200 questions per split" in text
     assert "| GRPO | 0.700 ± 0.248 |" in text and "no difference" in text
     assert "Versions: python 3.11.7, torch 2.13.0." in text and "Digest of the code: 0a1b2c3d." in text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from research.paper.compare import CellsFailed, command_of, compare, comparison_json
 from research.paper.config import PaperConfig
 from research.paper.experiments import Result, Score, keep, kept, origin, plan
@@ -29,20 +29,20 @@ from pathlib import Path
 from research.paper.compare import compare
 from research.paper.config import PaperConfig
 from research.paper.methods import NAIVE_RAG, Method
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 
 grpo = Method("grpo", "GRPO", "train", {"algorithm": "grpo", "groups_per_step": 2, "group_size": 2})
-compare(PaperConfig(seeds=1, steps=3, n=4), Silence(), (NAIVE_RAG, grpo))
+compare(PaperConfig(seeds=1, steps=3, n=4), SilentProgress(), (NAIVE_RAG, grpo))
 """
 
 
-class Said(Silence):
+class Said(SilentProgress):
     """Progress that is remembered."""
 
     def __init__(self):
         self.lines = []
 
-    def say(self, text):
+    def print_line(self, text):
         self.lines.append(text)
 
 
@@ -58,14 +58,14 @@ def files(folder):
 
 def test_cells_run_once_and_one_that_fails_stops_no_other(here):
     methods = (NAIVE_RAG, BROKEN, GRPO)
-    comparison = compare(CONFIG, Silence(), methods)
+    comparison = compare(CONFIG, SilentProgress(), methods)
     assert [result.method for result in comparison.outcomes.results] == ["naive-rag", "grpo"]
     (failure,) = comparison.outcomes.failures
     assert (failure.method, failure.seed) == ("broken", 0) and "./none" in failure.reason
     with pytest.raises(CellsFailed, match=r"1 of 3 cells failed: broken seed 0: .*none"):
         comparison.require_all()
     text = (here / "docs" / "results.md").read_text()
-    assert "agent-r1 paper --seeds 1 --steps 1 --n 4 --out docs/results.md\n" in text
+    assert "python -m research.paper --seeds 1 --steps 1 --n 4 --out docs/results.md\n" in text
     assert "- broken, seed 0: " in text and "| Broken (0 of 1 seeds) | - |" in text
     assert (here / "docs" / "learning_curves.svg").stat().st_size > 1000
     assert json.loads(json.dumps(comparison_json(comparison)))["written"] == [
@@ -112,7 +112,7 @@ def test_cancelled_it_ends_its_processes_and_keeps_no_half_result(here):
     run = here / "cells" / cell.name
 
     async def cancelled():
-        running = asyncio.create_task(run_cells([cell], run.parent, 1, Silence()))
+        running = asyncio.create_task(run_cells([cell], run.parent, 1, SilentProgress()))
         while not (run / "run.db-wal").exists():
             await asyncio.sleep(0.02)
         running.cancel()
@@ -128,10 +128,10 @@ def test_cancelled_it_ends_its_processes_and_keeps_no_half_result(here):
 def test_without_matplotlib_nothing_is_run(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InvalidInput, match="pip install matplotlib"):
-        compare(CONFIG, Silence(), (NAIVE_RAG,))
+        compare(CONFIG, SilentProgress(), (NAIVE_RAG,))
     assert list(here.iterdir()) == []
 
 
 def test_the_command_in_the_report_asks_for_the_same_again():
-    assert command_of(PaperConfig(jobs=2)) == "agent-r1 paper --seeds 3"
-    assert command_of(PaperConfig(steps=5, n=20, seeds=2)) == "agent-r1 paper --seeds 2 --steps 5 --n 20"
+    assert command_of(PaperConfig(jobs=2)) == "python -m research.paper --seeds 3"
+    assert command_of(PaperConfig(steps=5, n=20, seeds=2)) == "python -m research.paper --seeds 2 --steps 5 --n 20"

@@ -10,25 +10,25 @@ from agent_r1.tasksets import build
 from agent_r1.training import run
 from agent_r1.training.build import orders
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 
 SMALL = {"steps": 3, "groups_per_step": 3, "group_size": 2, "evaluate_n": 4, "seed": 5, "pass_k": 0}
 
 
 @pytest.fixture(scope="module")
-def world():
+def taskset():
     return build("tinywiki", None, None, 0)
 
 
 @pytest.fixture
-def read(world, tmp_path):
+def read(taskset, tmp_path):
     """Train with some settings, and read the run back."""
     readers = []
 
     def trained(**changes):
         settings = {**SMALL, "run": str(tmp_path / f"run-{len(readers)}"), **changes}
-        config = resolve(TrainConfig, [Layer("test", settings), Layer("recipe", world.recipe)])
-        readers.append(RunReader(run.train(config, world, Silence()).run))
+        config = resolve(TrainConfig, [Layer("test", settings), Layer("recipe", taskset.recipe)])
+        readers.append(RunReader(run.train(config, taskset, SilentProgress()).run))
         return readers[-1]
 
     yield trained
@@ -41,13 +41,13 @@ def fates_by_group(reader):
     steps = {}
     for fate in reader.fates():
         groups = steps.setdefault(fate.step, {})
-        groups[fate.attempt.group] = groups.get(fate.attempt.group, False) or fate.fate == "trained"
+        groups[fate.attempt.group_id] = groups.get(fate.attempt.group_id, False) or fate.fate == "trained"
     return [steps[step] for step in sorted(steps)]
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_staleness": 2, "steps": 5}], ids=["synchronous", "ahead"])
 def test_a_step_takes_groups_until_enough_of_them_teach(read, changes):
-    reader = read(**changes, row={"refill": 2})
+    reader = read(**changes, algorithm={"max_refill_rounds": 2})
     steps = fates_by_group(reader)
     for groups in steps:
         assert sum(groups.values()) == 3 or (len(groups) == 9 and sum(groups.values()) < 3)
@@ -56,7 +56,7 @@ def test_a_step_takes_groups_until_enough_of_them_teach(read, changes):
     assert [serial for groups in steps for serial in groups] == list(range(sum(map(len, steps))))
     measured = [(m.values["groups"], m.values["refilled_groups"]) for m in reader.metrics()]
     assert measured == [(len(groups), len(groups) - 3) for groups in steps]
-    assert {fate.attempt for fate in reader.fates()} == {event.attempt for event in reader.dispatched()}
+    assert {fate.attempt for fate in reader.fates()} == {event.attempt for event in reader.attempts()}
     assert max(m.values.get("staleness", 0) for m in reader.metrics()) <= changes.get("max_staleness", 0)
 
 
@@ -76,19 +76,19 @@ def test_an_algorithm_that_needs_a_greedy_attempt_gets_one_per_group(read, monke
     )
     reader = read(steps=2, algorithm="remax")
     assert len(came) == 6 and all(group.greedy.rewards and len(group.trajectories) == 2 for group in came)
-    assert [group.greedy.attempt.order for group in came] == [(serial, 2, 0) for serial in range(6)]
-    assert {t.attempt.member for t in reader.trajectories()} == {0, 1, 2}
-    assert len(list(reader.dispatched())) == 6 * 3
+    assert [group.greedy.attempt.sort_key for group in came] == [(serial, 2, 0) for serial in range(6)]
+    assert {t.attempt.sample_index for t in reader.trajectories()} == {0, 1, 2}
+    assert len(list(reader.attempts())) == 6 * 3
     fates = {fate.attempt: fate for fate in reader.fates()}
     assert len(fates) == 6 * 3
     assert {fates[group.greedy.attempt].reason for group in came} == {"greedy attempt, to compare with"}
 
 
-def test_tasks_come_round_for_ever_and_in_a_new_order_each_time(world):
-    tasks = world.tasks("train")[:5]
+def test_tasks_come_round_for_ever_and_in_a_new_order_each_time(taskset):
+    tasks = taskset.tasks("train")[:5]
     config = TrainConfig(steps=1, groups_per_step=2, group_size=4, seed=3)
     asked = list(islice(orders(tasks, config), 15))
-    assert [order.serial for order in asked] == list(range(15)) and {order.size for order in asked} == {4}
+    assert [order.group_id for order in asked] == list(range(15)) and {order.size for order in asked} == {4}
     epochs = [[order.task.id for order in asked[start : start + 5]] for start in (0, 5, 10)]
     assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]

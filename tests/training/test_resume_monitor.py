@@ -14,11 +14,11 @@ from resuming import Whole, made_by, resume, train_with_images
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader
-from agent_r1.store.verify import verify
+from agent_r1.store.verification import verify
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.learner import Learner
 from agent_r1.training.checkpoint import restore
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.monitor.state import MonitorState
 
 
 class Refusing:
@@ -46,31 +46,31 @@ def looked(folder: Path, go: Callable[[], object]) -> Looked:
         stopped = str(error).splitlines()[0]
     with closing(RunReader(folder)) as reader:
         warnings = tuple(event.detail for event in reader.events() if event.kind == "warning")
-        return Looked(warnings, stopped, len(list(reader.metrics())), len(list(reader.dispatched())))
+        return Looked(warnings, stopped, len(list(reader.metrics())), len(list(reader.attempts())))
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "failures": {"doctor.failure_share": 0.9},
-    "steps in a row": {"doctor.logprob_gap": 1e-12, "doctor.patience": 4},
+    "failures": {"monitor.failure_share": 0.9},
+    "steps in a row": {"monitor.logprob_gap": 1e-12, "monitor.patience": 4},
 }
 REMEMBERED = {"failures": "breaker", "steps in a row": "in_a_row"}
 STOPPED_AFTER = {"failures": 1, "steps in a row": 2}
 """Where each run is stopped first, by the newest checkpoint then."""
 
 
-def both(case: str, world: TaskSet, place: Path) -> tuple[Looked, Looked]:
+def both(case: str, taskset: TaskSet, place: Path) -> tuple[Looked, Looked]:
     """What is said of a run without a stop, and of one that is resumed."""
-    world = replace(world, scorers=(Refusing(),)) if case == "failures" else world
+    taskset = replace(taskset, scorers=(Refusing(),)) if case == "failures" else taskset
     folder = place / f"step-{STOPPED_AFTER[case] + 1}"
-    without = looked(place / "whole", lambda: train_with_images(world, place, CASES[case]))
-    return without, looked(folder, lambda: resume(world, folder))
+    without = looked(place / "whole", lambda: train_with_images(taskset, place, CASES[case]))
+    return without, looked(folder, lambda: resume(taskset, folder))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_doctor_remembers_survives_a_stop(case: str, micro: TaskSet, tmp_path: Path) -> None:
     without, resumed = both(case, micro, tmp_path)
     assert resumed == without and (without.warnings or without.stopped)
-    assert verify(tmp_path / f"step-{STOPPED_AFTER[case] + 1}").holds
+    assert verify(tmp_path / f"step-{STOPPED_AFTER[case] + 1}").is_valid
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,7 +81,7 @@ def test_where_a_doctor_forgets_it_shows(
 
     def forgetful(*arguments: Any) -> Any:
         saved = load(*arguments)
-        return replace(saved, doctor=replace(saved.doctor, **{forgotten: getattr(DoctorState(), forgotten)}))
+        return replace(saved, doctor=replace(saved.doctor, **{forgotten: getattr(MonitorState(), forgotten)}))
 
     monkeypatch.setattr(restore, "load_checkpoint", forgetful)
     without, resumed = both(case, micro, tmp_path)
@@ -99,7 +99,7 @@ def test_the_doctor_counts_groups_by_itself(
 
     monkeypatch.setattr(restore, "load_checkpoint", ahead)
     with pytest.raises(RunStopped, match="a group is not what was asked for"):
-        resume(run.world, run.stopped(8, tmp_path))
+        resume(run.taskset, run.stopped(8, tmp_path))
 
 
 FITS = 300
@@ -113,7 +113,7 @@ def test_passes_stay_as_small_as_they_had_to_become(
     """Sums in another order are other bits: without the smaller passes the weights are not the same."""
     learn = passes._learn
 
-    def scarce(*arguments: Any) -> passes.Pass:
+    def scarce(*arguments: Any) -> passes.PassStats:
         seen = learn(*arguments)
         if seen.padded > FITS:
             raise torch.OutOfMemoryError("CUDA out of memory")

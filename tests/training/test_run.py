@@ -10,43 +10,43 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate
 from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Status
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.rollout.collector import Limits
+from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.learner import Learner
 from agent_r1.training.build import open_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 SMALL = {"steps": 2, "groups_per_step": 4, "group_size": 4, "evaluate_n": 8, "seed": 5}
 
 
 @pytest.fixture(scope="module")
-def world():
+def taskset():
     return build("tinywiki", None, None, 0)
 
 
-def config_of(world, **changes):
-    return resolve(TrainConfig, [Layer("test", {**SMALL, **changes}), Layer("recipe", world.recipe)])
+def config_of(taskset, **changes):
+    return resolve(TrainConfig, [Layer("test", {**SMALL, **changes}), Layer("recipe", taskset.recipe)])
 
 
 @pytest.fixture(scope="module")
-def lived(world):
+def lived(taskset):
     """Groups of attempts at temperature 0.7, and the policy that made them."""
-    config = config_of(world)
-    policy = open_policy(config, world)
+    config = config_of(taskset)
+    policy = open_policy(config, taskset)
     engine = TorchEngine(copy.deepcopy(policy.model), policy.context)
-    method = Method("test", policy.agent(engine, config, 0.7), world.env)
-    groups = asyncio.run(attempts(method, world.scorers, world.tasks("train")[:8], 4, Limits()))
+    method = Method("test", policy.agent(engine, config, 0.7), taskset.env)
+    groups = asyncio.run(attempts(method, taskset.scorers, taskset.tasks("train")[:8], 4, RolloutLimits()))
     return policy, groups
 
 
@@ -54,7 +54,7 @@ def update_of(policy, groups, temperature, minibatches=1):
     config = config_of_learner(minibatches)
     learner = Learner(
         copy.deepcopy(policy.model),
-        build_row("reinforce++", {}),
+        build_algorithm("reinforce++", {}),
         config,
         temperature=temperature,
         reward_weights={"f1": 0.0},
@@ -64,7 +64,7 @@ def update_of(policy, groups, temperature, minibatches=1):
 
 
 def config_of_learner(minibatches):
-    return TrainConfig().learner.model_copy(update={"minibatches": minibatches})
+    return TrainConfig().trainer.model_copy(update={"minibatches": minibatches})
 
 
 def test_engine_and_learner_agree_on_every_logprob(lived):
@@ -110,10 +110,10 @@ def bits(folder):
     """What two equal runs have in common: all that was lived, what became of it, and the weights."""
     reader = RunReader(folder)
     lived = sorted(
-        (t.attempt.order, t.status, tuple((u.new_ids, u.action_ids, u.logprobs, u.rewards) for u in t.turns), t.rewards)
+        (t.attempt.sort_key, t.status, tuple((u.new_ids, u.action_ids, u.logprobs, u.rewards) for u in t.turns), t.rewards)
         for t in reader.trajectories()
     )
-    fates = sorted((fate.attempt.order, fate.fate, fate.step, fate.reason or "") for fate in reader.fates())
+    fates = sorted((fate.attempt.sort_key, fate.fate, fate.step, fate.reason or "") for fate in reader.fates())
     reader.close()
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     return lived, fates, dict(model.state_dict())
@@ -124,26 +124,26 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("refill", [0, 1])
-def test_the_same_run_twice_gives_equal_bits_whatever_the_tools_timing(world, tmp_path, refill):
-    runs = {"a": world, "b": replace(world, env=Dawdling(world.env, 1)), "other seed": world}
+def test_the_same_run_twice_gives_equal_bits_whatever_the_tools_timing(taskset, tmp_path, refill):
+    runs = {"a": taskset, "b": replace(taskset, env=Dawdling(taskset.env, 1)), "other seed": taskset}
     for name, version in runs.items():
         changes = {"seed": 6} if name == "other seed" else {}
-        train(config_of(world, run=str(tmp_path / name), row={"refill": refill}, **changes), version, Silence())
+        train(config_of(taskset, run=str(tmp_path / name), algorithm={"max_refill_rounds": refill}, **changes), version, SilentProgress())
     a, b, other = (bits(tmp_path / name) for name in runs)
     assert equal(a, b)
     assert not equal(a, other)
 
 
-def test_a_run_is_written_down_whole(world, tmp_path):
-    config = config_of(world, run=str(tmp_path / "run"), checkpoint_every=1)
-    report = train(config, world, Silence())
+def test_a_run_is_written_down_whole(taskset, tmp_path):
+    config = config_of(taskset, run=str(tmp_path / "run"), checkpoint_every=1)
+    report = train(config, taskset, SilentProgress())
     assert report.run == tmp_path / "run" and report.steps == 2 and report.train_seconds > 0
     assert set(report.table.cells) == {"naive-rag", "base-tool-call", "trained"}
     assert set(report.table.cells["trained"]) == {"style-a", "style-b", "three-hop"}
     reader = RunReader(report.run)
     fates = list(reader.fates())
     assert len(fates) == len({fate.attempt for fate in fates}) == 2 * 4 * 4
-    assert {fate.attempt for fate in fates} == {event.attempt for event in reader.dispatched()}
+    assert {fate.attempt for fate in fates} == {event.attempt for event in reader.attempts()}
     metrics = list(reader.metrics())
     assert [step.step for step in metrics] == [1, 2]
     assert {"reward", "em", "tokens_per_second", "rollout_seconds", "update_seconds"} <= set(metrics[0].values)
@@ -156,9 +156,9 @@ def test_a_run_is_written_down_whole(world, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(report.run / "checkpoints" / "step-2").num_parameters() > 0
 
 
-def test_training_ahead_of_the_update_stays_within_its_staleness(world, tmp_path):
-    config = config_of(world, run=str(tmp_path / "run"), steps=4, max_staleness=2)
-    train(config, world, Silence())
+def test_training_ahead_of_the_update_stays_within_its_staleness(taskset, tmp_path):
+    config = config_of(taskset, run=str(tmp_path / "run"), steps=4, max_staleness=2)
+    train(config, taskset, SilentProgress())
     reader = RunReader(tmp_path / "run")
     staleness = [step.values["staleness"] for step in reader.metrics() if "staleness" in step.values]
     reader.close()
@@ -169,17 +169,17 @@ class Breaking(Dawdling):
     """A world where one task cannot be opened."""
 
     async def open(self, task, context):
-        if context.attempt.group == 1:
+        if context.id.group_id == 1:
             raise OSError("no page could be read")
         return await self._env.open(task, context)
 
 
-def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(world, tmp_path):
-    report = train(config_of(world, run=str(tmp_path / "run")), replace(world, env=Breaking(world.env, 0)), Silence())
+def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(taskset, tmp_path):
+    report = train(config_of(taskset, run=str(tmp_path / "run")), replace(taskset, env=Breaking(taskset.env, 0)), SilentProgress())
     reader = RunReader(report.run)
-    fates = {fate.attempt.order[:2]: fate for fate in reader.fates()}
+    fates = {fate.attempt.sort_key[:2]: fate for fate in reader.fates()}
     broken = [fates[1, member] for member in range(4)]
-    statuses = {t.status for t in reader.trajectories() if t.attempt.group == 1}
+    statuses = {t.status for t in reader.trajectories() if t.attempt.group_id == 1}
     reader.close()
     assert statuses == {Status.ENVIRONMENT_FAILED}
     assert all(isinstance(fate, AttemptFate) and fate.fate == "dropped" for fate in broken)
@@ -192,29 +192,29 @@ def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(worl
     [
         ({"model": "no/such/folder"}, "model"),
         ({"algorithm": "gpro"}, "grpo"),
-        ({"row": {"surrogate": {"hihg": 0.3}}}, "did you mean high"),
-        ({"row": {"masks": {"advantage": False}}}, "masks.advantage does nothing here"),
+        ({"algorithm": {"loss": {"clip_hihg": 0.3}}}, "did you mean 'algorithm.loss.clip_high'"),
+        ({"algorithm": {"masks": {"advantage": False}}}, "masks.advantage does nothing here"),
         ({"algorithm": "distillation"}, "teacher: got none"),
         ({"context": 20}, "a prompt of"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_is_written(world, tmp_path, changes, said):
+def test_what_cannot_be_used_is_refused_before_anything_is_written(taskset, tmp_path, changes, said):
     with pytest.raises(InvalidInput, match=said):
-        train(config_of(world, run=str(tmp_path / "run"), **changes), world, Silence())
+        train(config_of(taskset, run=str(tmp_path / "run"), **changes), taskset, SilentProgress())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prompt_longer_than_the_model_is_refused(world, tmp_path):
+def test_a_prompt_longer_than_the_model_is_refused(taskset, tmp_path):
     long = Message.user("Alba " * 5000)
-    tasks = [replace(world.tasks("train")[0], id="long", messages=(long,))]
+    tasks = [replace(taskset.tasks("train")[0], id="long", messages=(long,))]
     with pytest.raises(InvalidInput, match="task long: got a prompt of"):
-        train(config_of(world, run=str(tmp_path / "run")), replace(world, tasks=lambda split: tasks), Silence())
+        train(config_of(taskset, run=str(tmp_path / "run")), replace(taskset, tasks=lambda split: tasks), SilentProgress())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_training_learns(world, tmp_path):
+def test_training_learns(taskset, tmp_path):
     """Ten steps of the demo's recipe on fewer attempts: far above the base model on questions never seen."""
-    config = config_of(world, run=str(tmp_path / "run"), steps=12, groups_per_step=16, group_size=8, evaluate_n=80)
-    table = train(config, world, Silence()).table.cells
+    config = config_of(taskset, run=str(tmp_path / "run"), steps=12, groups_per_step=16, group_size=8, evaluate_n=80)
+    table = train(config, taskset, SilentProgress()).table.cells
     for style in ("style-a", "style-b"):
         assert table["trained"][style].em > table["base-tool-call"][style].em + 0.3

@@ -29,7 +29,7 @@ from agent_r1.config import Layer, resolve
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 STEPS = 15
@@ -49,8 +49,8 @@ FIRST = LAST = 4
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "distillation": {"teacher": "TEACHER"},
-    "vapo": {"row.advantage.alpha": 1.0},
-    "echo": {"row.observation": 0.01},
+    "vapo": {"algorithm.advantage.alpha": 1.0},
+    "echo": {"algorithm.observation_nll_coef": 0.01},
 }
 """What a row is given beside its defaults. TEACHER is the model that grpo made. VAPO's lambda is made for answers of
 thousands of tokens: these have twenty, where its alpha of 0.05 makes lambda 0. What TinyWiki's pages say is drawn at
@@ -87,14 +87,14 @@ class Result:
 
 def run(name: str, folder: Path, teacher: str) -> Result:
     """Train by the row ``name``; its run stands in ``folder``."""
-    world = build("tinywiki", None, None, 0)
+    taskset = build("tinywiki", None, None, 0)
     settings = {key: teacher if value == "TEACHER" else value for key, value in SETTINGS.get(name, {}).items()}
     # used twice, so that ratios leave 1 and the bounds on them act; a plain policy gradient is right for once only
-    reuse = {"trainer.minibatches": 2 if ALGORITHMS[name].surrogate.uses_ratio else 1}
+    reuse = {"trainer.minibatches": 2 if ALGORITHMS[name].loss.uses_ratio else 1}
     wanted = {**MICRO, **reuse, **settings, "algorithm": name, "run": str(folder)}
-    config = resolve(TrainConfig, [Layer("rows", wanted), Layer("recipe of tinywiki", world.recipe)])
+    config = resolve(TrainConfig, [Layer("rows", wanted), Layer("recipe of tinywiki", taskset.recipe)])
     began = time.perf_counter()
-    train(config, world, Silence())
+    train(config, taskset, SilentProgress())
     seconds = time.perf_counter() - began
     reader = RunReader(folder)
     measured = list(reader.metrics())
