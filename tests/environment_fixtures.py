@@ -1,8 +1,15 @@
-"""What the tests of the environment need again and again."""
+"""Fixtures for the tests of tools, environments, rewards and the sandbox."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from sandboxed import sandbox_or_skip
@@ -23,19 +30,19 @@ def task() -> Task:
 
 @pytest.fixture(scope="session")
 def context() -> Callable[[int], RolloutContext]:
-    """The context of attempt number ``member``."""
-    return lambda member=0: RolloutContext(AttemptId("run", "t/1", 0, member), seed=member)
+    """Return the context of an attempt, by its index in the group."""
+    return lambda sample_index=0: RolloutContext(AttemptId("run", "t/1", 0, sample_index), seed=sample_index)
 
 
 @pytest.fixture(scope="session")
-def says() -> Callable[..., Action]:
-    """An action that says a text and makes calls."""
+def make_action() -> Callable[..., Action]:
+    """Return an action with a text and tool calls."""
     return lambda text="", *calls: Action(Message.assistant(text, calls), text)
 
 
 @pytest.fixture(scope="session")
-def attempt_of() -> Callable[..., Trajectory]:
-    """The trajectory of some actions, each with the results of its calls."""
+def make_trajectory() -> Callable[..., Trajectory]:
+    """Return a trajectory from actions, each with the results of its calls."""
 
     def build(*turns: tuple[Action, Sequence[ToolResult]], status: Status = Status.COMPLETED) -> Trajectory:
         made = tuple(
@@ -49,11 +56,56 @@ def attempt_of() -> Callable[..., Trajectory]:
 
 @pytest.fixture(scope="session")
 def call() -> Callable[..., ToolCall]:
-    """A well-formed call with an id."""
+    """Return a well-formed tool call."""
     return lambda name, id="c0", /, **arguments: ToolCall(id, name, arguments, "")
 
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    """The default level, small limits."""
+    """Return a sandbox of the default level with small limits."""
     return sandbox_or_skip(Limits(seconds=5, memory=2**28, disk=2**20, output=1000))
+
+
+@pytest.fixture(scope="session")
+def has_ended() -> Callable[[int], bool]:
+    """Return whether a process ends within a few seconds."""
+
+    def has_ended(pid: int) -> bool:
+        for _ in range(100):
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                return True
+            if state == "Z":
+                return True
+            time.sleep(0.05)
+        return False
+
+    return has_ended
+
+
+@pytest.fixture(scope="session")
+def serve_script() -> Iterator[Callable[[Path], tuple[str, int]]]:
+    """Start a server script on a free port of localhost. Return its URL and its process id."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def serve_script(script: Path) -> tuple[str, int]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(port)], stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        running.append(process)
+        for _ in range(600):
+            assert process.poll() is None, f"{script} ended"
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return f"http://127.0.0.1:{port}", process.pid
+            time.sleep(0.05)
+        raise AssertionError(f"{script} does not listen")
+
+    yield serve_script
+    for process in running:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()

@@ -1,4 +1,4 @@
-"""Read data files row by row, so that whatever is wrong is said with its file and row."""
+"""Read JSON and JSONL data files. Every error names the file and the row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from agent_r1.core.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """One row of a file. ``number`` counts from 1: entries of a JSON list, or lines of a JSONL file.
+    """One JSON object of a data file.
+
+    Attributes:
+        number: the position in the file, from 1: the entry of a JSON list, or the line of a JSONL file.
 
     Example:
         JsonRecord(Path("dev.jsonl"), 17, {"question": "Who rules Alba?", "answer": "Bruno"})
@@ -23,43 +26,48 @@ class JsonRecord:
     number: int
     values: Mapping[str, Any]
 
-    def fault(self, got: str, do: str) -> InvalidInput:
-        """The error that names this row."""
+    def error(self, got: str, do: str) -> InvalidInput:
+        """Return an error that names the file and the row of this record."""
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
-    def text(self, *names: str) -> str:
-        """The text under the first of ``names`` that is there. Raises InvalidInput where it is missing or blank."""
+    def get_text(self, *names: str) -> str:
+        """Return the text of the first field in ``names`` that exists, stripped.
+
+        Raises:
+            InvalidInput: if no such field exists, or it is blank or not text.
+        """
         value = next((self.values[name] for name in names if name in self.values), None)
         if isinstance(value, str) and value.strip():
             return value.strip()
-        raise self.fault(f"no {names[0]}", f"give every row a text under {names[0]!r}")
+        raise self.error(f"no {names[0]}", f"give every row a text under {names[0]!r}")
 
 
 def read_records(path: Path) -> Iterator[JsonRecord]:
-    """The rows of a JSON list or of a JSONL file; which of the two it is, its first character says.
+    """Yield the records of a JSON list or of a JSONL file. A file that begins with ``[`` is a JSON list.
 
-    Raises InvalidInput: no such file, broken JSON, not UTF-8 (each with the line), a row that is no object, or no rows.
+    Raises:
+        InvalidInput: if the file cannot be read, is empty, is not UTF-8 or not JSON, or holds anything but objects.
     """
-    count = 0
+    empty = True
     try:
         with path.open("rb") as file:
-            for number, values in _json_list(path, file) if _opens_list(file) else _json_lines(path, file):
+            for number, values in _parse_list(path, file) if _starts_list(file) else _parse_lines(path, file):
                 if not isinstance(values, dict):
                     raise InvalidInput(
                         f"{path}, row {number}", got=type(values).__name__, do="make every row a JSON object"
                     )
-                count += 1
+                empty = False
                 yield JsonRecord(path, number, values)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if not count:
+    if empty:
         raise InvalidInput(str(path), got="an empty file", do="give a file with at least one row")
 
 
 def read_record(path: Path) -> JsonRecord:
-    """The one row of a file that holds a single JSON object. Raises InvalidInput as :func:`read_records` does."""
+    """Return the single JSON object in a file. Raises InvalidInput under the conditions of :func:`read_records`."""
     try:
-        values = _parsed(path, path.read_bytes(), 1)
+        values = _parse(path, path.read_bytes(), 1)
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(values, dict):
@@ -71,24 +79,24 @@ def _unreadable(path: Path, error: OSError) -> InvalidInput:
     return InvalidInput(str(path), got=error.strerror or str(error), do="give the path of a readable file")
 
 
-def _opens_list(file: BinaryIO) -> bool:
-    opens = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+def _starts_list(file: BinaryIO) -> bool:
+    start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()  # without the byte order mark
     file.seek(0)
-    return opens
+    return start.startswith(b"[")
 
 
-def _json_list(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
-    yield from enumerate(_parsed(path, file.read(), 1), start=1)
+def _parse_list(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    yield from enumerate(_parse(path, file.read(), 1), start=1)
 
 
-def _json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
+def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(file, start=1):
         if line.strip():
-            yield number, _parsed(path, line, number)
+            yield number, _parse(path, line, number)
 
 
-def _parsed(path: Path, data: bytes, first_line: int) -> Any:
-    """The JSON value of ``data``, which starts on line ``first_line`` of the file."""
+def _parse(path: Path, data: bytes, first_line: int) -> Any:
+    """Return the JSON value of ``data``, which starts on line ``first_line`` of the file."""
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -98,8 +106,8 @@ def _parsed(path: Path, data: bytes, first_line: int) -> Any:
         ) from error
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
-        raise InvalidInput(f"{path}, line {line}", got=f"broken JSON ({error.msg})", do="mend that line") from error
+        raise InvalidInput(f"{path}, line {line}", got=f"broken JSON ({error.msg})", do="fix that line") from error
     except (RecursionError, ValueError) as error:
         raise InvalidInput(
-            f"{path}, line {first_line}", got=f"JSON that cannot be read ({type(error).__name__})", do="mend that line"
+            f"{path}, line {first_line}", got=f"JSON that cannot be read ({type(error).__name__})", do="fix that line"
         ) from error

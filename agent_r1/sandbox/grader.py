@@ -33,7 +33,7 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
         try:
             examined = await _run(confinement, asks, examiner_line)
             examiner_line.close()
-            if examined.ended is ExecutionStatus.OK and examined.stderr.data.endswith(nonce.encode()):
+            if examined.status is ExecutionStatus.OK and examined.stderr.data.endswith(nonce.encode()):
                 return Verdict(True)
             _, number, reason = examined.stderr.text.rpartition(f"{nonce} ")
             if number:
@@ -59,8 +59,8 @@ async def _run(confinement: Confinement, source: str, line: socket.socket) -> Ex
 def _failed(examined: ExecutionResult, judged: ExecutionResult) -> Verdict:
     """The candidate's own end, where that was early, explains more than what the tests saw of it."""
     for side in (judged, examined):
-        if side.ended is ExecutionStatus.NOT_STARTED:
+        if side.status is ExecutionStatus.NOT_STARTED:
             return Verdict(None, side.error)
-    told = judged if judged.ended is not ExecutionStatus.OK else examined
+    told = judged if judged.status is not ExecutionStatus.OK else examined
     last = told.error.strip().splitlines()[-1:] or ["the tests did not reach their end"]
     return Verdict(False, last[0])

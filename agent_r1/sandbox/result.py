@@ -52,7 +52,7 @@ class ExecutionResult:
         ExecutionResult(ExecutionStatus.TIMED_OUT, error="stopped after 10 seconds", seconds=10.0)
     """
 
-    ended: ExecutionStatus
+    status: ExecutionStatus
     stdout: Output = Output()
     stderr: Output = Output()
     error: str = ""
@@ -61,12 +61,12 @@ class ExecutionResult:
 
     @property
     def ok(self) -> bool:
-        return self.ended is ExecutionStatus.OK
+        return self.status is ExecutionStatus.OK
 
     @property
     def alive(self) -> bool:
         """Whether the process that ran it can take another call."""
-        return self.ended in (ExecutionStatus.OK, ExecutionStatus.RAISED, ExecutionStatus.OUT_OF_MEMORY)
+        return self.status in (ExecutionStatus.OK, ExecutionStatus.RAISED, ExecutionStatus.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)

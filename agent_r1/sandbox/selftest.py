@@ -108,16 +108,16 @@ async def find_holes(layers: frozenset[IsolationLayer]) -> str | None:
     """What is wrong with these layers; None where everything that was tried was stopped."""
     with taskset() as outside:
         outcome, attempts = await assault(Confinement(layers, SMALL), outside)
-    if outcome.ended is ExecutionStatus.NOT_STARTED:
+    if outcome.status is ExecutionStatus.NOT_STARTED:
         return outcome.error
     hits = [attempt.name for attempt in attempts if attempt.hit]
     if hits:
         return f"one that does not hold here: {', '.join(hits)}"
     if not outcome.ok:
         last = outcome.error.strip().splitlines()[-1:]
-        return f"attacks that did not come to their end: {outcome.ended} {last}"
+        return f"attacks that did not come to their end: {outcome.status} {last}"
     hanging = await run(Confinement(layers, SMALL.model_copy(update={"seconds": 0.2})), "while True: pass")
-    return None if hanging.ended is ExecutionStatus.TIMED_OUT else f"a program that hangs and is not stopped: {hanging.ended}"
+    return None if hanging.status is ExecutionStatus.TIMED_OUT else f"a program that hangs and is not stopped: {hanging.status}"
 
 
 async def assault(confinement: Confinement, outside: World, names: Sequence[str] = ()) -> tuple[ExecutionResult, tuple[Attempted, ...]]:

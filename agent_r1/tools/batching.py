@@ -1,4 +1,4 @@
-"""Calls of a batched tool that wait at the same time, across episodes, are executed together."""
+"""Execute calls of a batched tool together if they wait at the same time, also across episodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weakref import WeakKeyDictionary
 from agent_r1.tools.execution import CallFailure, CallOutcome, ReturnValue, run_with_timeout
 
 BatchFunction = Callable[[list[dict[str, Any]]], Any]
-"""Takes the arguments of many calls, gives (or, async, promises) the list of their outputs in the same order."""
+"""Takes the arguments of several calls and returns the list of their outputs, in the same order. May be async."""
 
 MAX_BATCH = 64
-"""Calls in one execution, at most."""
+"""The largest number of calls in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A call that waits: where it stands among others, what it asks, and where its outcome goes."""
+class _PendingCall:
+    """A call that waits to be executed."""
 
     order: tuple[int, ...]
     arguments: dict[str, Any]
@@ -29,76 +29,68 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Line:
-    """The calls that wait in one event loop, and the task that serves them."""
+class _Queue:
+    """The pending calls of one event loop, and the task that executes them."""
 
-    waiting: list[_Waiting] = field(default_factory=list)
-    server: asyncio.Task[None] | None = None
+    pending: list[_PendingCall] = field(default_factory=list)
+    consumer: asyncio.Task[None] | None = None
 
 
 class CallBatcher:
     """Collects calls and executes them in batches, one batch at a time.
 
-    No call is delayed to make a batch larger: a batch holds what was asked in the same round of the
-    event loop, or while the last batch was at work. Inside a batch calls are ordered by ``order``.
+    No call is delayed to make a batch larger. A batch consists of the calls that arrive in the same round of the event
+    loop, or while the previous batch is executed. The calls of a batch are sorted by ``order``.
     """
 
     def __init__(self, batch: BatchFunction) -> None:
         self._batch = batch
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def run(self, arguments: dict[str, Any], order: tuple[int, ...], timeout: float) -> CallOutcome:
-        """Join the line and wait for the outcome. ``timeout`` counts from when the call's batch starts."""
+        """Enqueue a call and return its outcome. The timeout begins when the batch of the call does."""
         loop = asyncio.get_running_loop()
-        line = self._lines.setdefault(loop, _Line())
-        waiting = _Waiting(order, arguments, timeout, loop.create_future())
-        line.waiting.append(waiting)
-        if line.server is None:
-            line.server = loop.create_task(self._serve(line))
-        return await waiting.outcome
+        queue = self._queues.setdefault(loop, _Queue())
+        call = _PendingCall(order, arguments, timeout, loop.create_future())
+        queue.pending.append(call)
+        if queue.consumer is None:
+            queue.consumer = loop.create_task(self._consume(queue))
+        return await call.outcome
 
-    async def _serve(self, line: _Line) -> None:
-        """Consumes the waiting calls; ends when there are none; started by the first call to join."""
-        batch: list[_Waiting] = []
+    async def _consume(self, queue: _Queue) -> None:
+        """Execute pending calls until there are none. The next call that arrives starts a new consumer."""
+        batch: list[_PendingCall] = []
         try:
-            while line.waiting:
-                waiting = [call for call in line.waiting if not call.outcome.done()]
-                waiting.sort(key=lambda call: call.order)
-                batch, line.waiting = waiting[:MAX_BATCH], waiting[MAX_BATCH:]
+            while queue.pending:
+                # A call whose episode was cancelled has a cancelled future.
+                pending = [call for call in queue.pending if not call.outcome.done()]
+                pending.sort(key=lambda call: call.order)
+                batch, queue.pending = pending[:MAX_BATCH], pending[MAX_BATCH:]
                 if batch:
-                    await self._execute(batch)
+                    timeout = max(call.timeout for call in batch)
+                    _resolve(batch, await self._execute([call.arguments for call in batch], timeout))
         finally:
-            line.server = None
-            left = (*batch, *line.waiting)  # all settled, unless this task was cancelled: nobody may wait for ever
-            _settle(left, [CallFailure("its batch was given up")] * len(left))
+            queue.consumer = None
+            rest = (*batch, *queue.pending)  # unresolved only if this task was cancelled: no caller may wait forever
+            _resolve(rest, [CallFailure("its batch was given up")] * len(rest))
 
-    async def _execute(self, batch: Sequence[_Waiting]) -> None:
-        timeout = max(call.timeout for call in batch)
-        outcomes = await self._outcomes([call.arguments for call in batch], timeout)
-        _settle(batch, outcomes)
-
-    async def _outcomes(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
-        """One outcome per call. Where a batch raises, its calls run one by one: only the faulty one fails."""
+    async def _execute(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
+        """Return one outcome per call. If the batch raises, its calls run one by one, so that only bad ones fail."""
         outcome = await run_with_timeout(partial(self._batch, calls), timeout)
         if isinstance(outcome, ReturnValue):
-            outcomes = _split(outcome.value, len(calls))
-            if outcomes is not None:
-                return outcomes
-            outcome = CallFailure(f"the batched form did not return a list with one output for each of {len(calls)} calls")
+            outputs = outcome.value
+            if isinstance(outputs, list | tuple) and len(outputs) == len(calls):
+                return [ReturnValue(output) for output in outputs]
+            outcome = CallFailure(
+                f"the batched form did not return a list with one output for each of {len(calls)} calls"
+            )
         if isinstance(outcome, CallFailure) and len(calls) > 1:
-            return [(await self._outcomes([call], timeout))[0] for call in calls]
+            return [(await self._execute([call], timeout))[0] for call in calls]
         return [outcome] * len(calls)
 
 
-def _settle(calls: Sequence[_Waiting], outcomes: Sequence[CallOutcome]) -> None:
-    """Hand out the outcomes; who has one, or waits no more, is left alone."""
+def _resolve(calls: Sequence[_PendingCall], outcomes: Sequence[CallOutcome]) -> None:
+    """Set the outcomes of the calls that have none and were not cancelled."""
     for call, outcome in zip(calls, outcomes, strict=True):
         if not call.outcome.done():
             call.outcome.set_result(outcome)
-
-
-def _split(outputs: object, count: int) -> list[CallOutcome] | None:
-    """One outcome per output; None where there is not one output for each call."""
-    if isinstance(outputs, list | tuple) and len(outputs) == count:
-        return [ReturnValue(output) for output in outputs]
-    return None

@@ -1,4 +1,4 @@
-"""Read a Google-style docstring: what a function does, and what each argument means."""
+"""Parse Google-style docstrings into a summary and descriptions of the arguments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ _ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """What a docstring says.
+    """A parsed docstring.
+
+    Attributes:
+        summary: the text before the first section.
+        arguments: the description of each argument, by name.
 
     Example:
-        Docstring("Look passages up.", {"query": "what to look for."})
+        Docstring("Look passages up.", {"query": "the text to look for."})
     """
 
     summary: str
@@ -24,7 +28,7 @@ class Docstring:
 
 
 def parse_docstring(text: str) -> Docstring:
-    """Take a docstring apart: all before the first section, and the entries of ``Args:``.
+    """Return the text before the first section, and the entries of the section ``Args:``.
 
     Example:
         >>> parse_docstring("Add up.\\n\\nArgs:\\n    a: one\\n        number.\\n    b (int): another.").arguments
@@ -37,20 +41,22 @@ def parse_docstring(text: str) -> Docstring:
         if section := _SECTION.match(line):
             target = arguments if section[1].startswith("Arg") else []
         elif target is arguments and line and not line[0].isspace():
-            target = []  # prose at the margin ends the entries
+            target = []  # text at the margin ends the entries
         else:
             target.append(line)
-    return Docstring(_paragraphs(summary), _entries(inspect.cleandoc("\n".join(["", *arguments])).splitlines()))
+    return Docstring(
+        _join_paragraphs(summary), _parse_entries(inspect.cleandoc("\n".join(["", *arguments])).splitlines())
+    )
 
 
-def _paragraphs(lines: list[str]) -> str:
-    """The text with line breaks kept only between paragraphs."""
+def _join_paragraphs(lines: list[str]) -> str:
+    """Join lines, with line breaks between paragraphs only."""
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines))
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
 
 
-def _entries(lines: list[str]) -> dict[str, str]:
-    """``name: text`` at the margin starts an entry; indented lines continue it."""
+def _parse_entries(lines: list[str]) -> dict[str, str]:
+    """Parse entries: ``name: text`` at the margin starts one, indented lines continue it."""
     entries: dict[str, str] = {}
     name = None
     for line in lines:

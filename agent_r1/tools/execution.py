@@ -1,8 +1,7 @@
-"""Run a user's function, sync or async, so that it blocks nobody, ends in time and never raises.
+"""Run user functions, sync or async, with a time limit and without blocking the event loop.
 
-Sync functions run in daemon threads. The standard executors are not used, because they wait at
-exit for every thread: one hung tool would keep the process alive for ever. A thread that hangs is
-left behind when its time is over and a fresh one takes its place; only a process could be killed.
+Sync functions run in daemon threads (:mod:`agent_r1.core.threads`). A thread cannot be stopped from outside: if a
+function exceeds its time limit, its thread is abandoned, and the next call uses another one.
 """
 
 from __future__ import annotations
@@ -23,33 +22,33 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 MAX_THREADS = 128
-"""Sync functions at work at the same time in one event loop; the next ones wait, and their time does not run yet."""
+"""The largest number of sync functions that run at the same time in one event loop. Further calls wait, and their time
+limit does not start yet."""
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds a tool or a reward may take where nothing else is said."""
-
+"""The default time limit of a tool or a reward, in seconds."""
 
 GRACE_SECONDS = 0.5
-"""What code may take to clean up once it was cancelled; after that nobody waits for it."""
+"""The time that cancelled code has to clean up, in seconds. After that it is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnValue:
-    """The function came back with this value."""
+    """The function returned ``value``."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """The function raised; ``reason`` is one line, such as ``ValueError: no such page``."""
+    """The function raised an exception; ``reason`` is one line, such as ``ValueError: no such page``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallTimeout:
-    """The function did not come back within ``seconds``."""
+    """The function did not return within ``seconds``."""
 
     seconds: float
 
@@ -58,17 +57,21 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 
 
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
-    """Run ``work`` within ``timeout`` seconds; what goes wrong is a value. Only cancellation passes through.
+    """Run ``work`` and return its outcome. Exceptions become values; only a cancellation of the caller is raised.
 
-    The time starts when the work does. An async function that blocks the event loop cannot be timed out.
+    The time limit begins when ``work`` does. An async function that blocks the event loop cannot be timed out.
+
+    Args:
+        work: a sync or an async function without arguments.
+        timeout: seconds.
     """
     if inspect.iscoroutinefunction(work):
-        return await _within(_awaited(work), timeout)
-    async with _permits():
-        return await _within(_in_thread(work), timeout)
+        return await _limit(_run_async(work), timeout)
+    async with _thread_slots():
+        return await _limit(_run_sync(work), timeout)
 
 
-async def _within(outcome: Awaitable[CallOutcome], timeout: float) -> CallOutcome:
+async def _limit(outcome: Awaitable[CallOutcome], timeout: float) -> CallOutcome:
     scope = asyncio.timeout(timeout)
     try:
         async with scope:
@@ -77,69 +80,69 @@ async def _within(outcome: Awaitable[CallOutcome], timeout: float) -> CallOutcom
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return _raised(error)  # the function cancelled something of its own: nobody cancelled us
+        return _describe(error)  # the function cancelled something itself: this task was not cancelled
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        return CallTimeout(timeout) if scope.expired() else _raised(error)
+        return CallTimeout(timeout) if scope.expired() else _describe(error)
 
 
 async def run_detached(work: Awaitable[T]) -> T:
-    """What ``work`` gives, in a task of its own, so that a cancellation of ours is never swallowed by it.
+    """Return the result of ``work``, which runs in a task of its own, so that it cannot swallow a cancellation.
 
-    asyncio cancels once, and a bare ``except:`` in a retry loop takes that for one more failure. Such work is left
-    behind ``GRACE_SECONDS`` after it was cancelled. What it raises is raised here.
+    asyncio cancels a task once, and a bare ``except:`` in a retry loop catches that like any other exception. If the
+    caller is cancelled, ``work`` is cancelled too and abandoned after ``GRACE_SECONDS``. Raises what ``work`` raises.
     """
-    task = asyncio.ensure_future(_kept(work))
+    task = asyncio.ensure_future(_capture(work))
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task}, timeout=GRACE_SECONDS)
         raise
-    ended = task.result()
-    if isinstance(ended, _Failure):
-        raise ended.error
-    return ended
+    result = task.result()
+    if isinstance(result, _CapturedError):
+        raise result.error
+    return result
 
 
-class _Failure:
-    """Carries out of a task what would end the event loop if the task itself raised it, as SystemExit does."""
+@dataclass(frozen=True, slots=True)
+class _CapturedError:
+    """An exception, such as SystemExit, that would end the event loop if the task itself raised it."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    error: BaseException
 
 
-async def _kept(work: Awaitable[T]) -> T | _Failure:
+async def _capture(work: Awaitable[T]) -> T | _CapturedError:
     try:
         return await work
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        return _Failure(error)
+        return _CapturedError(error)
 
 
-async def _awaited(work: Callable[[], object]) -> CallOutcome:
+async def _run_async(work: Callable[[], object]) -> CallOutcome:
     value = work()
     return ReturnValue(await value if inspect.isawaitable(value) else value)
 
 
-async def _in_thread(work: Callable[[], object]) -> CallOutcome:
+async def _run_sync(work: Callable[[], object]) -> CallOutcome:
     """Run ``work`` in a thread. A sync function may also return an awaitable, which is awaited here."""
-    outcome = await run_in_thread(_caught, work, pool=_threads)
+
+    def job() -> CallOutcome:
+        try:
+            return ReturnValue(work())
+        except BaseException as error:  # in a thread, sys.exit() is a failure of the tool like any other
+            return _describe(error)
+
+    outcome = await run_in_thread(job, pool=_threads)
     if isinstance(outcome, ReturnValue) and inspect.isawaitable(outcome.value):
         return ReturnValue(await outcome.value)
     return outcome
 
 
-def _caught(work: Callable[[], object]) -> CallOutcome:
-    try:
-        return ReturnValue(work())
-    except BaseException as error:  # in a thread of ours, sys.exit() is a tool's failure like any other
-        return _raised(error)
-
-
-def _raised(error: BaseException) -> CallFailure:
+def _describe(error: BaseException) -> CallFailure:
     _log.debug("a tool or reward raised", exc_info=error)
     return CallFailure(" ".join(traceback.format_exception_only(error)[-1].split()))
 
@@ -148,6 +151,6 @@ _threads = DaemonThreads("agent-r1-tool")
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-def _permits() -> asyncio.Semaphore:
-    """The running loop's own semaphore: one of asyncio's cannot be shared between loops."""
+def _thread_slots() -> asyncio.Semaphore:
+    """Return the semaphore of the running event loop: an asyncio semaphore cannot be shared between loops."""
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS))

@@ -1,4 +1,4 @@
-"""``@tool``: a typed Python function with a docstring becomes a tool that an agent can call."""
+"""``@tool`` turns a typed Python function with a docstring into a tool that an agent can call."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ from agent_r1.tools.resources import Resources
 from agent_r1.tools.schema import InvalidArguments, Signature, parse_signature
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result, validation_errors
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what model providers and chat templates agree on
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names that model providers and chat templates accept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tool:
-    """Does one atomic action and reports what happened.
+    """Performs one action and reports its result.
 
-    ``timeout`` is in seconds; None leaves it to the environment. With a ``coalescer`` calls are
-    executed in batches, otherwise ``function`` is called for each. ``sandbox`` says in which level of it, and which
-    layers, the tool runs code that the policy wrote; None where it runs none.
+    Attributes:
+        spec: the name, description and parameters that the policy sees.
+        function: called for each call, unless there is a batcher.
+        signature: validates the arguments.
+        timeout: the time limit of a call in seconds; None to use the limit of the environment.
+        batcher: executes calls in batches.
+        sandbox: the isolation level and layers under which the tool runs code written by the policy; None if it runs
+            no such code.
     """
 
     spec: ToolSpec
@@ -58,25 +63,31 @@ class Tool:
         default_timeout: float = DEFAULT_TIMEOUT,
         resources: Resources | None = None,
     ) -> ToolResult:
-        """Run one call. What goes wrong is a result whose text tells the agent; only cancellation passes through.
+        """Run one call. An error becomes a result whose text explains it to the agent; only a cancellation is raised.
 
-        ``resources`` are those of the episode; without any, the call has its own and closes them.
+        Args:
+            arguments: as the policy sent them; they are validated here.
+            task: the task of the episode.
+            context: the context of the attempt.
+            default_timeout: seconds, for tools without a limit of their own.
+            resources: the resources of the episode. If None, the call opens its own and closes them.
         """
-        started = time.monotonic()
-        held = Resources(task, context) if resources is None else resources
+        start = time.monotonic()
+        call_resources = Resources(task, context) if resources is None else resources
         try:
-            result = await self._result(arguments, task, context, self.timeout or default_timeout, held)
+            result = await self._call(arguments, task, context, self.timeout or default_timeout, call_resources)
         finally:
             if resources is None:
-                await held.close()
-        return replace(result, seconds=time.monotonic() - started)
+                await call_resources.close()
+        return replace(result, seconds=time.monotonic() - start)
 
-    async def _result(
+    async def _call(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, timeout: float, resources: Resources
     ) -> ToolResult:
         keywords = self.signature.bind(arguments, task, context, resources)
         if isinstance(keywords, InvalidArguments):
-            return error_result(ToolErrorKind.INVALID_ARGUMENTS, f"{self.spec.name} was not run. Wrong arguments: {keywords.reason}.")
+            text = f"{self.spec.name} was not run. Wrong arguments: {keywords.reason}."
+            return error_result(ToolErrorKind.INVALID_ARGUMENTS, text)
         if self.batcher is not None:
             outcome = await self.batcher.run(keywords, context.id.sort_key, timeout)
         else:
@@ -105,24 +116,24 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Turn a typed function with a docstring into a tool. Use it as ``@tool`` or ``@tool(name=..., ...)``.
 
-    The docstring's text up to ``Args:`` describes the tool, its entries the arguments (Google style).
-    Parameters annotated with ``Task``, ``RolloutContext`` or ``Resources`` get those of the running episode; the policy
-    does not see them. The function may be sync (it runs in a thread) or async, and returns text, a value that JSON
-    can hold, or a ToolResult. What it raises is told to the agent.
+    The text of the docstring up to ``Args:`` describes the tool, its entries describe the arguments (Google style).
+    Parameters annotated with ``Task``, ``RolloutContext`` or ``Resources`` receive the values of the running episode
+    and are hidden from the policy. The function may be sync (it runs in a thread) or async. It returns text, a value
+    that JSON can represent, or a ToolResult. If it raises, the agent sees the error as the result of its call.
 
     Args:
-        function: what the tool does.
-        name: what the policy calls it; the function's own name where not given.
-        timeout: seconds one call may take; the environment's where not given.
-        batch: does many calls at once. It takes a list with the keyword arguments of each call and returns
-            (sync or async) the list of their results in the same order. Calls that wait at the same time,
-            across episodes, are then executed together, and the function itself serves as the description
-            only. A batch that raises is run again call by call, so that one bad call fails alone; one that
-            takes too long fails as a whole.
-        sandbox: where the tool runs code that the policy wrote; ``"none: .."``, and by what, where nothing holds it.
+        function: the function that performs the action.
+        name: the name of the tool; the name of the function by default.
+        timeout: the time limit of one call in seconds; the limit of the environment by default.
+        batch: executes several calls at once. It takes a list with the keyword arguments of each call and returns
+            (sync or async) the list of their results in the same order. Calls that wait at the same time, across
+            episodes, are executed together, and the function itself only provides the description. If a batch raises,
+            its calls are run one by one, so that only the bad ones fail; a batch that times out fails as a whole.
+        sandbox: set this if the tool runs code written by the policy: the sandbox that it uses, or the text
+            ``"none: .."`` with a reason if the code is not isolated.
 
     Raises:
-        InvalidInput: no docstring, a parameter without a type, or one that no JSON schema describes.
+        InvalidInput: if the docstring is missing, or a parameter has no type or no JSON schema.
 
     Example:
         >>> @tool
@@ -138,11 +149,13 @@ def tool(
     """
     if function is None:
         level = validate_sandbox(sandbox)
-        return lambda function: replace(_build(function, name, timeout, batch), sandbox=level)
-    return _build(function, name, timeout, batch)
+        return lambda function: replace(_build_tool(function, name, timeout, batch), sandbox=level)
+    return _build_tool(function, name, timeout, batch)
 
 
-def _build(function: Callable[..., Any], name: str | None, timeout: float | None, batch: BatchFunction | None) -> Tool:
+def _build_tool(
+    function: Callable[..., Any], name: str | None, timeout: float | None, batch: BatchFunction | None
+) -> Tool:
     if not inspect.isroutine(function):
         raise InvalidInput("tool", got=repr(function), do="give a function")
     name = function.__name__ if name is None else name
@@ -159,26 +172,21 @@ def _build(function: Callable[..., Any], name: str | None, timeout: float | None
 
 
 def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
-    """What running the tool ``name`` came to, as its result."""
+    """Return the outcome of a call to the tool ``name`` as a ToolResult."""
     match outcome:
         case ReturnValue(value=ToolResult() as result) if not any(validation_errors(result)):
             return result
         case ReturnValue(value=str() as text):
             return ToolResult((Text(text),), ok=True)
         case ReturnValue(value=value):
-            return _rendered(name, value)
+            try:
+                return ToolResult((Text(json.dumps(value, ensure_ascii=False, allow_nan=False)),), ok=True)
+            except (TypeError, ValueError, RecursionError):
+                kind = type(value).__name__
+                text = f"{name} failed: its result ({kind}) is neither text nor a value JSON can hold."
+                return error_result(ToolErrorKind.BAD_RESULT, text)
         case CallFailure(reason=reason):
             return error_result(ToolErrorKind.RAISED, f"{name} failed: {reason}")
         case CallTimeout(seconds=seconds):
-            return error_result(ToolErrorKind.TIMED_OUT, f"{name} did not finish within {seconds:g} seconds and was stopped.")
-
-
-def _rendered(name: str, value: object) -> ToolResult:
-    """The value as JSON text."""
-    try:
-        return ToolResult((Text(json.dumps(value, ensure_ascii=False, allow_nan=False)),), ok=True)
-    except (TypeError, ValueError, RecursionError):
-        kind = type(value).__name__
-        return error_result(
-            ToolErrorKind.BAD_RESULT, f"{name} failed: its result ({kind}) is neither text nor a value JSON can hold."
-        )
+            text = f"{name} did not finish within {seconds:g} seconds and was stopped."
+            return error_result(ToolErrorKind.TIMED_OUT, text)

@@ -1,4 +1,4 @@
-"""Model RolloutContext Protocol (https://modelcontextprotocol.io): the tools of a server, by the official SDK.
+"""Tools of Model Context Protocol servers (https://modelcontextprotocol.io), through the official SDK.
 
 env = ToolEnv(tools=[*mcp_tools("python server.py"), my_own_tool], rewards=[exact_match])
 """
@@ -30,30 +30,31 @@ from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.tools.execution import DEFAULT_TIMEOUT, run_with_timeout
 from agent_r1.tools.function_tool import Tool, to_tool_result
 from agent_r1.tools.resources import Opener, Resources
-from agent_r1.tools.schema import InvalidArguments, describe_parameters
+from agent_r1.tools.schema import MAX_SHOWN_ERRORS, InvalidArguments, describe_parameters
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
-Scope = Literal["episode", "run"]
+__all__ = ["HttpServer", "StdioServer", "mcp_tools"]
 
 START_SECONDS = 30.0
-"""What starting a server, or connecting to one, may take."""
+"""The time limit for starting a server or connecting to one, in seconds."""
 
 OPEN_SECONDS = 60.0
-"""What a call may wait for its connection, over the time that it has itself: others may have to open first."""
+"""The time that a call may wait for its connection, in seconds, in addition to its own time limit."""
 
 SEED_VARIABLE = "AGENT_R1_SEED"
-"""Tells a server that was started for an episode the episode's seed."""
+"""The environment variable that gives the seed of the episode to a server that is started for it."""
 
-_FAULTS_TOLD = 5
-_PAGES = 100
+_MAX_PAGES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
     """A command that serves over its standard input and output.
 
-    ``python`` as its first word is the interpreter that runs this. The server inherits the few variables that the
-    SDK holds safe (PATH, HOME ..) and is given ``variables``.
+    Attributes:
+        command: the words of the command. ``python`` as the first word is replaced by the running interpreter.
+        variables: environment variables, in addition to the few that the SDK passes on (PATH, HOME ..).
+        folder: the working directory.
 
     Example:
         StdioServer(("python", "server.py", "--small"), folder=Path("tools"))
@@ -104,76 +105,79 @@ Server = StdioServer | HttpServer
 def mcp_tools(
     server: str | Server,
     *,
-    scope: Scope = "episode",
+    scope: Literal["episode", "run"] = "episode",
     timeout: float = DEFAULT_TIMEOUT,
     only: Sequence[str] = (),
     prefix: str = "",
 ) -> list[Tool]:
-    """The tools of an MCP server, for a ToolEnv.
+    """Return the tools of an MCP server, for a ToolEnv.
 
-    The server is asked once, now, what tools it has. Then every episode that calls one of them gets a connection of
-    its own, from its first call to its end: with a command a server process, so that what one attempt does there no
-    other sees; behind a URL a session, and what sessions share is up to the server. A server that dies or hangs
-    costs calls of its episode, which are told to the policy, and nothing else.
+    The server is queried once for its tools, when this function is called. Each episode that calls one of them then
+    gets a connection of its own, from its first call to its end. For a command, that is a server process, so that
+    attempts do not affect each other; for a URL it is a session, and the server decides what sessions share. If a
+    server crashes or hangs, the calls of its episode fail with an explanation, and other episodes continue.
 
     Args:
-        server: a command, a URL, or one of them with more said (:class:`StdioServer`, :class:`HttpServer`).
-        scope: ``run`` shares one connection between all episodes, for servers that keep no state; after a call that
-            was not answered in time, and after its end, the next episode gets a new one.
-        timeout: seconds a call may take, once there is a connection.
-        only: names of the tools to take; all where not given.
-        prefix: stands before each name, to tell apart the tools of two servers.
+        server: a command, a URL, or a :class:`StdioServer` or :class:`HttpServer`.
+        scope: ``run`` shares one connection between all episodes, for stateless servers. After a call without an
+            answer, later episodes get a new connection.
+        timeout: the time limit of a call in seconds, without the time to connect.
+        only: the names of the tools to use; all tools by default.
+        prefix: put before each name, to distinguish the tools of two servers.
 
     Raises:
-        InvalidInput: the SDK is not installed, the server cannot be reached, or has no such tool.
+        InvalidInput: if the SDK is not installed, the server cannot be reached, or a tool in ``only`` does not exist.
     """
     if isinstance(server, str):
         server = HttpServer(server) if re.match("https?://", server) else StdioServer(tuple(shlex.split(server)))
-    opener: Opener[Lease] = PerEpisode(server) if scope == "episode" else Shared(server)
-    with ThreadPoolExecutor(1) as thread:  # a thread, because this may be called where a loop runs
-        listed = thread.submit(asyncio.run, _listed(server)).result()
-    missing = sorted(set(only) - {tool.name for tool in listed})
+    opener: Opener[_Lease] = _PerEpisode(server) if scope == "episode" else _Shared(server)
+    with ThreadPoolExecutor(1) as thread:  # in a thread, because the caller may be inside an event loop
+        descriptions = thread.submit(asyncio.run, _list_tools(server)).result()
+    missing = sorted(set(only) - {tool.name for tool in descriptions})
     if missing:
         raise InvalidInput(f"tools of {server}", got=f"no {', '.join(missing)}", do="name tools that it has")
-    return [_tool(tool, opener, timeout, prefix) for tool in listed if not only or tool.name in only]
+    return [_make_tool(tool, opener, timeout, prefix) for tool in descriptions if not only or tool.name in only]
 
 
-def _tool(listed: Any, opener: Opener[Lease], timeout: float, prefix: str) -> Tool:
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + listed.name)[:64]
-    spec = ToolSpec(name, listed.description or listed.title or listed.name, listed.input_schema)
+def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix: str) -> Tool:
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + description.name)[:64]
+    text = description.description or description.title or description.name
 
     async def call(arguments: Mapping[str, Any], resources: Resources) -> ToolResult:
         lease = await resources.get(opener)
-        return to_tool_result(name, await run_with_timeout(partial(lease.session.call, listed.name, arguments), timeout))
+        request = partial(lease.connection.call, description.name, arguments)
+        return to_tool_result(name, await run_with_timeout(request, timeout))
 
-    return Tool(spec, call, SchemaSignature(listed.input_schema), OPEN_SECONDS + timeout)
+    signature = _SchemaSignature(description.input_schema)
+    return Tool(ToolSpec(name, text, description.input_schema), call, signature, OPEN_SECONDS + timeout)
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaSignature:
-    """What a tool takes of which only the JSON schema is known."""
+class _SchemaSignature:
+    """The signature of a tool that is described by a JSON schema alone."""
 
     schema: Mapping[str, Any]
 
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """The arguments as they are, where the schema allows them, and the resources to send them by."""
+        """Return the unchanged arguments, if the schema allows them, and the resources that hold the connection."""
         validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(self.schema)
-        faults = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
-        if not faults:
+        errors = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
+        if not errors:
             return {"arguments": arguments, "resources": resources}
-        return InvalidArguments(f"{'; '.join(faults[:_FAULTS_TOLD])}. Expected: {describe_parameters(self.schema)}")
+        expected = describe_parameters(self.schema)
+        return InvalidArguments(f"{'; '.join(errors[:MAX_SHOWN_ERRORS])}. Expected: {expected}")
 
 
-class Session:
-    """A connection to a server. A task of its own holds it, because the SDK wants it closed by who opened it.
+class _Connection:
+    """A connection to a server, held by a task of its own: the SDK must close it in the task that opened it.
 
-    ``sound`` is False after a call that did not come to its end: what the server does now, nobody knows.
+    ``usable`` becomes False after a call that did not complete, because the state of the server is then unknown.
     """
 
     def __init__(self, server: Server, seed: int | None) -> None:
-        self.sound = True
+        self.usable = True
         self._server = server
         self._log: IO[str] | None = None
         self._stop = asyncio.Event()
@@ -181,23 +185,23 @@ class Session:
         self._holder = asyncio.create_task(self._hold(seed))
 
     @classmethod
-    async def open(cls, server: Server, seed: int | None = None) -> Session:
-        """Raises ConnectionError where the server cannot be reached."""
-        session = cls(server, seed)
+    async def open(cls, server: Server, seed: int | None = None) -> _Connection:
+        """Return an open connection. Raises ConnectionError if the server cannot be reached."""
+        connection = cls(server, seed)
         try:
             async with asyncio.timeout(START_SECONDS):
-                await asyncio.shield(session._client)
+                await asyncio.shield(connection._client)
         except TimeoutError as error:
-            why = session._told(f"it did not answer within {START_SECONDS:g} seconds")
-            await session.close()
+            why = connection._add_log(f"it did not answer within {START_SECONDS:g} seconds")
+            await connection.close()
             raise ConnectionError(f"no connection to {server}: {why}") from error
         except BaseException:
-            await session.close()
+            await connection.close()
             raise
-        return session
+        return connection
 
     async def _hold(self, seed: int | None) -> None:
-        """Opens the connection and keeps it until asked to stop. Whoever waits for it learns how that went."""
+        """Open the connection and keep it until :meth:`close`. The future ``_client`` receives it, or the error."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
             try:
@@ -205,33 +209,34 @@ class Session:
                     self._client.set_result(client)
                     await self._stop.wait()
             except Exception as error:
-                self.sound = False
+                self.usable = False
                 if not self._client.done():
-                    why = self._told(_in_words(error))
+                    why = self._add_log(_describe(error))
                     self._client.set_exception(ConnectionError(f"no connection to {self._server}: {why}"))
 
-    async def tools(self) -> list[Any]:
-        """What the server lists."""
-        client, listed, cursor = await self._client, [], None
-        for _ in range(_PAGES):
+    async def list_tools(self) -> list[Any]:
+        """Return the SDK's descriptions of the server's tools."""
+        client, descriptions, cursor = await self._client, [], None
+        for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
-            listed += page.tools
+            descriptions += page.tools
             cursor = page.next_cursor
             if cursor is None:
                 break
-        return listed
+        return descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """What the server says, and where it says nothing, why."""
+        """Return the result of a call, or an error result if the server does not give one."""
         client = await self._client
         try:
-            return result_of(await client.call_tool(name, dict(arguments)))
+            return _convert_result(await client.call_tool(name, dict(arguments)))
         except asyncio.CancelledError:
-            self.sound = False
+            self.usable = False
             raise
         except Exception as error:
-            self.sound = False
-            return error_result(ToolErrorKind.RAISED, f"{name} failed, its server gave no result: {self._told(_in_words(error))}")
+            self.usable = False
+            text = f"{name} failed, its server gave no result: {self._add_log(_describe(error))}"
+            return error_result(ToolErrorKind.RAISED, text)
 
     async def close(self) -> None:
         self._stop.set()
@@ -239,111 +244,111 @@ class Session:
             self._holder.cancel()
         await asyncio.wait([self._holder])
 
-    def _told(self, why: str) -> str:
-        """Why, with what the server wrote last to its standard error."""
+    def _add_log(self, reason: str) -> str:
+        """Return the reason, followed by the last line that the server wrote to its standard error."""
         assert self._log is not None
         self._log.seek(0)
-        written = self._log.read().strip().splitlines()
-        return f"{why} ({written[-1][:200]})" if written else why
+        lines = self._log.read().strip().splitlines()
+        return f"{reason} ({lines[-1][:200]})" if lines else reason
 
 
-def _in_words(error: BaseException) -> str:
-    """The first error in a group of groups, in one line."""
+def _describe(error: BaseException) -> str:
+    """Return the first error of nested exception groups, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split()) or type(error).__name__
 
 
 @dataclass(slots=True)
-class Lease:
-    """What an episode holds: a session, and what to do with it at the end."""
+class _Lease:
+    """The use of a connection by one episode; ``release`` is called at its end."""
 
-    session: Session
-    give_back: Callable[[Session], Any]
+    connection: _Connection
+    release: Callable[[_Connection], Any]
 
     async def close(self) -> None:
-        await self.give_back(self.session)
+        await self.release(self.connection)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PerEpisode:
-    """Opens a session for each episode."""
+class _PerEpisode:
+    """Opens a connection for each episode."""
 
     server: Server
 
-    async def open(self, task: Task, context: RolloutContext) -> Lease:
-        return Lease(await Session.open(self.server, context.seed), Session.close)
+    async def open(self, task: Task, context: RolloutContext) -> _Lease:
+        return _Lease(await _Connection.open(self.server, context.seed), _Connection.close)
 
 
 @dataclass(slots=True)
-class _Current:
-    """The session that the episodes of one event loop share, and how many use each that is open."""
+class _SharedState:
+    """The connection that the episodes of one event loop share, and the number of episodes per open connection."""
 
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    session: Session | None = None
-    users: dict[Session, int] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: _Connection | None = None
+    num_users: dict[_Connection, int] = field(default_factory=dict)
 
 
-class Shared:
-    """Gives all episodes one session, as long as it is sound. The end of the event loop closes it."""
+class _Shared:
+    """Gives all episodes the same connection as long as it is usable. It ends with the event loop."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Current] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedState] = WeakKeyDictionary()
 
-    async def open(self, task: Task, context: RolloutContext) -> Lease:
-        current = self._current()
-        async with current.opening:
-            if current.session is None or not current.session.sound:
-                current.session = await Session.open(self._server)
-            current.users[current.session] = current.users.get(current.session, 0) + 1
-            return Lease(current.session, self._give_back)
+    async def open(self, task: Task, context: RolloutContext) -> _Lease:
+        state = self._state()
+        async with state.lock:
+            if state.connection is None or not state.connection.usable:
+                state.connection = await _Connection.open(self._server)
+            state.num_users[state.connection] = state.num_users.get(state.connection, 0) + 1
+            return _Lease(state.connection, self._release)
 
-    async def _give_back(self, session: Session) -> None:
-        current = self._current()
-        current.users[session] -= 1
-        if not session.sound and current.users[session] == 0:
-            del current.users[session]
-            await session.close()
+    async def _release(self, connection: _Connection) -> None:
+        state = self._state()
+        state.num_users[connection] -= 1
+        if not connection.usable and state.num_users[connection] == 0:
+            del state.num_users[connection]
+            await connection.close()
 
-    def _current(self) -> _Current:
-        return self._of_loop.setdefault(asyncio.get_running_loop(), _Current())
+    def _state(self) -> _SharedState:
+        return self._states.setdefault(asyncio.get_running_loop(), _SharedState())
 
 
-async def _listed(server: Server) -> list[Any]:
-    """The server's tools, by a connection for that alone."""
+async def _list_tools(server: Server) -> list[Any]:
+    """Return the descriptions of the server's tools, through a connection that is closed afterwards."""
     try:
-        session = await Session.open(server)
+        connection = await _Connection.open(server)
     except ConnectionError as error:
         raise InvalidInput("MCP server", got=str(error), do="start it by hand to see what is wrong") from error
     try:
         async with asyncio.timeout(START_SECONDS):
-            return await session.tools()
+            return await connection.list_tools()
     except Exception as error:
-        got = f"{server}, which does not list its tools ({_in_words(error)})"
+        got = f"{server}, which does not list its tools ({_describe(error)})"
         raise InvalidInput("MCP server", got=got, do="give a server that has tools") from error
     finally:
-        await session.close()
+        await connection.close()
 
 
-def result_of(called: Any) -> ToolResult:
-    """An SDK result as ours. The structured content is data for rewards; the policy sees it where there is no other."""
-    parts = tuple(part for block in called.content for part in _parts(block))
-    if not parts and called.structured_content is not None:
-        parts = (Text(json.dumps(called.structured_content, ensure_ascii=False)),)
-    error = ToolErrorKind.RAISED if called.is_error else None
-    return ToolResult(parts, ok=not called.is_error, error=error, data=called.structured_content)
+def _convert_result(result: Any) -> ToolResult:
+    """Convert a result of the SDK. Structured content becomes ``data``, shown to the policy if there is no other."""
+    parts = tuple(part for block in result.content for part in _convert_block(block))
+    if not parts and result.structured_content is not None:
+        parts = (Text(json.dumps(result.structured_content, ensure_ascii=False)),)
+    error = ToolErrorKind.RAISED if result.is_error else None
+    return ToolResult(parts, ok=not result.is_error, error=error, data=result.structured_content)
 
 
-def _parts(block: Any) -> tuple[ContentPart, ...]:
-    """Text as it is; media by reference, with a line of text for policies that only read."""
+def _convert_block(block: Any) -> tuple[ContentPart, ...]:
+    """Convert a content block. Media become a reference and a line of text, for policies that only read text."""
     match block.type:
         case "text":
             return (Text(block.text),)
         case "image" | "audio":
             content = base64.b64decode(block.data)
-            told = Text(f"[{block.type}: {block.mime_type}, {len(content)} bytes]")
-            return (told, Media(hashlib.sha256(content).hexdigest(), block.mime_type))
+            note = Text(f"[{block.type}: {block.mime_type}, {len(content)} bytes]")
+            return (note, Media(hashlib.sha256(content).hexdigest(), block.mime_type))
         case "resource" if isinstance(block.resource, import_extra("mcp_types", extra="mcp").TextResourceContents):
             return (Text(block.resource.text),)
         case "resource":

@@ -1,8 +1,8 @@
-"""The ``python`` tool: an interpreter that an episode keeps between its calls, in the sandbox."""
+"""The ``python`` tool: a sandboxed Python interpreter that keeps its variables for an episode."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Text
@@ -15,52 +15,43 @@ from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 _RESTARTED = "[The interpreter was restarted: variables and imports of earlier calls are gone.]\n"
 _LOST = "The next call starts a fresh interpreter: variables and imports are gone."
-_WAIT = 600.0
-"""Seconds a call may wait, for the calls of the same action before it and for a place; then it is given up."""
-
-_FAULTS = {
-    ExecutionStatus.RAISED: ToolErrorKind.RAISED,
-    ExecutionStatus.OUT_OF_MEMORY: ToolErrorKind.RAISED,
-    ExecutionStatus.DIED: ToolErrorKind.RAISED,
-    ExecutionStatus.FLOODED: ToolErrorKind.RAISED,
-    ExecutionStatus.NOT_STARTED: ToolErrorKind.RAISED,
-    ExecutionStatus.TIMED_OUT: ToolErrorKind.TIMED_OUT,
-}
+_MAX_WAIT = 600.0
+"""The time that a call may wait for earlier calls of the same action and for a free slot, in seconds."""
 
 
 def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
-    """A tool named ``python`` that runs code and shows what it prints. Variables stay for the episode.
+    """Return a tool named ``python`` that runs code and shows its output. Variables are kept for the episode.
 
-    The call's :class:`ExecutionResult` is the result's ``data``, for rewards. Code that hangs, dies or floods costs its call:
-    the agent is told, and the next call has a fresh interpreter.
+    The :class:`ExecutionResult` of a call is the result's ``data``, for rewards. If the code hangs, crashes or floods
+    its output, the call fails with an explanation, and the next call gets a fresh interpreter.
 
     Args:
-        sandbox: where code runs; a configuration makes one, None one with the defaults.
+        sandbox: a sandbox, or its configuration; None for the default configuration.
 
     Raises:
-        InvalidInput: the sandbox's level does not hold on this machine.
+        InvalidInput: if the isolation level is not available on this machine.
 
     Example:
         env = ToolEnv(tools=[python_tool(SandboxConfig(limits=Limits(seconds=5)))], rewards=[exact_match])
     """
-    place = sandbox if isinstance(sandbox, Sandbox) else Sandbox(sandbox)
-    interpreters = _Interpreters(place)
+    runner = sandbox if isinstance(sandbox, Sandbox) else Sandbox(sandbox)
+    opener = _InterpreterOpener(runner)
 
-    @tool(timeout=place.config.limits.seconds + _WAIT, sandbox=place)
+    @tool(timeout=runner.config.limits.seconds + _MAX_WAIT, sandbox=runner)
     async def python(code: str, resources: Resources) -> ToolResult:
         """Run Python code. Variables, functions and imports stay for later calls. Print what you want to see.
 
         Args:
             code: the code to run; the value of its last expression is shown too.
         """
-        interpreter = await resources.get(interpreters)
+        interpreter = await resources.get(opener)
         return format_result(await interpreter.run(code))
 
     return python
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Interpreters:
+class _InterpreterOpener:
     """Opens an interpreter for each episode."""
 
     sandbox: Sandbox
@@ -69,16 +60,16 @@ class _Interpreters:
         return self.sandbox.interpreter()
 
 
-def format_result(outcome: ExecutionResult) -> ToolResult:
-    """The outcome as an agent reads it: what was printed, then what went wrong."""
-    notes = [_RESTARTED] if outcome.restarted else []
-    text = "".join([*notes, *map(_shown, (outcome.stdout, outcome.stderr))])
-    if outcome.ok:
-        return ToolResult((Text(text or "(nothing was printed)"),), ok=True, data=outcome)
-    problem = outcome.error if outcome.alive else f"[{outcome.ended}: {outcome.error}] {_LOST}"
-    told = error_result(_FAULTS[outcome.ended], f"{text}{problem.strip()}")
-    return ToolResult(told.parts, ok=False, error=told.error, data=outcome)
+def format_result(result: ExecutionResult) -> ToolResult:
+    """Return the result as the agent reads it: the output, then the error if there is one."""
+    text = "".join([_RESTARTED if result.restarted else "", _format(result.stdout), _format(result.stderr)])
+    if result.ok:
+        return ToolResult((Text(text or "(nothing was printed)"),), ok=True, data=result)
+    problem = result.error if result.alive else f"[{result.status}: {result.error}] {_LOST}"
+    timed_out = result.status is ExecutionStatus.TIMED_OUT
+    kind = ToolErrorKind.TIMED_OUT if timed_out else ToolErrorKind.RAISED
+    return replace(error_result(kind, f"{text}{problem.strip()}"), data=result)
 
 
-def _shown(output: Output) -> str:
+def _format(output: Output) -> str:
     return output.text + (f"\n[cut here: {output.dropped} more bytes]\n" if output.dropped else "")

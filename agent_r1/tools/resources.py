@@ -1,4 +1,4 @@
-"""What the tools of one episode hold: an interpreter, a connection. Opened at first use, closed with the episode."""
+"""Resources that the tools of an episode hold, such as an interpreter: opened at first use, closed with the episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Resource(Protocol):
-    """Something open that has to be closed."""
+    """An object that has to be closed."""
 
     async def close(self) -> None: ...
 
@@ -23,16 +23,17 @@ _Opened = TypeVar("_Opened", bound=Resource, covariant=True)
 
 
 class Opener(Protocol[_Opened]):
-    """Opens a resource for each episode whose tools ask for it. Tools that share an opener share what it opened."""
+    """Opens a resource for an episode. Tools that share an opener share the resource."""
 
     async def open(self, task: Task, context: RolloutContext) -> _Opened:
-        """May raise; where it is cancelled it leaves nothing open."""
+        """Return the open resource. May raise. If it is cancelled, it must leave nothing open."""
         ...
 
 
 class Resources:
-    """The resources of one episode, by their opener. An async tool with a parameter of this type is handed those of
-    its episode.
+    """The resources of one episode, by their opener.
+
+    An async tool that has a parameter of this type receives the resources of its episode.
 
     Example:
         browsers = Browsers()       # its ``async def open(task, context)`` starts a browser
@@ -40,7 +41,7 @@ class Resources:
         @tool
         async def visit(url: str, resources: Resources) -> str:
             '''Read a page.'''
-            browser = await resources.get(browsers)      # the same one at every call of the episode
+            browser = await resources.get(browsers)     # the same one at every call of the episode
             return await browser.text(url)
     """
 
@@ -50,23 +51,23 @@ class Resources:
         self._closing: asyncio.Task[None] | None = None
 
     async def get(self, opener: Opener[_R]) -> _R:
-        """What ``opener`` opened for this episode; the first call opens it, in its own time.
+        """Return the resource that ``opener`` opens for this episode; the first call opens it.
 
-        A call that is cancelled or out of time leaves the opening to the others that wait for it, and to later calls.
-        An opening that failed is not tried again: it raises as it did. Raises RuntimeError where the episode is over.
+        The opening runs in a task of its own: if a call is cancelled or times out, the opening continues for the other
+        and later calls. A failed opening is not repeated: every call raises its error.
+
+        Raises:
+            RuntimeError: if the episode is over.
         """
         if self._closing is not None:
             raise RuntimeError("the episode is over")
         if opener not in self._openings:
             self._openings[opener] = asyncio.create_task(opener.open(self._task, self._context))
-        opened: _R = await asyncio.shield(self._openings[opener])
-        return opened
+        resource: _R = await asyncio.shield(self._openings[opener])
+        return resource
 
     async def close(self) -> None:
-        """Close all that was opened. It goes on where the caller is cancelled.
-
-        What cannot be closed is logged, and keeps nothing else open.
-        """
+        """Close all open resources, even if the caller is cancelled. Errors are logged and do not stop the others."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

@@ -1,25 +1,25 @@
-"""What an agent is told when its call could not be done, and how much of a result it is shown.
+"""Results of tool calls that failed, and the limits on what an agent sees of a result.
 
-Each kind of failure has a ``ToolErrorKind``, kept in ``ToolResult.error``, so that rewards and metrics can
-tell a call that was wrong from a tool that failed; the text for the agent is in ``ToolResult.parts``.
+Each kind of failure is a :class:`ToolErrorKind`, stored in ``ToolResult.error``, so that rewards and metrics can
+distinguish wrong calls from failing tools. The text for the agent is in ``ToolResult.parts``.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from numbers import Real
 
 from agent_r1.core.messages import ContentPart, Media, Text
+from agent_r1.core.suggest import suggest
 from agent_r1.core.tool import ToolResult
 
-_NAME_LENGTH = 64  # a name longer than any tool's is compared and quoted only so far
+_MAX_NAME = 64  # longer names are cut to this length before they are compared and quoted
 
 
 class ToolErrorKind(StrEnum):
-    """Why a call gave no result."""
+    """The reason why a call returned no result."""
 
     MALFORMED_CALL = "malformed call"
     UNKNOWN_TOOL = "unknown tool"
@@ -29,97 +29,98 @@ class ToolErrorKind(StrEnum):
     BAD_RESULT = "bad result"
 
 
-INVALID_CALL_KINDS = frozenset({ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS})
-"""The faults of the agent, as opposed to those of the tool."""
+INVALID_CALL_KINDS = frozenset(
+    {ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS}
+)
+"""The errors that are the agent's fault, not the tool's."""
 
 
-def error_result(fault: ToolErrorKind, text: str) -> ToolResult:
-    """A result that tells the agent, in ``text``, what was wrong and what is expected."""
-    return ToolResult((Text(text),), ok=False, error=fault)
+def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
+    """Return a failed result whose ``text`` explains to the agent what was wrong."""
+    return ToolResult((Text(text),), ok=False, error=kind)
 
 
 def malformed_call_result(reason: str) -> ToolResult:
-    """The call could not be read at all."""
-    return error_result(ToolErrorKind.MALFORMED_CALL, f"The tool call could not be read and was not run: {reason}.")
+    """Return the result of a call that could not be parsed."""
+    text = f"The tool call could not be read and was not run: {reason}."
+    return error_result(ToolErrorKind.MALFORMED_CALL, text)
 
 
 def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
-    """No tool has this name; the nearest one is named.
+    """Return the result of a call to a tool that does not exist; its text names the tools.
 
     Example:
         >>> unknown_tool_result("serach", ["search", "add"]).parts[0].text
         "There is no tool 'serach'. Did you mean 'search'? The tools are: search, add."
     """
-    name = name[:_NAME_LENGTH]
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return error_result(ToolErrorKind.UNKNOWN_TOOL, f"There is no tool {name!r}.{hint} The tools are: {', '.join(known) or 'none'}.")
+    name = name[:_MAX_NAME]
+    hint = suggest(name, known).replace("did", " Did", 1)
+    text = f"There is no tool {name!r}.{hint} The tools are: {', '.join(known) or 'none'}."
+    return error_result(ToolErrorKind.UNKNOWN_TOOL, text)
 
 
 def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
-    """The result as an agent may see it: at most ``max_output`` characters of text, and valid Unicode.
+    """Return the result with at most ``max_output`` characters of text, all of them valid Unicode.
 
-    What is cut is marked, with how much it was; the mark comes on top of ``max_output``.
+    A note that gives the number of removed characters is added on top of ``max_output``.
 
     Example:
         >>> truncate_output(ToolResult((Text("abcdef"),), ok=True), 4).parts[0].text
         'abcd\\n[cut here: 2 more characters]'
     """
-    kept: list[ContentPart] = []
-    room, more = max_output, 0
+    parts: list[ContentPart] = []
+    budget, removed = max_output, 0
     for part in result.parts:
-        if isinstance(part, Text):
-            more += max(len(part.text) - room, 0)
-            part = Text(_valid(part.text[:room]))
-            room -= len(part.text)
-        kept.append(part)
-    if more:
-        kept.append(Text(f"\n[cut here: {more} more characters]"))
-    return replace(result, parts=tuple(_joined(kept)))
+        if not isinstance(part, Text):
+            parts.append(part)
+            continue
+        removed += max(len(part.text) - budget, 0)
+        _append_text(parts, _replace_surrogates(part.text[:budget]))
+        budget = max(budget - len(part.text), 0)
+    if removed:
+        _append_text(parts, f"\n[cut here: {removed} more characters]")
+    return replace(result, parts=tuple(parts))
+
+
+def _append_text(parts: list[ContentPart], text: str) -> None:
+    """Append text, joined with the text part before it, if there is one."""
+    if parts and isinstance(last := parts[-1], Text):
+        parts[-1] = Text(last.text + text)
+    else:
+        parts.append(Text(text))
+
+
+def _replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which no tokenizer accepts, with question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def validation_errors(result: ToolResult) -> Iterator[str]:
-    """Why a user's own ToolResult cannot be shown, counted or written down; nothing where it can.
+    """Yield the reasons why a ToolResult made by user code cannot be used.
 
     Example:
         >>> list(validation_errors(ToolResult((Text("page"),), ok=False, error=404)))
-        ['its error is an object of type int, and neither text nor None']
+        ['its error is an object of type int, neither text nor None']
     """
     if not isinstance(result.parts, tuple):
-        yield f"its parts are {describe_type(result.parts)}, and no tuple"
+        yield f"its parts are {describe_type(result.parts)}, not a tuple"
     else:
         yield from part_errors(result.parts)
     if not isinstance(result.ok, bool):
-        yield f"its ok is {describe_type(result.ok)}, and no bool"
+        yield f"its ok is {describe_type(result.ok)}, not a bool"
     if not isinstance(result.error, str | None):
-        yield f"its error is {describe_type(result.error)}, and neither text nor None"
+        yield f"its error is {describe_type(result.error)}, neither text nor None"
     if not isinstance(result.seconds, Real):
-        yield f"its seconds are {describe_type(result.seconds)}, and no number"
+        yield f"its seconds are {describe_type(result.seconds)}, not a number"
 
 
 def part_errors(parts: Sequence[object]) -> Iterator[str]:
-    """What stands among parts of a message or result and is none."""
+    """Yield a reason for each element that is not a valid content part."""
     for part in parts:
         if not isinstance(part, Media) and not (isinstance(part, Text) and isinstance(part.text, str)):
             yield f"it has {describe_type(part.text if isinstance(part, Text) else part)} where text belongs"
 
 
 def describe_type(value: object) -> str:
-    """What a value is, without asking the value itself."""
+    """Return the type of a value in words. Calls no method of the value, which may be user code."""
     return "None" if value is None else f"an object of type {type(value).__name__}"
-
-
-def _valid(text: str) -> str:
-    """Lone surrogates, which no tokenizer takes, become question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _joined(parts: Sequence[ContentPart]) -> list[ContentPart]:
-    """Neighbouring texts become one."""
-    joined: list[ContentPart] = []
-    for part in parts:
-        if isinstance(part, Text) and joined and isinstance(joined[-1], Text):
-            joined[-1] = Text(joined[-1].text + part.text)
-        else:
-            joined.append(part)
-    return joined

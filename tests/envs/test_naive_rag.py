@@ -34,11 +34,11 @@ def test_the_passages_stand_before_the_question(task: Task, context: Any) -> Non
 
 @pytest.mark.parametrize("max_output", [2000, 30])
 def test_the_passages_are_what_an_agent_is_shown_for_the_same_query(
-    max_output: int, task: Task, context: Any, says: Any, call: Any
+    max_output: int, task: Task, context: Any, make_action: Any, call: Any
 ) -> None:
     async def as_agent() -> str:
         episode = await ToolEnv([search], max_output=max_output).open(task, context())
-        transition = await episode.step(says("", call("search", query=task.messages[0].text)))
+        transition = await episode.step(make_action("", call("search", query=task.messages[0].text)))
         return transition.messages[0].text
 
     start = opened(NaiveRag(search, max_output=max_output), task, context).start
@@ -61,10 +61,10 @@ def test_only_the_last_user_message_changes_and_the_system_message_where_asked(c
     assert kept[3].text.startswith("2 passages on who?")
 
 
-def test_it_ends_with_the_first_action_whatever_that_is(task: Task, context: Any, says: Any, call: Any) -> None:
+def test_it_ends_with_the_first_action_whatever_that_is(task: Task, context: Any, make_action: Any, call: Any) -> None:
     env = NaiveRag(search)
     assert env.tools == ()
-    for action in (says("<answer>x</answer>"), says("", call("search", query="x"))):
+    for action in (make_action("<answer>x</answer>"), make_action("", call("search", query="x"))):
         transition = asyncio.run(opened(env, task, context).step(action))
         assert (transition.end, transition.messages) == ("terminal", ())
 

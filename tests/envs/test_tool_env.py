@@ -66,13 +66,13 @@ def test_an_episode_opens_with_the_system_message_and_the_task(task: Task, conte
     assert [start[0].text for start in opened] == ["Who rules Alba?", "be brief", "the task's own", "be brief"]
 
 
-def test_an_action_without_calls_ends_the_episode(play: Play, says: Any) -> None:
-    (last,) = play(ToolEnv([add]), says("<answer>3</answer>"))
+def test_an_action_without_calls_ends_the_episode(play: Play, make_action: Any) -> None:
+    (last,) = play(ToolEnv([add]), make_action("<answer>3</answer>"))
     assert last == Transition((), {}, "terminal")
 
 
-def test_results_come_back_in_the_order_of_the_calls(play: Play, says: Any, call: Any) -> None:
-    action = says("", call("add", "x", a=1), call("shout", "y", text="hi"), call("add", "z", a=2, b=2))
+def test_results_come_back_in_the_order_of_the_calls(play: Play, make_action: Any, call: Any) -> None:
+    action = make_action("", call("add", "x", a=1), call("shout", "y", text="hi"), call("add", "z", a=2, b=2))
     (step,) = play(ToolEnv([add, shout]), action)
     assert [(message.role, message.call_id, message.text) for message in step.messages] == [
         ("tool", "x", "2"),
@@ -83,7 +83,7 @@ def test_results_come_back_in_the_order_of_the_calls(play: Play, says: Any, call
     assert [result.ok for result in step.results] == [True] * 3
 
 
-def test_parallel_calls_take_the_time_of_one(play: Play, says: Any, call: Any) -> None:
+def test_parallel_calls_take_the_time_of_one(play: Play, make_action: Any, call: Any) -> None:
     @tool
     async def wait(seconds: float) -> float:
         """Wait."""
@@ -92,12 +92,12 @@ def test_parallel_calls_take_the_time_of_one(play: Play, says: Any, call: Any) -
 
     waits = [0.3, 0.1, 0.2, 0.0]
     started = time.monotonic()
-    (step,) = play(ToolEnv([wait]), says("", *(call("wait", f"c{i}", seconds=s) for i, s in enumerate(waits))))
+    (step,) = play(ToolEnv([wait]), make_action("", *(call("wait", f"c{i}", seconds=s) for i, s in enumerate(waits))))
     assert time.monotonic() - started < 0.55
     assert texts(step) == ["0.3", "0.1", "0.2", "0.0"]
 
 
-def test_what_is_wrong_with_a_call_is_told_in_its_own_words(play: Play, says: Any, call: Any) -> None:
+def test_what_is_wrong_with_a_call_is_told_in_its_own_words(play: Play, make_action: Any, call: Any) -> None:
     calls = (
         ToolCall("c0", "add", None, '{"name": "add", "arg', "it is not valid JSON: unterminated string"),
         ToolCall("c1", "add", None, "{}"),
@@ -106,7 +106,7 @@ def test_what_is_wrong_with_a_call_is_told_in_its_own_words(play: Play, says: An
         call("add", "c4", x=1),
         call("add", "c5", a="one"),
     )
-    (step,) = play(ToolEnv([add, shout]), says("", *calls))
+    (step,) = play(ToolEnv([add, shout]), make_action("", *calls))
     assert [message.call_id for message in step.messages] == [f"c{i}" for i in range(6)]
     assert [result.error for result in step.results] == [
         *[ToolErrorKind.MALFORMED_CALL] * 2,
@@ -122,12 +122,14 @@ def test_what_is_wrong_with_a_call_is_told_in_its_own_words(play: Play, says: An
     assert "a: Input should be a valid integer" in texts(step)[5]
 
 
-def test_one_bad_call_does_not_keep_the_good_ones_from_running(play: Play, says: Any, call: Any) -> None:
-    (step,) = play(ToolEnv([add]), says("", call("nothing"), call("add", a=1)))
+def test_one_bad_call_does_not_keep_the_good_ones_from_running(play: Play, make_action: Any, call: Any) -> None:
+    (step,) = play(ToolEnv([add]), make_action("", call("nothing"), call("add", a=1)))
     assert [result.ok for result in step.results] == [False, True]
 
 
-def test_turns_run_out_after_max_turns_actions_and_the_last_calls_are_not_run(play: Play, says: Any, call: Any) -> None:
+def test_turns_run_out_after_max_turns_actions_and_the_last_calls_are_not_run(
+    play: Play, make_action: Any, call: Any
+) -> None:
     ran = []
 
     @tool
@@ -136,13 +138,13 @@ def test_turns_run_out_after_max_turns_actions_and_the_last_calls_are_not_run(pl
         ran.append(n)
         return "noted"
 
-    steps = play(ToolEnv([note], max_turns=3), *(says("", call("note", n=n)) for n in range(3)))
+    steps = play(ToolEnv([note], max_turns=3), *(make_action("", call("note", n=n)) for n in range(3)))
     assert [step.end for step in steps] == [None, None, "truncated"]
     assert (steps[2].messages, steps[2].results, ran) == ((), (), [0, 1])
 
 
-def test_an_answer_in_the_last_turn_is_no_truncation(play: Play, says: Any, call: Any) -> None:
-    steps = play(ToolEnv([add], max_turns=2), says("", call("add", a=1)), says("done"))
+def test_an_answer_in_the_last_turn_is_no_truncation(play: Play, make_action: Any, call: Any) -> None:
+    steps = play(ToolEnv([add], max_turns=2), make_action("", call("add", a=1)), make_action("done"))
     assert [step.end for step in steps] == [None, "terminal"]
 
 
@@ -150,24 +152,24 @@ def test_an_answer_in_the_last_turn_is_no_truncation(play: Play, says: Any, call
     ("length", "told"), [(9, "x" * 9), (10, "x" * 10), (13, "x" * 10 + "\n[cut here: 3 more characters]")]
 )
 def test_long_output_is_cut_with_a_mark_that_says_how_much(
-    length: int, told: str, play: Play, says: Any, call: Any
+    length: int, told: str, play: Play, make_action: Any, call: Any
 ) -> None:
     @tool
     def repeat(n: int) -> str:
         """Repeat."""
         return "x" * n
 
-    (step,) = play(ToolEnv([repeat], max_output=10), says("", call("repeat", n=length)))
+    (step,) = play(ToolEnv([repeat], max_output=10), make_action("", call("repeat", n=length)))
     assert texts(step) == [told]
     assert step.results[0].parts == step.messages[0].parts
 
 
-def test_explanations_are_cut_like_any_output(play: Play, says: Any, call: Any) -> None:
-    (step,) = play(ToolEnv([add], max_output=50), says("", call("x" * 9999), call("add", **{"y" * 9999: 1})))
+def test_explanations_are_cut_like_any_output(play: Play, make_action: Any, call: Any) -> None:
+    (step,) = play(ToolEnv([add], max_output=50), make_action("", call("x" * 9999), call("add", **{"y" * 9999: 1})))
     assert all(len(text) < 100 and "[cut here: " in text for text in texts(step))
 
 
-def test_media_are_kept_where_text_is_cut(play: Play, says: Any, call: Any) -> None:
+def test_media_are_kept_where_text_is_cut(play: Play, make_action: Any, call: Any) -> None:
     image = Media("00" * 32, "image/png")
 
     @tool
@@ -175,27 +177,32 @@ def test_media_are_kept_where_text_is_cut(play: Play, says: Any, call: Any) -> N
         """Look."""
         return ToolResult((Text("abc"), image, Text("defg")), ok=True)
 
-    (step,) = play(ToolEnv([look], max_output=4), says("", call("look")))
+    (step,) = play(ToolEnv([look], max_output=4), make_action("", call("look")))
     assert step.messages[0].parts == (Text("abc"), image, Text("d\n[cut here: 3 more characters]"))
 
 
-def test_the_environments_timeout_holds_where_a_tool_has_none(play: Play, says: Any, call: Any) -> None:
+def test_the_environments_timeout_holds_where_a_tool_has_none(play: Play, make_action: Any, call: Any) -> None:
     @tool
     async def slow() -> str:
         """Be slow."""
         await asyncio.sleep(1.0)
         return "done"
 
-    (step,) = play(ToolEnv([slow], timeout=0.05), says("", call("slow")))
+    (step,) = play(ToolEnv([slow], timeout=0.05), make_action("", call("slow")))
     assert step.results[0].error == ToolErrorKind.TIMED_OUT
 
 
-def test_turn_rewards_see_the_action_and_its_results(play: Play, says: Any, call: Any) -> None:
+def test_turn_rewards_see_the_action_and_its_results(play: Play, make_action: Any, call: Any) -> None:
     def per_turn(action: Action, results: Sequence[ToolResult]) -> Mapping[str, float]:
         return {"useful": sum(result.ok for result in results), "words": len(action.text.split())}
 
     env = ToolEnv([add], turn_rewards=per_turn, max_turns=3)
-    steps = play(env, says("one two", call("add", a=1), call("add")), says("", call("sub")), says("", call("add", a=1)))
+    steps = play(
+        env,
+        make_action("one two", call("add", a=1), call("add")),
+        make_action("", call("sub")),
+        make_action("", call("add", a=1)),
+    )
     assert [step.rewards for step in steps] == [
         {"useful": 1.0, "words": 2.0},
         {"useful": 0.0, "words": 0.0},
@@ -204,18 +211,25 @@ def test_turn_rewards_see_the_action_and_its_results(play: Play, says: Any, call
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_a_turn_reward_that_is_no_number_fails_the_episode_and_is_not_zero(value: Any, play: Play, says: Any) -> None:
+def test_a_turn_reward_that_is_no_number_fails_the_episode_and_is_not_zero(
+    value: Any, play: Play, make_action: Any
+) -> None:
     with pytest.raises((AgentR1Error, TypeError)):
-        play(ToolEnv([add], turn_rewards=lambda action, results: {"r": value}), says("done"))
+        play(ToolEnv([add], turn_rewards=lambda action, results: {"r": value}), make_action("done"))
 
 
 def successful(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
     return {"ok": result.ok, f"calls of {call.name}": 1}
 
 
-def test_every_call_that_got_a_result_is_rewarded_by_itself(play: Play, says: Any, call: Any) -> None:
+def test_every_call_that_got_a_result_is_rewarded_by_itself(play: Play, make_action: Any, call: Any) -> None:
     calls = (call("add", a=1), call("sub"), ToolCall("c", "", None, "{", "it is not valid JSON"), call("add", a="x"))
-    steps = play(ToolEnv([add], call_rewards=successful, max_turns=3), says("", *calls), says("", calls[0]), says("no"))
+    steps = play(
+        ToolEnv([add], call_rewards=successful, max_turns=3),
+        make_action("", *calls),
+        make_action("", calls[0]),
+        make_action("no"),
+    )
     assert [step.call_rewards for step in steps] == [
         (
             {"ok": 1.0, "calls of add": 1.0},
@@ -229,28 +243,28 @@ def test_every_call_that_got_a_result_is_rewarded_by_itself(play: Play, says: An
     assert all(step.rewards == {} for step in steps)
 
 
-def test_calls_that_are_not_run_are_not_rewarded(play: Play, says: Any, call: Any) -> None:
-    (last,) = play(ToolEnv([add], call_rewards=successful, max_turns=1), says("", call("add", a=1)))
+def test_calls_that_are_not_run_are_not_rewarded(play: Play, make_action: Any, call: Any) -> None:
+    (last,) = play(ToolEnv([add], call_rewards=successful, max_turns=1), make_action("", call("add", a=1)))
     assert (last.end, last.call_rewards) == ("truncated", ())
 
 
-def test_a_call_reward_sees_what_the_agent_sees(play: Play, says: Any, call: Any) -> None:
+def test_a_call_reward_sees_what_the_agent_sees(play: Play, make_action: Any, call: Any) -> None:
     seen = []
 
     def note(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
         seen.append((call.id, result))
         return {}
 
-    action = says("", call("add", "x", a=1), call("shout", "y", text="h" * 50))
+    action = make_action("", call("add", "x", a=1), call("shout", "y", text="h" * 50))
     (step,) = play(ToolEnv([add, shout], call_rewards=note, max_output=10), action)
     assert seen == [("x", step.results[0]), ("y", step.results[1])]
     assert step.call_rewards == ({}, {})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "much"])
-def test_a_call_reward_that_is_no_number_fails_the_episode(value: Any, play: Play, says: Any, call: Any) -> None:
+def test_a_call_reward_that_is_no_number_fails_the_episode(value: Any, play: Play, make_action: Any, call: Any) -> None:
     with pytest.raises((AgentR1Error, TypeError, ValueError)):
-        play(ToolEnv([add], call_rewards=lambda call, result: {"r": value}), says("", call("add", a=1)))
+        play(ToolEnv([add], call_rewards=lambda call, result: {"r": value}), make_action("", call("add", a=1)))
 
 
 def test_tools_are_told_as_schemas_and_plain_functions_are_taken() -> None:
@@ -279,7 +293,7 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
         ToolEnv(**arguments)
 
 
-def test_cancelling_a_step_stops_its_calls(task: Task, context: Any, says: Any, call: Any) -> None:
+def test_cancelling_a_step_stops_its_calls(task: Task, context: Any, make_action: Any, call: Any) -> None:
     ended = []
 
     @tool
@@ -293,7 +307,7 @@ def test_cancelling_a_step_stops_its_calls(task: Task, context: Any, says: Any, 
 
     async def cancel() -> None:
         episode = await ToolEnv([wait]).open(task, context())
-        step = asyncio.create_task(episode.step(says("", call("wait"), call("wait"))))
+        step = asyncio.create_task(episode.step(make_action("", call("wait"), call("wait"))))
         await asyncio.sleep(0.02)
         step.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -47,11 +47,13 @@ def lived(env: UserEnv, context: RolloutContext, *actions: Action) -> list[Trans
 
 
 def test_what_is_said_goes_to_the_user_and_calls_go_to_tools(
-    says: Says, call: Callable[..., ToolCall], context: Contexts
+    make_action: Says, call: Callable[..., ToolCall], context: Contexts
 ) -> None:
     user = Counting()
     env = UserEnv([ring], user)
-    rung, answered, left = lived(env, context(), says("", call("ring")), says("What?"), says("bye"))
+    rung, answered, left = lived(
+        env, context(), make_action("", call("ring")), make_action("What?"), make_action("bye")
+    )
     assert [message.text for message in rung.messages] == ["ding"] and rung.messages[0].role == "tool"
     assert [(message.role, message.text) for message in answered.messages] == [("user", "5 messages")]
     assert left == Transition((), end="terminal")
@@ -60,22 +62,24 @@ def test_what_is_said_goes_to_the_user_and_calls_go_to_tools(
 
 
 def test_actions_are_counted_those_that_speak_and_those_whose_tool_fails(
-    says: Says, call: Callable[..., ToolCall], context: Contexts
+    make_action: Says, call: Callable[..., ToolCall], context: Contexts
 ) -> None:
     env = UserEnv([broken], Counting(), max_turns=3)
-    failed, spoken, last = lived(env, context(), says("", call("broken")), says("What?"), says("And?"))
+    failed, spoken, last = lived(
+        env, context(), make_action("", call("broken")), make_action("What?"), make_action("And?")
+    )
     assert not failed.results[0].ok and "broken failed" in failed.messages[0].text
     assert (failed.end, spoken.end, last.end) == (None, None, "truncated")
-    called = lived(env, context(), says("a"), says("b"), says("", call("broken")))
+    called = lived(env, context(), make_action("a"), make_action("b"), make_action("", call("broken")))
     assert called[-1].end == "truncated" and called[-1].results == ()
 
 
-def test_a_user_that_leaves_with_the_last_action_ends_the_episode_itself(says: Says, context: Contexts) -> None:
-    assert lived(UserEnv([], Counting(), max_turns=1), context(), says("bye"))[-1].end == "terminal"
+def test_a_user_that_leaves_with_the_last_action_ends_the_episode_itself(make_action: Says, context: Contexts) -> None:
+    assert lived(UserEnv([], Counting(), max_turns=1), context(), make_action("bye"))[-1].end == "terminal"
 
 
 def test_a_user_that_a_model_plays_hears_itself_as_the_model_and_the_agent_as_its_user(
-    says: Says, call: Callable[..., ToolCall], context: Contexts
+    make_action: Says, call: Callable[..., ToolCall], context: Contexts
 ) -> None:
     asked: list[tuple[Message, ...]] = []
 
@@ -83,8 +87,8 @@ def test_a_user_that_a_model_plays_hears_itself_as_the_model_and_the_agent_as_it
         asked.append(messages)
         return Message.assistant("Tea, please." if len(asked) == 1 else "DONE")
 
-    env = UserEnv([ring], ModelUser(ask, lambda task: f"You want {task.data['wish']}.", "DONE"))
-    steps = lived(env, context(), says("", call("ring")), says("What?"), says("Here."))
+    env = UserEnv([ring], ModelUser(lambda task: f"You want {task.data['wish']}.", "DONE", ask))
+    steps = lived(env, context(), make_action("", call("ring")), make_action("What?"), make_action("Here."))
     assert [(message.role, message.text) for message in asked[1]] == [
         ("system", "You want tea."),
         ("user", "(The conversation begins.)"),
@@ -109,28 +113,28 @@ class Noting:
 
     @property
     def user(self) -> ModelUser:
-        return ModelUser(self.ask, lambda task: "You want tea.", "DONE")
+        return ModelUser(lambda task: "You want tea.", "DONE", self.ask)
 
 
 PART, OPENING = ("system", "You want tea."), ("user", "(The conversation begins.)")
 
 
-def test_a_user_that_a_model_plays_sees_no_call_well_made_or_not(says: Says, context: Contexts) -> None:
+def test_a_user_that_a_model_plays_sees_no_call_well_made_or_not(make_action: Says, context: Contexts) -> None:
     model = Noting("Tea.")
     unread = ToolCall("c0", "ring", None, "{", "it is not closed")
-    calls = (says("I peek.", ToolCall("c1", "ring", {}, "")), says("I try <tool_call>{", unread))
-    lived(UserEnv([ring], model.user), context(), *calls, says("What?"))
+    calls = (make_action("I peek.", ToolCall("c1", "ring", {}, "")), make_action("I try <tool_call>{", unread))
+    lived(UserEnv([ring], model.user), context(), *calls, make_action("What?"))
     assert model.asked == [[PART, OPENING, ("assistant", "Hello."), ("user", "What?")]]
 
 
-def test_the_sides_alternate_whatever_was_said(says: Says, context: Contexts) -> None:
+def test_the_sides_alternate_whatever_was_said(make_action: Says, context: Contexts) -> None:
     """Two messages of a user open the task, and some chat templates refuse sides that do not alternate."""
     model = Noting("Tea.", "DONE")
     task = Task("t", (Message.user("Hello."), Message.user("Anyone?")), {})
 
     async def live() -> None:
         episode = await UserEnv([], model.user).open(task, context())
-        for action in (says(""), says("What?")):
+        for action in (make_action(""), make_action("What?")):
             await episode.step(action)
 
     asyncio.run(live())
@@ -138,9 +142,9 @@ def test_the_sides_alternate_whatever_was_said(says: Says, context: Contexts) ->
     assert model.asked == [first, [*first, ("assistant", "Tea."), ("user", "What?")]]
 
 
-def test_a_model_that_says_nothing_is_asked_again_and_then_leaves(says: Says, context: Contexts) -> None:
+def test_a_model_that_says_nothing_is_asked_again_and_then_leaves(make_action: Says, context: Contexts) -> None:
     spoke = Noting(" ", "Tea.")
-    (step,) = lived(UserEnv([], spoke.user), context(), says("What?"))
+    (step,) = lived(UserEnv([], spoke.user), context(), make_action("What?"))
     assert [message.text for message in step.messages] == ["Tea."] and step.end is None
     assert spoke.asked[1][-1] == ("user", "What?\n(You said nothing. Please answer.)")
-    assert lived(UserEnv([], Noting("", " ").user), context(), says("What?")) == [Transition((), end="terminal")]
+    assert lived(UserEnv([], Noting("", " ").user), context(), make_action("What?")) == [Transition((), end="terminal")]

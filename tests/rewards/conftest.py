@@ -1,1 +1,1 @@
-from environment_fixtures import attempt_of, call, context, sandbox, says, task  # noqa: F401
+from environment_fixtures import call, context, make_action, make_trajectory, sandbox, task  # noqa: F401

@@ -11,16 +11,20 @@ from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.rewards import exact_match, f1, final_answer, gated_exact_match, sub_match
-from agent_r1.tools import Fault
-from agent_r1.tools.tool_errors import failed
+from agent_r1.tools import ToolErrorKind
+from agent_r1.tools.tool_errors import error_result
 
 FINE = ToolResult((Text("page"),), ok=True)
 RIGHT, WRONG, NONE = "<answer>the Bruno</answer>", "<answer>Bruno the great</answer>", "Bruno"
 
 
-def test_rewards_compare_the_final_answer_with_the_best_gold_answer(task: Task, says: Any, attempt_of: Any) -> None:
+def test_rewards_compare_the_final_answer_with_the_best_gold_answer(
+    task: Task, make_action: Any, make_trajectory: Any
+) -> None:
     attempts = [
-        attempt_of((says("<answer>Carla</answer>", ToolCall("c", "s", {}, "")), [FINE]), (says(text), []))
+        make_trajectory(
+            (make_action("<answer>Carla</answer>", ToolCall("c", "s", {}, "")), [FINE]), (make_action(text), [])
+        )
         for text in (RIGHT, WRONG, NONE)
     ]
     assert [exact_match(attempt, task) for attempt in attempts] == [1.0, 0.0, 0.0]
@@ -28,20 +32,22 @@ def test_rewards_compare_the_final_answer_with_the_best_gold_answer(task: Task, 
     assert [sub_match(attempt, task) for attempt in attempts] == [1.0, 1.0, 0.0]
 
 
-def test_no_turns_no_answer(task: Task, attempt_of: Any) -> None:
-    assert final_answer(attempt_of()) is None
-    assert exact_match(attempt_of(), task) == 0.0
+def test_no_turns_no_answer(task: Task, make_trajectory: Any) -> None:
+    assert final_answer(make_trajectory()) is None
+    assert exact_match(make_trajectory(), task) == 0.0
 
 
-def test_an_answer_beside_a_call_is_not_final(says: Any, attempt_of: Any, call: Any) -> None:
-    assert final_answer(attempt_of((says(RIGHT), []))) == "the Bruno"
-    assert final_answer(attempt_of((says(RIGHT, call("search")), []))) is None
+def test_an_answer_beside_a_call_is_not_final(make_action: Any, make_trajectory: Any, call: Any) -> None:
+    assert final_answer(make_trajectory((make_action(RIGHT), []))) == "the Bruno"
+    assert final_answer(make_trajectory((make_action(RIGHT, call("search")), []))) is None
 
 
-def test_reasoning_that_is_kept_apart_gives_no_answer(attempt_of: Any) -> None:
+def test_reasoning_that_is_kept_apart_gives_no_answer(make_trajectory: Any) -> None:
     message = Message.assistant("I do not know.", reasoning="perhaps <answer>Bruno</answer>")
     assert (
-        final_answer(attempt_of((Action(message, "<think>perhaps <answer>Bruno</answer></think>I do not know."), [])))
+        final_answer(
+            make_trajectory((Action(message, "<think>perhaps <answer>Bruno</answer></think>I do not know."), []))
+        )
         is None
     )
 
@@ -52,42 +58,53 @@ def test_reasoning_that_is_kept_apart_gives_no_answer(attempt_of: Any) -> None:
         (RIGHT, FINE, None, 1.0),
         (WRONG, FINE, None, 0.0),
         (NONE, FINE, None, -0.5),
-        (RIGHT, failed(Fault.UNKNOWN_TOOL, ""), None, -0.5),
-        (RIGHT, failed(Fault.INVALID_ARGUMENTS, ""), None, -0.5),
-        (RIGHT, failed(Fault.MALFORMED_CALL, ""), "no JSON", -0.5),
-        (WRONG, failed(Fault.MALFORMED_CALL, ""), "no JSON", -0.5),
-        (NONE, failed(Fault.UNKNOWN_TOOL, ""), None, -1.0),
-        (NONE, failed(Fault.MALFORMED_CALL, ""), "no JSON", -1.0),
-        (RIGHT, failed(Fault.RAISED, ""), None, 1.0),
-        (RIGHT, failed(Fault.TIMED_OUT, ""), None, 1.0),
-        (RIGHT, failed(Fault.BAD_RESULT, ""), None, 1.0),
+        (RIGHT, error_result(ToolErrorKind.UNKNOWN_TOOL, ""), None, -0.5),
+        (RIGHT, error_result(ToolErrorKind.INVALID_ARGUMENTS, ""), None, -0.5),
+        (RIGHT, error_result(ToolErrorKind.MALFORMED_CALL, ""), "no JSON", -0.5),
+        (WRONG, error_result(ToolErrorKind.MALFORMED_CALL, ""), "no JSON", -0.5),
+        (NONE, error_result(ToolErrorKind.UNKNOWN_TOOL, ""), None, -1.0),
+        (NONE, error_result(ToolErrorKind.MALFORMED_CALL, ""), "no JSON", -1.0),
+        (RIGHT, error_result(ToolErrorKind.RAISED, ""), None, 1.0),
+        (RIGHT, error_result(ToolErrorKind.TIMED_OUT, ""), None, 1.0),
+        (RIGHT, error_result(ToolErrorKind.BAD_RESULT, ""), None, 1.0),
         (RIGHT, ToolResult((Text("no such page"),), ok=False, error="no such page"), None, 1.0),
     ],
 )
 def test_the_gate(
-    final: str, result: ToolResult, unread: str | None, reward: float, task: Task, says: Any, attempt_of: Any, call: Any
+    final: str,
+    result: ToolResult,
+    unread: str | None,
+    reward: float,
+    task: Task,
+    make_action: Any,
+    make_trajectory: Any,
+    call: Any,
 ) -> None:
     called = ToolCall("c0", "search", None if unread else {}, "", unread)
-    attempt = attempt_of((says("", call("search")), [FINE]), (says("", called), [result]), (says(final), []))
+    attempt = make_trajectory(
+        (make_action("", call("search")), [FINE]), (make_action("", called), [result]), (make_action(final), [])
+    )
     assert gated_exact_match(attempt, task) == reward
 
 
 @pytest.mark.parametrize(("final", "reward"), [(RIGHT, 1.0), (WRONG, 0.0), (NONE, -0.5)])
 def test_without_calls_the_gate_asks_for_the_answer_only(
-    final: str, reward: float, task: Task, says: Any, attempt_of: Any
+    final: str, reward: float, task: Task, make_action: Any, make_trajectory: Any
 ) -> None:
-    assert gated_exact_match(attempt_of((says(final), [])), task) == reward
+    assert gated_exact_match(make_trajectory((make_action(final), [])), task) == reward
 
 
 def test_turns_that_ran_out_with_a_malformed_call_get_the_lowest_reward(
-    task: Task, says: Any, attempt_of: Any, call: Any
+    task: Task, make_action: Any, make_trajectory: Any, call: Any
 ) -> None:
-    cut_off = says("", ToolCall("c", "search", None, "{", "cut off"))
-    assert gated_exact_match(attempt_of((says("", call("search")), [FINE]), (cut_off, [])), task) == -1.0
-    assert gated_exact_match(attempt_of((says("", call("search")), [])), task) == -0.5
+    cut_off = make_action("", ToolCall("c", "search", None, "{", "cut off"))
+    assert gated_exact_match(make_trajectory((make_action("", call("search")), [FINE]), (cut_off, [])), task) == -1.0
+    assert gated_exact_match(make_trajectory((make_action("", call("search")), [])), task) == -0.5
 
 
 @pytest.mark.parametrize("data", [{}, {"answers": ()}, {"answers": "Bruno"}, {"answers": (1,)}, {"answer": ("Bruno",)}])
-def test_a_task_without_gold_answers_is_refused_by_name(data: dict[str, Any], says: Any, attempt_of: Any) -> None:
+def test_a_task_without_gold_answers_is_refused_by_name(
+    data: dict[str, Any], make_action: Any, make_trajectory: Any
+) -> None:
     with pytest.raises(InvalidInput, match="task t/9"):
-        exact_match(attempt_of((says(RIGHT), [])), Task("t/9", (), data))
+        exact_match(make_trajectory((make_action(RIGHT), [])), Task("t/9", (), data))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.rewards.normalization import exact_match_score, extract_answer, f1_score, normalise, sub_match_score
+from agent_r1.rewards.normalization import exact_match_score, extract_answer, f1_score, normalize, sub_match_score
 
 words = st.sampled_from(
     ["a", "an", "the", "yes", "no", "noanswer", "alba", "Bruno", "rules", "The", "king's", "-", "3.5"]
@@ -63,12 +63,12 @@ def reference_normalise(text: str) -> str:
 
 @given(phrases | st.text(string.ascii_letters + string.digits + string.punctuation + " \t\n", max_size=30))
 def test_normalisation_is_the_rule_applied_word_by_word(text: str) -> None:
-    assert normalise(text) == reference_normalise(text)
+    assert normalize(text) == reference_normalise(text)
 
 
 @given(anything)
 def test_normalising_twice_changes_nothing_more(text: str) -> None:
-    assert normalise(normalise(text)) == normalise(text)
+    assert normalize(normalize(text)) == normalize(text)
 
 
 @pytest.mark.parametrize(

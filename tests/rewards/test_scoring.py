@@ -35,12 +35,12 @@ def plain(scores: Scores) -> Rewards:
 
 
 def member(trajectory: Trajectory, task: Task) -> float:
-    return trajectory.attempt.member
+    return trajectory.attempt.sample_index
 
 
 async def later(trajectory: Trajectory, task: Task) -> float:
-    await asyncio.sleep(0.01 * (3 - trajectory.attempt.member))
-    return 10.0 + trajectory.attempt.member
+    await asyncio.sleep(0.01 * (3 - trajectory.attempt.sample_index))
+    return 10.0 + trajectory.attempt.sample_index
 
 
 def test_each_trajectory_gets_its_own_rewards_by_name_in_order() -> None:
@@ -103,7 +103,7 @@ def test_two_functions_that_give_one_name_cannot_be_told_apart() -> None:
 
 def test_a_reward_that_hangs_is_none_in_time_and_holds_up_nobody() -> None:
     def hangs_for_one(trajectory: Trajectory, task: Task) -> float:
-        time.sleep(2.0 if trajectory.attempt.member == 1 else 0.0)
+        time.sleep(2.0 if trajectory.attempt.sample_index == 1 else 0.0)
         return 1.0
 
     started = time.monotonic()
@@ -126,7 +126,7 @@ odd_values = st.one_of(
 @given(st.lists(odd_values | st.dictionaries(st.text(max_size=3), odd_values, max_size=3), min_size=1, max_size=8))
 def test_a_reward_is_the_finite_number_given_or_none(values: list[Any]) -> None:
     def give(trajectory: Trajectory, task: Task) -> Any:
-        return values[trajectory.attempt.member]
+        return values[trajectory.attempt.sample_index]
 
     for given_value, rewards in zip(values, score({"r": give}, size=len(values)), strict=True):
         pairs = given_value.items() if isinstance(given_value, dict) else [("r", given_value)]
@@ -140,7 +140,7 @@ def expected(value: Any) -> float | None:
         return None
 
 
-def test_a_reward_for_each_turn_is_a_tuple_and_one_bad_number_unscores_it(attempt_of, says, task):
+def test_a_reward_for_each_turn_is_a_tuple_and_one_bad_number_unscores_it(make_trajectory, make_action, task):
     def by_turn(trajectory, task):
         return (0.5, 1)
 
@@ -148,5 +148,5 @@ def test_a_reward_for_each_turn_is_a_tuple_and_one_bad_number_unscores_it(attemp
         return (0.5, float("nan"))
 
     scorer = FunctionScorer({"by_turn": by_turn, "broken": broken})
-    (rewards,) = asyncio.run(scorer.score([attempt_of((says("a"), ()), (says("b"), ()))], task))
+    (rewards,) = asyncio.run(scorer.score([make_trajectory((make_action("a"), ()), (make_action("b"), ()))], task))
     assert plain(rewards) == {"by_turn": (0.5, 1.0), "broken": None}

@@ -14,7 +14,15 @@ from agent_r1.core.environment import Transition
 from agent_r1.core.messages import Media, Message, Text, ToolCall
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Unscored
-from agent_r1.rollout.user_code import LONGEST, as_messages, as_rewards, as_transition, boundary, objections, told
+from agent_r1.rollout.user_code import (
+    MAX_ERROR_CHARACTERS,
+    format_error,
+    isolate,
+    unscored_reasons,
+    validate_messages,
+    validate_rewards,
+    validate_transition,
+)
 
 
 class Panic(BaseException):
@@ -25,7 +33,7 @@ class Panic(BaseException):
     "error", [ValueError("x"), SystemExit(3), RecursionError("deep"), TimeoutError("own"), Panic("in Rust")]
 )
 def test_what_is_raised_leaves_as_our_failure_with_its_reason(error: BaseException) -> None:
-    with pytest.raises(LookupError, match=f"{type(error).__name__}: ") as caught, boundary(LookupError):
+    with pytest.raises(LookupError, match=f"{type(error).__name__}: ") as caught, isolate(LookupError):
         raise error
     assert caught.value.__cause__ is error
 
@@ -43,23 +51,24 @@ def raised(error: BaseException) -> BaseException:
 
 
 def test_a_failure_is_told_in_one_line_with_the_place_in_the_users_own_code() -> None:
-    said = told(raised(ValueError("no\n such page")))
-    assert re.fullmatch(r"ValueError: no such page \(test_boundary.py:\d+, in raised\)", said)
+    said = format_error(raised(ValueError("no\n such page")))
+    assert re.fullmatch(r"ValueError: no such page \(test_user_code.py:\d+, in raised\)", said)
     try:
         json.loads("[")
     except ValueError as error:  # raised in Python's own files
-        assert re.search(r"\(test_boundary.py:\d+, in test_\w+\)$", told(error))
-    assert told(KeyError("never raised")) == "KeyError: 'never raised'"
-    assert told(Unreadable()) == "Unreadable: its text cannot be shown"
-    assert len(told(ValueError("x" * 10**6))) == len("ValueError: ") + LONGEST
+        assert re.search(r"\(test_user_code.py:\d+, in test_\w+\)$", format_error(error))
+    assert format_error(KeyError("never raised")) == "KeyError: 'never raised'"
+    assert format_error(Unreadable()) == "Unreadable: its text cannot be shown"
+    assert len(format_error(ValueError("x" * 10**6))) == len("ValueError: ") + MAX_ERROR_CHARACTERS
     assert (
-        told(ExceptionGroup("2 errors", [ExceptionGroup("1 error", [KeyError("a")]), OSError("b")])) == "KeyError: 'a'"
+        format_error(ExceptionGroup("2 errors", [ExceptionGroup("1 error", [KeyError("a")]), OSError("b")]))
+        == "KeyError: 'a'"
     )
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
 def test_an_interrupt_is_not_taken_for_a_failure(kind: type[BaseException]) -> None:
-    with pytest.raises(kind), boundary(LookupError):
+    with pytest.raises(kind), isolate(LookupError):
         raise kind
 
 
@@ -72,7 +81,7 @@ async def letting_out_its_own_cancellation() -> None:
 def test_a_cancellation_that_nobody_asked_for_is_a_failure_and_one_from_outside_passes() -> None:
     async def stray() -> str:
         try:
-            with boundary(LookupError):
+            with isolate(LookupError):
                 await letting_out_its_own_cancellation()
         except LookupError as failure:
             return str(failure)
@@ -80,7 +89,7 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_and_one_from_outside_
 
     async def outside() -> Any:
         async def waiting() -> None:
-            with boundary(LookupError):
+            with isolate(LookupError):
                 await asyncio.sleep(60)
 
         task = asyncio.create_task(waiting())
@@ -90,7 +99,7 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_and_one_from_outside_
 
     async def past_a_deadline() -> None:
         async with asyncio.timeout(0.01):
-            with boundary(LookupError):
+            with isolate(LookupError):
                 await asyncio.sleep(60)
 
     assert asyncio.run(stray()).startswith("CancelledError")
@@ -109,7 +118,7 @@ GOOD = Transition(
 
 
 def test_a_good_transition_comes_back_with_its_rewards_as_numbers() -> None:
-    taken = as_transition(GOOD)
+    taken = validate_transition(GOOD)
     assert (taken.messages, taken.end, taken.results) == (GOOD.messages, "terminal", GOOD.results)
     assert taken.rewards == {"found": 1.0} and taken.call_rewards == ({"found": 1.0}, {})
     assert type(taken.rewards["found"]) is float
@@ -118,43 +127,43 @@ def test_a_good_transition_comes_back_with_its_rewards_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (None, "the step gave None"),
-        ({"messages": ()}, "type dict, and no Transition"),
-        (Transition(({"role": "tool"},)), "type dict, and no Message"),  # type: ignore[arg-type]
+        (None, "the step returned None"),
+        ({"messages": ()}, "type dict, not a Transition"),
+        (Transition(({"content": "x"},)), "a message with the role None"),  # type: ignore[arg-type]
         (Transition((Message("tool", (Text(b"x"),)),)), "type bytes where text belongs"),  # type: ignore[arg-type]
         (Transition((Message("tool", ("x",)),)), "type str where text belongs"),  # type: ignore[arg-type]
-        (Transition((), results=("x",)), "and no ToolResult"),  # type: ignore[arg-type]
+        (Transition((), results=("x",)), "not a ToolResult"),  # type: ignore[arg-type]
         (Transition((), rewards={"found": "1"}), "reward found is an object of type str"),  # type: ignore[dict-item]
         (Transition((), call_rewards=({"found": None},)), "reward found is None"),  # type: ignore[dict-item]
-        (Transition((), end=False), "False as its end"),  # type: ignore[arg-type]
-        (Transition((), end="done"), "'done' as its end"),  # type: ignore[arg-type]
+        (Transition((), end=False), "end=False"),  # type: ignore[arg-type]
+        (Transition((), end="done"), "end='done'"),  # type: ignore[arg-type]
         (Transition((), results=(ToolResult((), False, {"code": 500}),)), "error is an object of type dict"),  # type: ignore[arg-type]
         (Transition((), results=(ToolResult((), False, OSError()),)), "error is an object of type OSError"),  # type: ignore[arg-type]
-        (Transition((), results=(ToolResult((), None),)), "ok is None, and no bool"),  # type: ignore[arg-type]
+        (Transition((), results=(ToolResult((), None),)), "ok is None, not a bool"),  # type: ignore[arg-type]
         (Transition((), results=(ToolResult((), True, seconds=None),)), "seconds are None"),  # type: ignore[arg-type]
-        (Transition((), results=(ToolResult(None, True),)), "parts are None, and no tuple"),  # type: ignore[arg-type]
+        (Transition((), results=(ToolResult(None, True),)), "parts are None, not a tuple"),  # type: ignore[arg-type]
         (Transition((Message("actor", ()),)), "role is 'actor'"),  # type: ignore[arg-type]
         (Transition((Message("tool", (), reasoning=b"x"),)), "reasoning is an object of type bytes"),  # type: ignore[arg-type]
         (Transition((Message("tool", (), call_id=7),)), "call_id is an object of type int"),  # type: ignore[arg-type]
-        (Transition((Message("assistant", (), ({"name": "x"},)),)), "no tuple of Calls"),  # type: ignore[arg-type]
-        (Transition((Message("assistant", (), (ToolCall("c", "x", "{}", ""),)),)), "no tuple of Calls"),  # type: ignore[arg-type]
+        (Transition((Message("assistant", (), ({"name": "x"},)),)), "not a tuple of ToolCalls"),  # type: ignore[arg-type]
+        (Transition((Message("assistant", (), (ToolCall("c", "x", "{}", ""),)),)), "not a tuple of ToolCalls"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_transition_is_named(given: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
-        as_transition(given)
+        validate_transition(given)
 
 
 def test_a_start_is_messages() -> None:
-    assert as_messages([Message.user("x")]) == (Message.user("x"),)
-    with pytest.raises(TypeError, match="and no Message"):
-        as_messages(["x"])
+    assert validate_messages([Message.user("x")]) == (Message.user("x"),)
+    with pytest.raises(TypeError, match="not a Message"):
+        validate_messages(["x"])
 
 
 def test_a_reward_is_a_number_or_one_per_turn_or_none() -> None:
     given = {"a": True, "b": None, "c": (1, 0.5), "d": Fraction(1, 2), "e": Unscored("KeyError: 'gold'")}
-    assert as_rewards(given) == {"a": 1.0, "b": None, "c": (1.0, 0.5), "d": 0.5, "e": None}
-    assert list(objections(given)) == ["reward e could not be scored: KeyError: 'gold'"]
+    assert validate_rewards(given) == {"a": 1.0, "b": None, "c": (1.0, 0.5), "d": 0.5, "e": None}
+    assert list(unscored_reasons(given)) == ["reward e could not be scored: KeyError: 'gold'"]
     for wrong in ("1.0", [1.0], (1.0, "x"), 1j):
         with pytest.raises(TypeError, match="reward em is"):
-            as_rewards({"em": wrong})
+            validate_rewards({"em": wrong})

@@ -1,1 +1,1 @@
-from environment_fixtures import attempt_of, call, context, sandbox, says, task  # noqa: F401
+from environment_fixtures import make_trajectory, call, context, sandbox, make_action, task  # noqa: F401

@@ -122,7 +122,7 @@ def test_what_could_not_be_judged_is_no_fail(sandbox: Sandbox, tmp_path: Path, m
     verdict = judge(sandbox, "def f(x): return 1", "assert f(1)")
     assert verdict.passed is None
     assert "no more namespaces" in verdict.reason
-    assert asyncio.run(sandbox.run("print(1)")).ended is ExecutionStatus.NOT_STARTED
+    assert asyncio.run(sandbox.run("print(1)")).status is ExecutionStatus.NOT_STARTED
 
 
 def test_what_can_be_nested_can_be_judged(sandbox: Sandbox) -> None:
@@ -223,8 +223,8 @@ def test_a_candidate_cannot_make_an_exam_one_that_cannot_be_asked(sandbox: Sandb
     for value in ("Point(1, 2)", "defaultdict(lambda: 5)", "object()", "f", "iter('ab')", "type('S', (str,), {})('a')"):
         tests = "assert f(f(1)) == 'never'"
         assert judge(sandbox, f"{IMPORTS}\ndef f(b): return {value}", tests).passed is False
-    says = "import os\nos.write(2, b'0' * 32 + b' the tests hand over nothing')\ndef f(b): return 2"
-    assert judge(sandbox, says, "assert f(1) == 1").passed is False
+    make_action = "import os\nos.write(2, b'0' * 32 + b' the tests hand over nothing')\ndef f(b): return 2"
+    assert judge(sandbox, make_action, "assert f(1) == 1").passed is False
 
 
 IMPORTS = """

@@ -27,7 +27,7 @@ def run(sandbox: Sandbox, source: str, **options: Any) -> ExecutionResult:
 
 def test_a_program_reads_its_input_and_prints(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "print(int(input()) * 2)", stdin="21")
-    assert (outcome.ended, outcome.stdout.text, outcome.stderr.text, outcome.error) == (ExecutionStatus.OK, "42\n", "", "")
+    assert (outcome.status, outcome.stdout.text, outcome.stderr.text, outcome.error) == (ExecutionStatus.OK, "42\n", "", "")
 
 
 def test_input_ends(sandbox: Sandbox) -> None:
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 def test_an_error_is_told_as_python_tells_it(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "def f():\n    return 1 / 0\nf()")
-    assert outcome.ended is ExecutionStatus.RAISED
+    assert outcome.status is ExecutionStatus.RAISED
     assert outcome.error.startswith('Traceback (most recent call last):\n  File "main.py", line 3')
     assert "return 1 / 0" in outcome.error
     assert "worker" not in outcome.error
@@ -83,7 +83,7 @@ def test_an_error_is_told_as_python_tells_it(sandbox: Sandbox) -> None:
 )
 def test_every_end_has_its_name(sandbox: Sandbox, source: str, ended: ExecutionStatus) -> None:
     outcome = run(sandbox, source)
-    assert outcome.ended is ended
+    assert outcome.status is ended
     assert outcome.ok or outcome.error
 
 
@@ -103,13 +103,13 @@ def test_every_end_has_its_name(sandbox: Sandbox, source: str, ended: ExecutionS
 def test_what_hangs_is_stopped_in_time(sandbox: Sandbox, source: str) -> None:
     began = time.monotonic()
     outcome = run(sandbox, source, limits=SHORT)
-    assert (outcome.ended, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 0.5 seconds")
+    assert (outcome.status, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 0.5 seconds")
     assert time.monotonic() - began < 4.0
 
 
 def test_cpu_seconds_are_limited_too(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "while True: pass", limits=Limits(seconds=20, cpu_seconds=1))
-    assert (outcome.ended, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 1 CPU seconds")
+    assert (outcome.status, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 1 CPU seconds")
 
 
 def test_output_is_cut_and_counted(sandbox: Sandbox) -> None:
@@ -120,7 +120,7 @@ def test_output_is_cut_and_counted(sandbox: Sandbox) -> None:
 
 def test_a_flood_is_stopped(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "while True: print('x' * 10**6)", limits=Limits(seconds=30, output=1000))
-    assert outcome.ended is ExecutionStatus.FLOODED
+    assert outcome.status is ExecutionStatus.FLOODED
     assert outcome.stdout.data == b"x" * 1000
     assert outcome.stdout.dropped > 2**20
 
@@ -223,7 +223,7 @@ def test_closing_ends_a_call_under_way(sandbox: Sandbox) -> None:
         return await call, await interpreter.run("1")
 
     stopped, after = in_one(sandbox, cells)
-    assert (stopped.ended, after.ended) == (ExecutionStatus.DIED, ExecutionStatus.NOT_STARTED)
+    assert (stopped.status, after.status) == (ExecutionStatus.DIED, ExecutionStatus.NOT_STARTED)
 
 
 def test_nothing_is_left_open(sandbox: Sandbox) -> None:

@@ -1,1 +1,10 @@
-from environment_fixtures import attempt_of, call, context, sandbox, says, task  # noqa: F401
+from environment_fixtures import (  # noqa: F401
+    call,
+    context,
+    has_ended,
+    make_action,
+    make_trajectory,
+    sandbox,
+    serve_script,
+    task,
+)

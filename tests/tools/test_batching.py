@@ -13,7 +13,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
-from agent_r1.tools import ToolErrorKind, Tool, tool
+from agent_r1.tools import Tool, ToolErrorKind, tool
 from agent_r1.tools.batching import MAX_BATCH
 
 Batch = Callable[[list[dict[str, Any]]], Any]
@@ -120,7 +120,7 @@ def test_wrong_arguments_never_reach_the_batch(task: Task, context: Any) -> None
 
 def test_task_and_context_are_among_the_arguments(task: Task, context: Any) -> None:
     def batch(calls: list[dict[str, Any]]) -> list[str]:
-        return [f"{call['of'].id} {call['where'].attempt.sample_index}" for call in calls]
+        return [f"{call['of'].id} {call['where'].id.sample_index}" for call in calls]
 
     @tool(batch=batch)
     def search(query: str, of: Task, where: RolloutContext) -> str:
@@ -190,7 +190,7 @@ def test_nobody_waits_for_ever_where_the_serving_task_is_killed(task: Task, cont
     async def kill() -> ToolResult:
         call = asyncio.create_task(search.run({"query": "a"}, task, context()))
         await asyncio.sleep(0.002)
-        (server,) = [one for one in asyncio.all_tasks() if one.get_coro().__name__ == "_serve"]
+        (server,) = [one for one in asyncio.all_tasks() if one.get_coro().__name__ == "_consume"]
         server.cancel()
         return await asyncio.wait_for(call, 5.0)
 

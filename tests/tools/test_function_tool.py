@@ -143,7 +143,7 @@ def unknown_type(query: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: 
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "message"),
     [
         (no_docstring, "no docstring"),
         (no_type, "'query'"),
@@ -154,10 +154,10 @@ def unknown_type(query: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: 
         ("text", "give a function"),
     ],
 )
-def test_a_function_that_is_no_tool_is_refused_with_the_reason(function: Any, says: str) -> None:
+def test_a_function_that_is_no_tool_is_refused_with_the_reason(function: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match="tool") as caught:
         tool(function)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -29,7 +29,7 @@ Live = Callable[..., Awaitable[list[ToolResult]]]
 
 
 @pytest.fixture(scope="session")
-def live(says, call) -> Live:
+def live(make_action, call) -> Live:
     """The results of some calls, one action each, in one episode."""
 
     async def live(env: ToolEnv, *calls: tuple[str, dict[str, Any]] | str, member: int = 0) -> list[ToolResult]:
@@ -37,7 +37,7 @@ def live(says, call) -> Live:
         episode = await env.open(task, RolloutContext(AttemptId("run", "t", 0, member), 100 + member))
         made = [(entry, {}) if isinstance(entry, str) else entry for entry in calls]
         try:
-            actions = [says("", call(name, **arguments)) for name, arguments in made]
+            actions = [make_action("", call(name, **arguments)) for name, arguments in made]
             return [(await episode.step(action)).results[0] for action in actions]
         finally:
             await episode.close()
@@ -80,7 +80,7 @@ def test_wrong_arguments_are_explained_and_not_sent(env: ToolEnv, live: Live) ->
     assert "Expected: a (integer), b (integer, optional)" in wrong.parts[0].text and counted.ok
 
 
-def test_each_episode_has_a_server_of_its_own_that_ends_with_it(env: ToolEnv, live: Live, gone) -> None:
+def test_each_episode_has_a_server_of_its_own_that_ends_with_it(env: ToolEnv, live: Live, has_ended) -> None:
     async def two() -> list[list[ToolResult]]:
         calls = ("count", "count", "the_environment")
         return await asyncio.gather(*(live(env, *calls, member=member) for member in (1, 2)))
@@ -89,19 +89,19 @@ def test_each_episode_has_a_server_of_its_own_that_ends_with_it(env: ToolEnv, li
     assert [[result.data["result"] for result in counted[:2]] for counted in results] == [[1, 2], [1, 2]]
     places = [counted[2].data for counted in results]
     assert [place["seed"] for place in places] == ["101", "102"]
-    assert places[0]["pid"] != places[1]["pid"] and all(gone(int(place["pid"])) for place in places)
+    assert places[0]["pid"] != places[1]["pid"] and all(has_ended(int(place["pid"])) for place in places)
 
 
 def test_a_server_is_started_by_the_first_call_only_and_not_in_its_time(monkeypatch, env: ToolEnv, live: Live) -> None:
     opened: list[int | None] = []
-    whole = mcp.Session.open
+    whole = mcp._Connection.open
 
     async def noted(server: Any, seed: int | None = None) -> Any:
         opened.append(seed)
         await asyncio.sleep(1.6)  # longer than a call may take
         return await whole(server, seed)
 
-    monkeypatch.setattr(mcp.Session, "open", noted)
+    monkeypatch.setattr(mcp._Connection, "open", noted)
     asyncio.run(live(env))
     assert opened == []
     counted = asyncio.run(live(env, "count", "count"))
@@ -123,42 +123,42 @@ def test_a_server_that_dies_costs_calls_and_the_next_episode_has_a_new_one(
     assert fresh.data == {"result": 1}
 
 
-def test_a_call_that_hangs_costs_its_time_and_its_neighbours_go_on(env: ToolEnv, live: Live, gone) -> None:
+def test_a_call_that_hangs_costs_its_time_and_its_neighbours_go_on(env: ToolEnv, live: Live, has_ended) -> None:
     async def side_by_side() -> tuple[list[ToolResult], list[ToolResult]]:
         return await asyncio.gather(live(env, "the_environment", "hangs"), live(env, "count", "count", member=1))
 
     began = time.monotonic()
     (told, hung), counted = asyncio.run(side_by_side())
     assert hung.error == ToolErrorKind.TIMED_OUT and time.monotonic() - began < 12
-    assert all(result.ok for result in counted) and gone(int(told.data["pid"]))
+    assert all(result.ok for result in counted) and has_ended(int(told.data["pid"]))
 
 
-def test_a_cancelled_episode_leaves_no_server(env: ToolEnv, live: Live, gone, says, call) -> None:
+def test_a_cancelled_episode_leaves_no_server(env: ToolEnv, live: Live, has_ended, make_action, call) -> None:
     pids: list[int] = []
 
     async def cancelled() -> None:
         episode = await env.open(Task("t", ()), RolloutContext(AttemptId("run", "t", 0, 0), 0))
-        told = (await episode.step(says("", call("the_environment")))).results[0]
+        told = (await episode.step(make_action("", call("the_environment")))).results[0]
         pids.append(int(told.data["pid"]))
         try:
             async with asyncio.timeout(0.2):
-                await episode.step(says("", call("hangs")))
+                await episode.step(make_action("", call("hangs")))
         finally:
             await episode.close()
 
     with pytest.raises(TimeoutError):
         asyncio.run(cancelled())
-    assert gone(pids[0])
+    assert has_ended(pids[0])
 
 
-def test_a_shared_server_serves_all_episodes_and_ends_with_the_loop(shared: ToolEnv, live: Live, gone) -> None:
+def test_a_shared_server_serves_all_episodes_and_ends_with_the_loop(shared: ToolEnv, live: Live, has_ended) -> None:
     async def three() -> list[list[ToolResult]]:
         both = await asyncio.gather(live(shared, "count"), live(shared, "count", member=1))
         return [*both, await live(shared, "count", "the_environment")]
 
     one, two, (last, place) = asyncio.run(three())
     assert {one[0].data["result"], two[0].data["result"], last.data["result"]} == {1, 2, 3}
-    assert place.data["seed"] == "none" and gone(int(place.data["pid"]))
+    assert place.data["seed"] == "none" and has_ended(int(place.data["pid"]))
 
 
 def test_a_shared_server_that_hung_is_replaced(shared: ToolEnv, live: Live) -> None:
@@ -169,7 +169,7 @@ def test_a_shared_server_that_hung_is_replaced(shared: ToolEnv, live: Live) -> N
     assert hung.error == ToolErrorKind.TIMED_OUT and fresh.data == {"result": 1}
 
 
-def test_a_server_over_http_serves_beside_tools_of_ones_own(serve, live: Live) -> None:
+def test_a_server_over_http_serves_beside_tools_of_ones_own(serve_script, live: Live) -> None:
     def shout(text: str) -> str:
         """Shout.
 
@@ -178,7 +178,7 @@ def test_a_server_over_http_serves_beside_tools_of_ones_own(serve, live: Live) -
         """
         return text.upper()
 
-    url, _ = serve("mcp_server.py")
+    url, _ = serve_script(Path(__file__).parent / "mcp_server.py")
     remote = mcp_tools(HttpServer(f"{url}/mcp", headers={"X-Test": "1"}), timeout=1.5, prefix="far_")
     env = ToolEnv([shout, *remote, *mcp_tools(SERVER, only=["add"])], max_turns=20)
     calls = (("shout", {"text": "hey"}), ("far_add", {"a": 1}), ("add", {"a": 2}), "far_hangs", "far_raises")
@@ -188,8 +188,8 @@ def test_a_server_over_http_serves_beside_tools_of_ones_own(serve, live: Live) -
     assert hung.error == ToolErrorKind.TIMED_OUT and raised.error == ToolErrorKind.RAISED
 
 
-def test_a_server_over_http_that_dies_costs_calls(serve, live: Live) -> None:
-    url, _ = serve("mcp_server.py")
+def test_a_server_over_http_that_dies_costs_calls(serve_script, live: Live) -> None:
+    url, _ = serve_script(Path(__file__).parent / "mcp_server.py")
     env = ToolEnv(mcp_tools(f"{url}/mcp", timeout=3), max_turns=20)
     counted, died, after = asyncio.run(live(env, "count", "dies", "count"))
     assert counted.ok and not died.ok and not after.ok
@@ -230,7 +230,7 @@ def test_a_server_that_is_not_there_is_one_line(server: str, line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_never_answers_is_one_line(monkeypatch, gone) -> None:
+def test_a_server_that_never_answers_is_one_line(monkeypatch, has_ended) -> None:
     monkeypatch.setattr(mcp, "START_SECONDS", 0.7)
     began = time.monotonic()
     with pytest.raises(InvalidInput, match=r"it did not answer within 0\.7 seconds"):

@@ -12,7 +12,7 @@ from agent_r1.core.messages import Action, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import ExecutionStatus, Limits, ExecutionResult, Output, Sandbox
+from agent_r1.sandbox import ExecutionResult, ExecutionStatus, Limits, Output, Sandbox
 from agent_r1.tools import ToolErrorKind, python_tool
 from agent_r1.tools.python_tool import format_result
 
@@ -21,7 +21,9 @@ Calls = Callable[..., ToolCall]
 
 
 @pytest.fixture
-def episode(sandbox: Sandbox, task: Task, context: Any, says: Says, call: Calls) -> Callable[..., list[ToolResult]]:
+def episode(
+    sandbox: Sandbox, task: Task, context: Any, make_action: Says, call: Calls
+) -> Callable[..., list[ToolResult]]:
     """The results of actions, each some cells at the same time, in one episode that is closed."""
 
     def live(*actions: tuple[str, ...]) -> list[ToolResult]:
@@ -32,7 +34,9 @@ def episode(sandbox: Sandbox, task: Task, context: Any, says: Says, call: Calls)
             opened = await env.open(task, context())
             try:
                 transitions = [
-                    await opened.step(says("", *(call("python", f"c{i}", code=code) for i, code in enumerate(cells))))
+                    await opened.step(
+                        make_action("", *(call("python", f"c{i}", code=code) for i, code in enumerate(cells)))
+                    )
                     for cells in actions
                 ]
                 return [result for transition in transitions for result in transition.results]
@@ -68,7 +72,7 @@ def test_an_error_is_told_with_what_was_printed_before(episode: Any) -> None:
     assert (result.ok, result.error) == (False, ToolErrorKind.RAISED)
     assert text(result).startswith("so far\nTraceback")
     assert text(result).endswith("ZeroDivisionError: division by zero")
-    assert result.data.ended is ExecutionStatus.RAISED
+    assert result.data.status is ExecutionStatus.RAISED
 
 
 def test_a_hanging_call_is_stopped_and_the_next_one_starts_afresh(episode: Any) -> None:

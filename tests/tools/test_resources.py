@@ -14,7 +14,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.envs import ToolEnv
-from agent_r1.tools import ToolErrorKind, Resources, Tool, tool
+from agent_r1.tools import Resources, Tool, ToolErrorKind, tool
 
 Says = Callable[..., Action]
 Calls = Callable[..., ToolCall]
@@ -62,7 +62,7 @@ class Notebook:
 
 
 @pytest.fixture
-def play(task: Task, context: Any, says: Says, call: Calls) -> Play:
+def play(task: Task, context: Any, make_action: Says, call: Calls) -> Play:
     """The texts that actions, each some calls of (tool, arguments), are answered with in one episode."""
 
     def play(env: ToolEnv, *actions: tuple[tuple[str, dict[str, Any]], ...]) -> list[list[str]]:
@@ -70,7 +70,7 @@ def play(task: Task, context: Any, says: Says, call: Calls) -> Play:
             episode = await env.open(task, context())
             try:
                 said = [
-                    says("", *(call(name, f"c{i}", **given) for i, (name, given) in enumerate(calls)))
+                    make_action("", *(call(name, f"c{i}", **given) for i, (name, given) in enumerate(calls)))
                     for calls in actions
                 ]
                 return [[message.text for message in (await episode.step(action)).messages] for action in said]
@@ -94,14 +94,14 @@ def test_calls_of_an_episode_share_what_was_opened(play: Play) -> None:
     assert notebook.happened == ["opened", "closed"]
 
 
-def test_episodes_share_nothing(task: Task, context: Any, says: Says, call: Calls) -> None:
+def test_episodes_share_nothing(task: Task, context: Any, make_action: Says, call: Calls) -> None:
     notebook = Notebook()
     env = ToolEnv([notebook.tool()])
 
     async def two_episodes() -> list[str]:
         episodes = [await env.open(task, context(member)) for member in range(2)]
         answers = [
-            (await episode.step(says("", call("write", line=line)))).messages[0].text
+            (await episode.step(make_action("", call("write", line=line)))).messages[0].text
             for episode, line in zip((*episodes, episodes[0]), "abc", strict=True)
         ]
         for episode in episodes:
@@ -147,7 +147,7 @@ def test_without_an_episode_a_call_opens_and_closes_its_own(task: Task, context:
 
 @pytest.mark.parametrize(("slow", "happened"), [(0.0, ["opened", "closed"]), (99.0, ["opened"])])
 def test_a_cancelled_episode_closes_what_is_open_and_stops_what_is_opening(
-    slow: float, happened: list[str], task: Task, context: Any, says: Says, call: Calls
+    slow: float, happened: list[str], task: Task, context: Any, make_action: Says, call: Calls
 ) -> None:
     notebook = Notebook(slow=slow)
     env = ToolEnv([notebook.tool()])
@@ -156,7 +156,7 @@ def test_a_cancelled_episode_closes_what_is_open_and_stops_what_is_opening(
         episode = await env.open(task, context())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await episode.step(says("", call("write", line="a", seconds=99)))
+                await episode.step(make_action("", call("write", line="a", seconds=99)))
         await episode.close()
         return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
 

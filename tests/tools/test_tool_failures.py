@@ -12,7 +12,7 @@ import pytest
 from running_tools import failure, run, text_of
 
 from agent_r1.core.task import Task
-from agent_r1.tools import ToolErrorKind, Tool, tool
+from agent_r1.tools import Tool, ToolErrorKind, tool
 
 
 class Unprintable(Exception):
@@ -50,7 +50,10 @@ def test_a_tools_own_timeout_error_is_not_ours(task: Task, context: Any) -> None
         """Fetch."""
         raise TimeoutError("the server is slow")
 
-    assert failure(fetch, {}, task, context()) == (ToolErrorKind.RAISED, "fetch failed: TimeoutError: the server is slow")
+    assert failure(fetch, {}, task, context()) == (
+        ToolErrorKind.RAISED,
+        "fetch failed: TimeoutError: the server is slow",
+    )
 
 
 def test_a_tool_that_cancels_its_own_work_has_failed(task: Task, context: Any) -> None:
@@ -164,9 +167,9 @@ def test_outputs_keep_to_their_calls_whatever_the_threads_do(task: Task, context
 def test_a_hung_tool_keeps_no_process_alive() -> None:
     program = """
 import asyncio, time
-from agent_r1.core.attempt_id import Attempt
+from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.task import Task
-from agent_r1.core.environment import Context
+from agent_r1.core.environment import RolloutContext
 from agent_r1.tools import tool
 
 @tool
@@ -174,7 +177,7 @@ def hang() -> str:
     "Hang."
     time.sleep(600)
 
-result = asyncio.run(hang.run({}, Task("t", ()), Context(Attempt("r", "t", 0, 0), 0), 0.1))
+result = asyncio.run(hang.run({}, Task("t", ()), RolloutContext(AttemptId("r", "t", 0, 0), 0), 0.1))
 print(result.error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)

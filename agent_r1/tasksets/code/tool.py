@@ -36,24 +36,24 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
             code: the whole solution, as Python source.
         """
         exam: Exam = task.data["exam"]
-        return shown_trial(await sandbox.run(trial(code, exam, task.data["examples"])))
+        return format_trial(await sandbox.run(trial_program(code, exam, task.data["examples"])))
 
     return run_tests
 
 
-def trial(code: str, exam: Exam, examples: Sequence[Example]) -> str:
+def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
     """Return the program that runs a solution on the examples."""
     pairs = [(example.call, example.wanted) for example in examples]
     before = exam.given or exam.setup  # the imports that a test may need; never a test
     return f"{_TRIAL}\ntry_out({before!r}, {code!r}, {exam.after!r}, {pairs!r})"
 
 
-def shown_trial(outcome: ExecutionResult) -> ToolResult:
+def format_trial(outcome: ExecutionResult) -> ToolResult:
     """Return the result as text for the agent. A wrong solution is not an error of the call; one that does not end
     is."""
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:
         return ToolResult((Text(text),), ok=True, data=outcome)
-    fault = ToolErrorKind.TIMED_OUT if outcome.ended is ExecutionStatus.TIMED_OUT else ToolErrorKind.RAISED
-    told = error_result(fault, f"{text}[{outcome.ended}: {outcome.error.strip()}]")
+    fault = ToolErrorKind.TIMED_OUT if outcome.status is ExecutionStatus.TIMED_OUT else ToolErrorKind.RAISED
+    told = error_result(fault, f"{text}[{outcome.status}: {outcome.error.strip()}]")
     return ToolResult(told.parts, ok=False, error=told.error, data=outcome)

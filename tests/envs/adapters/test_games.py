@@ -35,8 +35,8 @@ def hostile(first: str = "ready", max_turns: int = 10, timeout: float = 20.0) ->
     return GameEnv("json", "hostile_games:Hostile", {"first": first}, max_turns, timeout)
 
 
-def test_an_episode_is_a_conversation_with_rewards(play) -> None:
-    first, (echoed, over) = asyncio.run(play(hostile(), TASK, "hello", "end"))
+def test_an_episode_is_a_conversation_with_rewards(play_episode) -> None:
+    first, (echoed, over) = asyncio.run(play_episode(hostile(), TASK, "hello", "end"))
     assert first == "ready"
     assert [message.text for message in echoed.messages] == ["hello"] and echoed.messages[0].role == "user"
     assert echoed.end is None and echoed.results[0].data == 0.25
@@ -49,8 +49,8 @@ def test_the_first_observation_joins_a_user_message_that_stands_last() -> None:
     assert [message.text for message in with_observation(asked, "board")] == ["Play.\n\nboard"]
 
 
-def test_turns_run_out(play) -> None:
-    _, transitions = asyncio.run(play(hostile(max_turns=2), TASK, "a", "b"))
+def test_turns_run_out(play_episode) -> None:
+    _, transitions = asyncio.run(play_episode(hostile(max_turns=2), TASK, "a", "b"))
     assert [transition.end for transition in transitions] == [None, "truncated"]
 
 
@@ -64,21 +64,21 @@ def test_turns_run_out(play) -> None:
         ("no json", "TypeError"),
     ],
 )
-def test_a_game_that_breaks_fails_its_episode(action: str, reason: str, play) -> None:
+def test_a_game_that_breaks_fails_its_episode(action: str, reason: str, play_episode) -> None:
     with pytest.raises(AgentR1Error, match=reason):
-        asyncio.run(play(hostile(), TASK, action))
+        asyncio.run(play_episode(hostile(), TASK, action))
 
 
-def test_a_game_that_cannot_start_fails_its_episode(play) -> None:
+def test_a_game_that_cannot_start_fails_its_episode(play_episode) -> None:
     with pytest.raises(AgentR1Error, match="it does not start"):
-        asyncio.run(play(hostile("raise at start"), TASK))
+        asyncio.run(play_episode(hostile("raise at start"), TASK))
     with pytest.raises(AgentR1Error, match="open failed: ValueError: the game broke"):
-        asyncio.run(play(hostile("raise"), TASK))
+        asyncio.run(play_episode(hostile("raise"), TASK))
     with pytest.raises(AgentR1Error, match="ModuleNotFoundError: No module named 'no_such_package'"):
         asyncio.run(start_process("no_such_package", "hostile_games:Hostile", {}, 5.0))
 
 
-def test_a_game_that_hangs_is_killed_with_what_it_started(gone) -> None:
+def test_a_game_that_hangs_is_killed_with_what_it_started(has_ended) -> None:
     async def hang() -> tuple[float, list[int]]:
         episode = await hostile(timeout=1.0).open(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
         pids = [int((await episode.step(say(text))).messages[0].text) for text in ("pid", "child")]
@@ -92,21 +92,21 @@ def test_a_game_that_hangs_is_killed_with_what_it_started(gone) -> None:
         return taken, pids
 
     taken, pids = asyncio.run(hang())
-    assert taken < 3.0 and all(gone(pid) for pid in pids)
+    assert taken < 3.0 and all(has_ended(pid) for pid in pids)
 
 
 def say(text: str) -> Action:
     return Action(Message.assistant(text), text)
 
 
-def test_closing_kills_the_process_even_where_the_game_does_not_close(play, gone, monkeypatch) -> None:
+def test_closing_kills_the_process_even_where_the_game_does_not_close(play_episode, has_ended, monkeypatch) -> None:
     monkeypatch.setattr(games, "CLOSE_SECONDS", 0.5)
     for first in ("pid", "hang at close"):
-        _, transitions = asyncio.run(play(hostile(first), TASK, "pid"))
-        assert gone(int(transitions[0].messages[0].text))
+        _, transitions = asyncio.run(play_episode(hostile(first), TASK, "pid"))
+        assert has_ended(int(transitions[0].messages[0].text))
 
 
-def test_a_cancelled_episode_leaves_no_process(play, gone) -> None:
+def test_a_cancelled_episode_leaves_no_process(play_episode, has_ended) -> None:
     pids: list[int] = []
 
     async def cancelled() -> None:
@@ -119,10 +119,10 @@ def test_a_cancelled_episode_leaves_no_process(play, gone) -> None:
 
     with pytest.raises(TimeoutError):
         asyncio.run(cancelled())
-    assert gone(pids[0])
+    assert has_ended(pids[0])
 
 
-def test_nothing_outlives_the_program_that_is_killed(gone) -> None:
+def test_nothing_outlives_the_program_that_is_killed(has_ended) -> None:
     program = dedent("""
         import asyncio, time
         from agent_r1.envs.adapters.processes import start_process
@@ -144,12 +144,12 @@ def test_nothing_outlives_the_program_that_is_killed(gone) -> None:
     running.send_signal(signal.SIGKILL)
     running.wait()
     running.stdout.close()
-    assert all(gone(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
 
 
-def test_games_side_by_side_do_not_share_the_global_random(play) -> None:
+def test_games_side_by_side_do_not_share_the_global_random(play_episode) -> None:
     async def drawn(env: GameEnv) -> list[str]:
-        played = await asyncio.gather(*(play(env, TASK, "draw", "draw") for _ in range(6)))
+        played = await asyncio.gather(*(play_episode(env, TASK, "draw", "draw") for _ in range(6)))
         return [" ".join(transition.messages[0].text for transition in transitions) for _, transitions in played]
 
     before = random.getstate()
@@ -168,8 +168,8 @@ def test_in_one_process_they_would() -> None:
     random.setstate(before)
 
 
-def test_what_a_game_prints_and_says_too_much_of_does_no_harm(play) -> None:
-    _, (printed, long) = asyncio.run(play(hostile(), TASK, "print", "long"))
+def test_what_a_game_prints_and_says_too_much_of_does_no_harm(play_episode) -> None:
+    _, (printed, long) = asyncio.run(play_episode(hostile(), TASK, "print", "long"))
     assert printed.messages[0].text == "print"
     assert len(long.messages[0].text) < MAX_TEXT + 100 and "cut here" in long.messages[0].text
 
@@ -177,16 +177,15 @@ def test_what_a_game_prints_and_says_too_much_of_does_no_harm(play) -> None:
 def test_a_broken_game_ends_as_environment_failed_and_its_neighbours_go_on() -> None:
     # Imported here: the agent loop brings torch, which the room under test must not need.
     from agent_r1.renderers.template_renderer import TemplateRenderer
-    from agent_r1.rollout.agent_loop import Agent
+    from agent_r1.rollout.agent_loop import Agent, AgentLoop
     from agent_r1.rollout.scripted_engine import ScriptedEngine
 
     renderer = TemplateRenderer(hermes_tokenizer())
 
     async def live(text: str) -> tuple[Status, str | None]:
         agent = Agent(ScriptedEngine(renderer, lambda prompt: text), renderer, SamplingParams(max_tokens=50), 1000)
-        lived = await agent.live(
-            hostile(max_turns=2, timeout=1.0), TASK, RolloutContext(AttemptId("run", text, 0, 0), 0)
-        )
+        env, context = hostile(max_turns=2, timeout=1.0), RolloutContext(AttemptId("run", text, 0, 0), 0)
+        (lived,) = await AgentLoop(agent, env).run(TASK, context)
         return lived.status, lived.reason
 
     async def all_of(*texts: str) -> list[tuple[Status, str | None]]:
@@ -198,9 +197,9 @@ def test_a_broken_game_ends_as_environment_failed_and_its_neighbours_go_on() -> 
     assert over == (Status.COMPLETED, None) and out == (Status.OUT_OF_TURNS, None)
 
 
-def test_the_return_is_told_turn_by_turn(attempt_of, play) -> None:
-    _, transitions = asyncio.run(play(hostile(), TASK, "hello", "end"))
-    lived = attempt_of(*((say("x"), transition.results) for transition in transitions))
+def test_the_return_is_told_turn_by_turn(make_trajectory, play_episode) -> None:
+    _, transitions = asyncio.run(play_episode(hostile(), TASK, "hello", "end"))
+    lived = make_trajectory(*((say("x"), transition.results) for transition in transitions))
     assert episode_return(lived, TASK) == (0.25, 1.0)
     (rewards,) = asyncio.run(FunctionScorer({"episode_return": episode_return}).score([lived], TASK))
     assert rewards == {"episode_return": (0.25, 1.0)}

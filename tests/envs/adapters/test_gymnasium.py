@@ -18,31 +18,31 @@ DIRECTIONS = ("left", "down", "right", "up")
 LAKE = {"render_mode": "ansi", "is_slippery": False}
 
 
-def test_a_lake_is_crossed_by_names_and_numbers(play) -> None:
+def test_a_lake_is_crossed_by_names_and_numbers(play_episode) -> None:
     lake = Gymnasium("FrozenLake-v1", DIRECTIONS, LAKE)
     path = ("down", "Down", "2", "right", "down", "2")
-    first, transitions = asyncio.run(play(lake.env, lake.tasks(1)[0], *path))
+    first, transitions = asyncio.run(play_episode(lake.env, lake.tasks(1)[0], *path))
     assert first.startswith("Answer with one of: left, down, right, up.") and "[S]FFF" in first
     assert "[F]HFH" in transitions[0].messages[0].text
     assert [transition.end for transition in transitions] == [None] * 5 + ["terminal"]
     assert [transition.results[0].data for transition in transitions] == [0.0] * 5 + [1.0]
 
 
-def test_what_is_no_action_is_explained_and_leaves_the_world_alone(play) -> None:
+def test_what_is_no_action_is_explained_and_leaves_the_world_alone(play_episode) -> None:
     lake = Gymnasium("FrozenLake-v1", DIRECTIONS, LAKE)
-    _, (wrong, far, moved) = asyncio.run(play(lake.env, lake.tasks(1)[0], "swim", "7", "down"))
+    _, (wrong, far, moved) = asyncio.run(play_episode(lake.env, lake.tasks(1)[0], "swim", "7", "down"))
     for transition in (wrong, far):
         assert "is no action. The actions are: left, down, right, up." in transition.messages[0].text
         assert transition.results[0].error == ToolErrorKind.INVALID_ARGUMENTS
     assert "[F]HFH" in moved.messages[0].text
 
 
-def test_the_seed_is_the_tasks(play) -> None:
+def test_the_seed_is_the_tasks(play_episode) -> None:
     cards = Gymnasium("Blackjack-v1", ("stick", "hit"))
     tasks = [*cards.tasks(5, instruction="Hit or stick?"), Task("any", ())]
 
     async def dealt(seed: int) -> list[str]:
-        return [(await play(cards.env, task, seed=seed))[0] for task in tasks]
+        return [(await play_episode(cards.env, task, seed=seed))[0] for task in tasks]
 
     one, two = asyncio.run(dealt(1)), asyncio.run(dealt(2))
     assert one[:5] == two[:5] and len(set(one)) > 3
@@ -50,16 +50,18 @@ def test_the_seed_is_the_tasks(play) -> None:
     assert one[5] != two[5]  # a task without a seed differs by attempt
 
 
-def test_environments_of_ones_own_are_found_by_import(play) -> None:
+def test_environments_of_ones_own_are_found_by_import(play_episode) -> None:
     echo = Gymnasium("hostile_gymnasium:Echo-v0")
-    first, (said, refused) = asyncio.run(play(echo.env, Task("t", (Message.user("Speak."),)), "hello", "x" * 99))
+    first, (said, refused) = asyncio.run(
+        play_episode(echo.env, Task("t", (Message.user("Speak."),)), "hello", "x" * 99)
+    )
     assert first == "Speak.\n\nspeak" and said.messages[0].text == "hello"
     assert not refused.results[0].ok
     with pytest.raises(AgentR1Error, match="the world broke"):
-        asyncio.run(play(echo.env, Task("t", ()), "raise"))
+        asyncio.run(play_episode(echo.env, Task("t", ()), "raise"))
     slow = Gymnasium("hostile_gymnasium:Echo-v0", timeout=1.0)
     with pytest.raises(AgentR1Error, match="no answer within 1 seconds"):
-        asyncio.run(play(slow.env, Task("t", ()), "hang"))
+        asyncio.run(play_episode(slow.env, Task("t", ()), "hang"))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,63 +23,63 @@ if importlib.util.find_spec("openenv") is None:
 
 
 @pytest.fixture(scope="module")
-def url(serve) -> Iterator[str]:
-    yield serve("openenv_server.py")[0]
+def url(serve_script) -> Iterator[str]:
+    yield serve_script(Path(__file__).parent / "openenv_server.py")[0]
 
 
 def guessing(url: str, timeout: float = 10.0) -> OpenEnv:
     return OpenEnv(url, action=lambda text: {"number": int(text)}, sessions=2, timeout=timeout)
 
 
-def test_an_episode_is_played_to_its_end(url: str, play) -> None:
+def test_an_episode_is_played_to_its_end(url: str, play_episode) -> None:
     env = guessing(url)
     (_, task) = env.tasks(2, instruction="Guess.")
-    first, (wrong, right) = asyncio.run(play(env, task, "7", "1"))
+    first, (wrong, right) = asyncio.run(play_episode(env, task, "7", "1"))
     assert first == "Guess.\n\na number below 10"
     assert (wrong.messages[0].text, wrong.end, wrong.results[0].data) == ("wrong", None, 0.0)
     assert (right.messages, right.end, right.results[0].data) == ((), "terminal", 1.0)
 
 
-def test_what_the_server_is_reset_with_is_the_tasks(url: str, play) -> None:
+def test_what_the_server_is_reset_with_is_the_tasks(url: str, play_episode) -> None:
     task = Task("t", (), {"seed": 5, "reset": {"largest": 3}})
-    first, (right,) = asyncio.run(play(guessing(url), task, "2"))
+    first, (right,) = asyncio.run(play_episode(guessing(url), task, "2"))
     assert first == "a number below 3" and right.end == "terminal"
-    _, (by_attempt,) = asyncio.run(play(guessing(url), Task("t", ()), "4", seed=14))
+    _, (by_attempt,) = asyncio.run(play_episode(guessing(url), Task("t", ()), "4", seed=14))
     assert by_attempt.end == "terminal"
 
 
-def test_what_is_no_action_is_explained(url: str, play) -> None:
+def test_what_is_no_action_is_explained(url: str, play_episode) -> None:
     env = OpenEnv(url, action=lambda text: {"number": int(text)} if text.isdigit() else {"word": text})
-    _, (refused,) = asyncio.run(play(env, env.tasks(1)[0], "seven"))
+    _, (refused,) = asyncio.run(play_episode(env, env.tasks(1)[0], "seven"))
     assert refused.results[0].error == ToolErrorKind.INVALID_ARGUMENTS
     assert 'refused the action {"word": "seven"}' in refused.messages[0].text
-    _, (unmade,) = asyncio.run(play(guessing(url), env.tasks(1)[0], "seven"))
+    _, (unmade,) = asyncio.run(play_episode(guessing(url), env.tasks(1)[0], "seven"))
     assert "That is no action" in unmade.messages[0].text and unmade.end is None
 
 
-def test_turns_run_out(url: str, play) -> None:
+def test_turns_run_out(url: str, play_episode) -> None:
     env = OpenEnv(url, action=lambda text: {"number": int(text)}, max_turns=1)
-    _, (last,) = asyncio.run(play(env, env.tasks(1)[0], "5"))
+    _, (last,) = asyncio.run(play_episode(env, env.tasks(1)[0], "5"))
     assert last.end == "truncated"
 
 
-def test_more_episodes_than_sessions_wait_for_each_other(url: str, play) -> None:
+def test_more_episodes_than_sessions_wait_for_each_other(url: str, play_episode) -> None:
     env = guessing(url)
 
     async def many() -> list[str]:
-        played = await asyncio.gather(*(play(env, task, "5") for task in env.tasks(8)))
+        played = await asyncio.gather(*(play_episode(env, task, "5") for task in env.tasks(8)))
         return [transitions[0].results[0].parts[0].text for _, transitions in played]
 
     assert sorted(asyncio.run(many())) == ["right"] + ["wrong"] * 7
 
 
-def test_an_episode_waits_while_others_have_all_the_sessions(url: str, play) -> None:
+def test_an_episode_waits_while_others_have_all_the_sessions(url: str, play_episode) -> None:
     async def crowded() -> str:
         client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
         others = [await client(url).connect() for _ in range(2)]
         for other in others:
             await other.reset()
-        playing = asyncio.create_task(play(guessing(url), Task("t", (), {"seed": 3}), "3"))
+        playing = asyncio.create_task(play_episode(guessing(url), Task("t", (), {"seed": 3}), "3"))
         await asyncio.sleep(0.5)
         assert not playing.done()
         for other in others:
@@ -88,14 +89,14 @@ def test_an_episode_waits_while_others_have_all_the_sessions(url: str, play) -> 
     assert asyncio.run(crowded()) == "terminal"
 
 
-def test_a_server_that_stays_full_fails_the_episode(url: str, play) -> None:
+def test_a_server_that_stays_full_fails_the_episode(url: str, play_episode) -> None:
     async def crowded() -> None:
         client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
         others = [await client(url).connect() for _ in range(2)]
         for other in others:
             await other.reset()
         try:
-            await play(guessing(url, timeout=0.5), Task("t", ()), "3")
+            await play_episode(guessing(url, timeout=0.5), Task("t", ()), "3")
         finally:
             for other in others:
                 await other.close()
@@ -104,34 +105,34 @@ def test_a_server_that_stays_full_fails_the_episode(url: str, play) -> None:
         asyncio.run(crowded())
 
 
-def test_a_server_that_raises_hangs_or_dies_costs_the_episode(serve, play) -> None:
-    own, _ = serve("openenv_server.py")
+def test_a_server_that_raises_hangs_or_dies_costs_the_episode(serve_script, play_episode) -> None:
+    own, _ = serve_script(Path(__file__).parent / "openenv_server.py")
     task = guessing(own).tasks(1)[0]
     with pytest.raises(RuntimeError, match="the world broke"):
-        asyncio.run(play(guessing(own), task, "99"))
-    assert asyncio.run(play(guessing(own), task, "0"))[1][0].end == "terminal"
+        asyncio.run(play_episode(guessing(own), task, "99"))
+    assert asyncio.run(play_episode(guessing(own), task, "0"))[1][0].end == "terminal"
     began = time.monotonic()
     with pytest.raises(AgentR1Error, match="did not answer within 1 seconds"):
-        asyncio.run(play(guessing(own, timeout=1.0), task, "98"))
+        asyncio.run(play_episode(guessing(own, timeout=1.0), task, "98"))
     assert time.monotonic() - began < 5.0
-    assert asyncio.run(play(guessing(own), task, "0"))[1][0].end == "terminal"
+    assert asyncio.run(play_episode(guessing(own), task, "0"))[1][0].end == "terminal"
     with pytest.raises(Exception, match="no close frame"):
-        asyncio.run(play(guessing(own), task, "97"))
+        asyncio.run(play_episode(guessing(own), task, "97"))
     with pytest.raises(ConnectionError, match="Failed to connect"):
-        asyncio.run(play(guessing(own), task, "0"))
+        asyncio.run(play_episode(guessing(own), task, "0"))
 
 
-def test_a_cancelled_episode_gives_its_place_back(url: str, play) -> None:
+def test_a_cancelled_episode_gives_its_place_back(url: str, play_episode) -> None:
     env = OpenEnv(url, action=lambda text: {"number": int(text)}, sessions=1)
 
     async def cancelled() -> None:
         episode = await env.open(env.tasks(1)[0], RolloutContext(AttemptId("run", "t", 0, 0), 0))
-        waiting = asyncio.create_task(play(env, env.tasks(1)[0], "0"))
+        waiting = asyncio.create_task(play_episode(env, env.tasks(1)[0], "0"))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         waiting.cancel()
         await episode.close()
-        await asyncio.wait_for(play(env, env.tasks(1)[0], "0"), 5)
+        await asyncio.wait_for(play_episode(env, env.tasks(1)[0], "0"), 5)
 
     asyncio.run(cancelled())
 

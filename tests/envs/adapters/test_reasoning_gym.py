@@ -25,9 +25,9 @@ Answered = Callable[[str], Trajectory]
 
 
 @pytest.fixture
-def answered(attempt_of, says) -> Answered:
+def answered(make_trajectory, make_action) -> Answered:
     """The trajectory of an attempt that says this."""
-    return lambda text: attempt_of((says(text), ()))
+    return lambda text: make_trajectory((make_action(text), ()))
 
 
 def score(trajectory: Trajectory, task: Task) -> float:
@@ -77,7 +77,9 @@ def test_the_tasks_go_with_a_tool_environment() -> None:
 
 
 def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answered, monkeypatch) -> None:
-    monkeypatch.setattr(reasoning_gym, "_SCORERS", WorkerPool("reasoning_gym", f"{reasoning_gym.__name__}:DatasetScorer", 1.5))
+    monkeypatch.setattr(
+        reasoning_gym, "_SCORERS", WorkerPool("reasoning_gym", f"{reasoning_gym.__name__}:DatasetScorer", 1.5)
+    )
     hanging = reasoning_gym_tasks("countdown", 1, run_answers=True)[0]
     fine = reasoning_gym_tasks("gcd", 1)[0]
 

@@ -14,10 +14,10 @@ from agent_r1.envs.adapters.textarena import TextArena, random_move
 pytest.importorskip("textarena", reason="textarena is not installed (extra textarena)")
 
 
-def test_a_game_for_one_is_told_once_and_rewarded_at_its_end(play) -> None:
+def test_a_game_for_one_is_told_once_and_rewarded_at_its_end(play_episode) -> None:
     game = TextArena("GuessTheNumber-v0", {"max_number": 4})
     (task,) = game.tasks(1)
-    first, transitions = asyncio.run(play(game.env, task, *(f"[{number}]" for number in range(1, 5))))
+    first, transitions = asyncio.run(play_episode(game.env, task, *(f"[{number}]" for number in range(1, 5))))
     assert "between 1 and 4" in first
     told = [transition.messages[0].text for transition in transitions if transition.messages]
     assert set(told) <= {"The target number is higher."}  # no prompt, no history, no words of its own
@@ -25,19 +25,19 @@ def test_a_game_for_one_is_told_once_and_rewarded_at_its_end(play) -> None:
     assert won.end == "terminal" and won.results[0].data == 1.0
 
 
-def test_an_action_without_brackets_gets_them_as_in_the_package(play) -> None:
+def test_an_action_without_brackets_gets_them_as_in_the_package(play_episode) -> None:
     game = TextArena("GuessTheNumber-v0", {"max_number": 4})
-    _, bare = asyncio.run(play(game.env, game.tasks(1)[0], "1"))
-    _, bracketed = asyncio.run(play(game.env, game.tasks(1)[0], "[1]"))
+    _, bare = asyncio.run(play_episode(game.env, game.tasks(1)[0], "1"))
+    _, bracketed = asyncio.run(play_episode(game.env, game.tasks(1)[0], "[1]"))
     assert bare == bracketed
 
 
-def test_attempts_at_a_task_meet_the_same_game_and_tasks_differ(play) -> None:
+def test_attempts_at_a_task_meet_the_same_game_and_tasks_differ(play_episode) -> None:
     game = TextArena("LightsOut-v0")
     one, other = game.tasks(2)
 
     async def first(task: Task, seed: int) -> str:
-        return (await play(game.env, task, seed=seed))[0]
+        return (await play_episode(game.env, task, seed=seed))[0]
 
     async def three() -> list[str]:
         return await asyncio.gather(first(one, 1), first(one, 2), first(other, 1))
@@ -46,12 +46,12 @@ def test_attempts_at_a_task_meet_the_same_game_and_tasks_differ(play) -> None:
     assert same == again != different
 
 
-def test_the_opponent_answers_and_draws_by_the_attempt(play) -> None:
+def test_the_opponent_answers_and_draws_by_the_attempt(play_episode) -> None:
     game = TextArena("TicTacToe-v0")
     (task,) = game.tasks(1)
 
     async def replies(*seeds: int) -> list[str]:
-        played = await asyncio.gather(*(play(game.env, task, "[4]", seed=seed) for seed in seeds))
+        played = await asyncio.gather(*(play_episode(game.env, task, "[4]", seed=seed) for seed in seeds))
         return [transitions[0].messages[0].text for _, transitions in played]
 
     told = asyncio.run(replies(*range(6), 0))
@@ -59,23 +59,23 @@ def test_the_opponent_answers_and_draws_by_the_attempt(play) -> None:
     assert told[0] == told[6] and len(set(told)) > 1
 
 
-def test_an_opponent_of_ones_own_plays_to_the_end(play) -> None:
+def test_an_opponent_of_ones_own_plays_to_the_end(play_episode) -> None:
     game = TextArena("Nim-v0", opponent="hostile_games:cautious")
     actions = ("[0 2]", "[1 4]", "[2 2]", "[2 1]", "[2 1]")  # leaves an even rest each time, then takes the last
-    _, transitions = asyncio.run(play(game.env, game.tasks(1)[0], *actions[:4]))
+    _, transitions = asyncio.run(play_episode(game.env, game.tasks(1)[0], *actions[:4]))
     assert [transition.end for transition in transitions] == [None, None, None, "terminal"]
     assert transitions[-1].results[0].data in (1.0, -1.0)
 
 
-def test_an_opponent_that_hangs_costs_its_episode(play) -> None:
+def test_an_opponent_that_hangs_costs_its_episode(play_episode) -> None:
     game = TextArena("Nim-v0", opponent="hostile_games:stubborn", timeout=1.0)
     with pytest.raises(AgentR1Error, match="no answer within 1 seconds"):
-        asyncio.run(play(game.env, game.tasks(1)[0], "[0 1]"))
+        asyncio.run(play_episode(game.env, game.tasks(1)[0], "[0 1]"))
 
 
-def test_an_invalid_action_too_many_is_punished_by_the_game(play) -> None:
+def test_an_invalid_action_too_many_is_punished_by_the_game(play_episode) -> None:
     game = TextArena("TicTacToe-v0")
-    _, (warned, over) = asyncio.run(play(game.env, game.tasks(1)[0], "[99]", "[99]"))
+    _, (warned, over) = asyncio.run(play_episode(game.env, game.tasks(1)[0], "[99]", "[99]"))
     assert warned.end is None and "invalid move" in warned.messages[0].text
     assert over.end == "terminal" and over.results[0].data == -1.0
 
@@ -87,12 +87,12 @@ def test_moves_are_those_that_the_game_lists() -> None:
         random_move("What now? [9]", random.Random(0))
 
 
-def test_what_cannot_be_played_is_one_line(play) -> None:
+def test_what_cannot_be_played_is_one_line(play_episode) -> None:
     with pytest.raises(InvalidInput, match="got 'GuesTheNumber-v0'; choose one of GuessTheNumber-v0"):
         TextArena("GuesTheNumber-v0")
     crowd = TextArena("ThreePlayerTicTacToe-v0")
     with pytest.raises(AgentR1Error, match="more than two players"):
-        asyncio.run(play(crowd.env, crowd.tasks(1)[0]))
+        asyncio.run(play_episode(crowd.env, crowd.tasks(1)[0]))
 
 
 def test_tasks_have_seeds_of_their_own_in_their_splits() -> None:
