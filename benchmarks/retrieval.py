@@ -28,7 +28,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from agent_r1.model.load import quiet
+from agent_r1.model.load import quiet_transformers
 from agent_r1.retrieval.client import RemoteRetriever
 from agent_r1.retrieval.config import SearchConfig
 from agent_r1.retrieval.open import open_search
@@ -57,7 +57,7 @@ def bag_of_words(folder: Path, passages: Sequence[Passage]) -> Path:
     rarity = torch.tensor([0.0, 0.0, *(math.log(len(texts) / having[word]) for word in words[2:])])
     directions = torch.randn(len(words), WIDTH, generator=torch.Generator().manual_seed(0)) / math.sqrt(WIDTH)
     model.embeddings.word_embeddings.weight.data = directions * rarity[:, None]
-    with quiet():
+    with quiet_transformers():
         model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()

@@ -1,4 +1,4 @@
-"""Everything an update learns from some samples, by models of a few weights, in fp64."""
+"""The token weights, the loss and the gradient of an update on given samples, with tiny models in float64."""
 
 from __future__ import annotations
 
@@ -16,38 +16,42 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.loss_terms import Correction, Kl, Rejection, RewardShaping
 from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
-from agent_r1.data.assemble import Scope, assemble
-from agent_r1.data.sequences import Packing, pack_prefix_tree
+from agent_r1.data.assemble import TokenScope, assemble
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.sequences import Packing, TokenSequence, pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample
-from agent_r1.model.value_head import value_model
-from agent_r1.trainer.forward_backward import Models, Prepared, learn
+from agent_r1.model.value_head import build_value_model
+from agent_r1.trainer.forward_backward import ModelSet, forward_backward
+from agent_r1.trainer.protocol import PassStats, PreparedBatch
 
-ENOUGH = 100_000
+UNLIMITED = 100_000
 """Tokens of a micro-batch that holds everything."""
+KL_COEF = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learned:
-    """Of the action tokens: advantage, share, trust (n,); of everything: the loss, its gradient by every weight."""
+class UpdateResult:
+    """Weights (n,) of the action tokens, the loss (), and its gradient with respect to all parameters."""
 
     advantage: Tensor
-    share: Tensor
-    trust: Tensor
+    loss_weight: Tensor
+    importance_weight: Tensor
     loss: Tensor
     gradient: Tensor
 
 
-def discounted(row: Algorithm) -> Algorithm:
-    """The row, with gamma 0.9 and lambda 0.8 where it has these: at 1 too many mistakes cancel."""
-    numbers = {"gamma": 0.9, "lam": 0.8} if isinstance(row.advantage, WithCritic) else {"gamma": 0.9}
-    known = {name: number for name, number in numbers.items() if name in type(row.advantage).model_fields}
-    return row.model_copy(update={"advantage": row.advantage.model_copy(update=known)})
+def discounted(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with gamma 0.9 and lambda 0.8, if it has these: at 1 too many errors cancel."""
+    numbers = {"gamma": 0.9, "lam": 0.8} if isinstance(algorithm.advantage, WithCritic) else {"gamma": 0.9}
+    known = {name: number for name, number in numbers.items() if name in type(algorithm.advantage).model_fields}
+    return algorithm.model_copy(update={"advantage": algorithm.advantage.model_copy(update=known)})
 
 
-def bootstrapped(row: Algorithm) -> Algorithm:
-    """The row, whose credit goes on with the critic's value where an episode was cut."""
-    return row.model_copy(update={"advantage": row.advantage.model_copy(update={"bootstrap": True})})
+def bootstrapped(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with bootstrapping of truncated episodes."""
+    return algorithm.model_copy(update={"advantage": algorithm.advantage.model_copy(update={"bootstrap": True})})
 
 
 CORRECTED = Algorithm(
@@ -58,28 +62,29 @@ CORRECTED = Algorithm(
     rejection=Rejection(level="trajectory", low=0.5, high=2.0),
     shaping=RewardShaping(length=0.3, turns=0.2, process_scale="largest"),
     aggregation="group_mean",
-    entropy=0.01,
+    entropy_coef=0.01,
 )
 BY_TURN = Algorithm(
     name="by-turn",
     advantage=ALGORITHMS["gtpo"].advantage,
-    surrogate=Clip(dual=None),
-    ratio="turn",
+    loss=Clip(dual_clip=None),
+    ratio_level="turn",
     aggregation="turn_mean",
     correction=Correction(level="turn", rule="window"),
     rejection=Rejection(level="turn", statistic="product", low=0.1, high=10.0),
 )
 ALL: tuple[Algorithm, ...] = (
     *map(discounted, ALGORITHMS.values()),
-    *(bootstrapped(discounted(row)) for row in ALGORITHMS.values() if "critic" in row.needs),
+    *(bootstrapped(discounted(algorithm)) for algorithm in ALGORITHMS.values() if "critic" in algorithm.needs),
     CORRECTED,
     BY_TURN,
 )
-"""Every row there is, and what rows could have but none has by itself."""
+"""Every preset, and two algorithms with the terms that no preset uses."""
 
 
 def tiny_model(seed: int, layers: int) -> PreTrainedModel:
-    """A GPT-2 in fp64, its norms included. Without layers it looks at the last token only, wherever that stands."""
+    """Return a GPT-2 in float64, norms included. Without layers its output depends on the last token only, not on its
+    position."""
     torch.manual_seed(seed)
     config = GPT2Config(
         vocab_size=16,
@@ -99,16 +104,16 @@ def tiny_model(seed: int, layers: int) -> PreTrainedModel:
 
 
 @lru_cache
-def tiny_models(layers: int) -> tuple[Models, PreTrainedModel]:
-    """All the models that an algorithm may ask, and the policy as it was before the update."""
+def tiny_models(layers: int) -> tuple[ModelSet, PreTrainedModel]:
+    """Return all the models that an algorithm may need, and the policy before the update."""
     policy = tiny_model(0, layers)
-    critic = value_model(policy)
+    critic = build_value_model(policy)
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(0))
-    return Models(policy, 0.7, ENOUGH, critic, tiny_model(1, layers), tiny_model(2, layers)), _moved(policy)
+    return ModelSet(policy, 0.7, UNLIMITED, critic, tiny_model(1, layers), tiny_model(2, layers)), _perturbed(policy)
 
 
 @torch.no_grad()
-def _moved(policy: PreTrainedModel) -> PreTrainedModel:
+def _perturbed(policy: PreTrainedModel) -> PreTrainedModel:
     older = tiny_model(0, policy.config.n_layer)
     random = torch.Generator().manual_seed(3)
     for parameter in older.parameters():
@@ -117,60 +122,85 @@ def _moved(policy: PreTrainedModel) -> PreTrainedModel:
     return older
 
 
+def model_outputs(models: ModelSet, batch: TrainingBatch, old_logprobs: Tensor | None = None) -> ModelOutputs:
+    """Return the outputs of all models but the policy for a batch."""
+    return ModelOutputs(
+        old_logprobs=old_logprobs,
+        values=None if models.critic is None else models.values(batch),
+        reference_logprobs=None if models.reference is None else models.logprobs(batch, "reference"),
+        teacher_logprobs=None if models.teacher is None else models.logprobs(batch, "teacher"),
+    )
+
+
+def backward(
+    models: ModelSet,
+    algorithm: Algorithm,
+    prepared: PreparedBatch,
+    sequences: Sequence[TokenSequence],
+    scale: float = 1.0,
+) -> PassStats:
+    """Run forward_backward on some sequences of a batch."""
+    part = replace(prepared, batch=replace(prepared.batch, sequences=tuple(sequences)))
+    return forward_backward(models, algorithm, part, scale)
+
+
 @dataclass(frozen=True, slots=True)
-class Learning:
-    """How samples are learned from: by which row and models, laid out how, in micro-batches of how many tokens."""
+class UpdateSetup:
+    """How samples are trained on: the algorithm, the models, the packing, and the tokens per micro-batch."""
 
-    row: Algorithm
+    algorithm: Algorithm
     layers: int = 0
-    scope: Scope | None = None
-    layout: Packing = pack_prefix_tree
-    budget: int = ENOUGH
+    scope: TokenScope | None = None
+    packing: Packing = pack_prefix_tree
+    micro_tokens: int = UNLIMITED
 
-    def __call__(self, given: Sequence[TrainingSample]) -> Learned:
-        prepared = self.prepared(given)
-        return self.whole(prepared, lambda: learn(self.models, self.row, prepared, prepared.batch.sequences, 1.0).loss)
+    def __call__(self, samples: Sequence[TrainingSample]) -> UpdateResult:
+        prepared = self.prepare(samples)
+        sequences = prepared.batch.sequences
+        return self.result(prepared, lambda: backward(self.models, self.algorithm, prepared, sequences).loss)
 
     @property
-    def models(self) -> Models:
-        models = replace(tiny_models(self.layers)[0], micro_tokens=self.budget)
-        return models if "critic" in self.row.needs else replace(models, critic=None)
+    def models(self) -> ModelSet:
+        models = replace(tiny_models(self.layers)[0], micro_tokens=self.micro_tokens)
+        return models if "critic" in self.algorithm.needs else replace(models, critic=None)
 
-    def prepared(self, given: Sequence[TrainingSample]) -> Prepared:
-        """The batch with its credit; the policy has moved since it was sampled, and since the update began."""
-        batch = assemble(given, self.layout, self.scope or self.row.scope)
-        before = Models(tiny_models(self.layers)[1], 0.7, self.budget).logprobs(batch)
-        signals = replace(self.models.signals(batch), old=before, kl_coefficient=0.1)
-        old = batch.sampler_logprobs if self.row.anchor == "sampler" else before
-        return Prepared(batch, self.row.credit(batch, signals), signals, old)
+    def prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
+        """Return the batch with its weights. The old policy differs from the sampler and from the present policy."""
+        algorithm = self.algorithm
+        batch = assemble(samples, self.packing, self.scope or algorithm.token_scope)
+        old = ModelSet(tiny_models(self.layers)[1], 0.7, self.micro_tokens).logprobs(batch)
+        outputs = model_outputs(self.models, batch, old)
+        weights = algorithm.compute_token_weights(batch, outputs, KL_COEF)
+        denominator = batch.sampler_logprobs if algorithm.ratio_denominator == "sampler" else old
+        return PreparedBatch(batch, weights, outputs, denominator)
 
-    def whole(self, prepared: Prepared, loss: Callable[[], Tensor]) -> Learned:
-        """What ``loss()`` adds to the gradients, with the credit that it came from."""
-        weights = [
+    def result(self, prepared: PreparedBatch, loss_fn: Callable[[], Tensor]) -> UpdateResult:
+        """Return the loss of ``loss_fn()`` and the gradient it accumulates, with the weights of the batch."""
+        parameters = [
             *self.models.policy.parameters(),
             *([] if self.models.critic is None else self.models.critic.parameters()),
         ]
-        for weight in weights:
-            weight.grad = None
-        number = loss()
-        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-        chosen, credit = prepared.batch.chosen, prepared.credit
-        return Learned(
-            credit.advantage[chosen],
-            credit.share[chosen],
-            credit.trust[chosen],
-            number,
+        for parameter in parameters:
+            parameter.grad = None
+        loss = loss_fn()
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        mask, weights = prepared.batch.action_mask, prepared.weights
+        return UpdateResult(
+            weights.advantage[mask],
+            weights.loss_weight[mask],
+            weights.importance_weight[mask],
+            loss,
             torch.cat([gradient.flatten() for gradient in gradients]),
         )
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> bool:
-    """Equal in fp64 but for the order of sums."""
+    """Return whether two float64 tensors are equal up to the order of sums."""
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def sampled(model: PreTrainedModel, groups: list[Group], temperature: float) -> list[Group]:
-    """The groups, with the log-probabilities that a sampler of these weights would have recorded."""
+def with_recorded_logprobs(model: PreTrainedModel, groups: list[Group], temperature: float) -> list[Group]:
+    """Return the groups with the log-probabilities that a sampler with this model would have recorded."""
 
     def recorded(trajectory: Any, turn: Any) -> Any:
         prompt = trajectory.prompt_ids(turn)

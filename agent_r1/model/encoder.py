@@ -1,4 +1,4 @@
-"""Sentence encoders: texts to vectors of length 1, by any encoder model of transformers."""
+"""Sentence encoders: texts to vectors of length 1, with any encoder model of transformers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.checksum import tensors_checksum
-from agent_r1.model.load import find_folder, load_tokenizer, quiet
+from agent_r1.model.load import find_folder, load_tokenizer, quiet_transformers
 
 POOLER = "pooler"
-"""What transformers call the layer after the last hidden state, which sentence encoders leave out."""
+"""Transformers' name for the layer after the last hidden state. Sentence encoders do not use it."""
 
 Pooling = Literal["mean", "cls"]
 
 POOLING_FILE = Path("1_Pooling/config.json")
-"""Where folders of the sentence-transformers library say how they pool."""
+"""The file in which folders of the sentence-transformers library declare their pooling."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
-    """A model that reads texts. ``batch`` texts are read together, at most ``max_tokens`` tokens of each."""
+    """An encoder with its tokenizer. It encodes ``batch`` texts at a time, at most ``max_tokens`` tokens of each."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -38,12 +38,12 @@ class SentenceEncoder:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """The dimension of a vector."""
         return int(self.model.config.hidden_size)
 
-    def digest(self) -> str:
-        """sha256 of all that a vector depends on: weights, tokenizer, pooling, length."""
-        # A pooler is not used, and where the files have none its weights are drawn anew at every load.
+    def fingerprint(self) -> str:
+        """Return the sha256 of everything that a vector depends on: weights, tokenizer, pooling and length."""
+        # The pooler is not used, and its weights are random at every load if the files have none.
         weights = tensors_checksum((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
         vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()))
         settings = f"{self.pooling}|{self.max_tokens}|{weights}|{vocabulary}"
@@ -51,36 +51,38 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 of shape (texts, width); rows have length 1, so that an inner product is the cosine.
+        """Return vectors (texts, width) in float32, of length 1, so that an inner product is the cosine.
 
-        Texts of like length are read together; padding is masked, and changes rows by rounding only.
+        Texts of similar length form a batch. Padding is masked; it changes vectors by rounding errors only.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for start in range(0, len(order), self.batch):
-            chosen = order[start : start + self.batch]
-            vectors[chosen] = self._vectors([texts[index] for index in chosen])
+            indices = order[start : start + self.batch]
+            vectors[indices] = self._vectors([texts[index] for index in indices])
         return vectors
 
     def _vectors(self, texts: list[str]) -> np.ndarray:
-        """A text of which the tokenizer leaves nothing becomes 0: no model takes an empty sequence."""
-        # No tokenizer takes lone surrogates.
+        """Return the vectors of one batch; zero if a text has no tokens, because no model takes an empty sequence."""
+        # Tokenizers fail on lone surrogates.
         valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        read: Any = self.tokenizer(
+        encoded: Any = self.tokenizer(
             valid, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
         ).to(self.model.device)
-        mask = read["attention_mask"]
-        some = mask.any(1)
+        mask = encoded["attention_mask"]
+        nonempty = mask.any(1)
         vectors = torch.zeros((len(texts), self.width), device=self.model.device)
-        if some.any():
-            hidden = self.model(input_ids=read["input_ids"][some], attention_mask=mask[some]).last_hidden_state
-            pooled = _mean(hidden, mask[some]) if self.pooling == "mean" else hidden[:, 0]
-            vectors[some] = torch.nn.functional.normalize(pooled.float(), dim=-1)
+        if nonempty.any():
+            hidden = self.model(
+                input_ids=encoded["input_ids"][nonempty], attention_mask=mask[nonempty]
+            ).last_hidden_state
+            pooled = _mean(hidden, mask[nonempty]) if self.pooling == "mean" else hidden[:, 0]
+            vectors[nonempty] = torch.nn.functional.normalize(pooled.float(), dim=-1)
         return vectors.cpu().numpy()
 
 
 def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(texts, tokens, width) -> (texts, width): the mean over real tokens."""
+    """Return the mean over real tokens: (texts, tokens, width) -> (texts, width)."""
     weight = mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weight).sum(1) / weight.sum(1)
 
@@ -88,10 +90,10 @@ def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def load_encoder(
     name: str, pooling: Literal["auto", "mean", "cls"], max_tokens: int, batch: int, device: str
 ) -> SentenceEncoder:
-    """The encoder in folder ``name``, or of that name on the hub.
+    """Load the encoder in the folder ``name``, or of that name on the Hugging Face hub.
 
-    Raises InvalidInput where there is none, its files are incomplete, it cannot pad, or its folder says that
-    it pools otherwise than asked for.
+    Raises InvalidInput if there is none, its files are incomplete, its tokenizer has no padding token, or its folder
+    declares another pooling than ``pooling``.
     """
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name)
@@ -105,11 +107,13 @@ def load_encoder(
 
 def _load_model(folder: Path, name: str) -> PreTrainedModel:
     try:
-        with quiet():
+        with quiet_transformers():
             loaded: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except Exception as error:  # transformers, safetensors and json each raise kinds of their own for a bad folder
+    except Exception as error:  # transformers, safetensors and json raise many types for a broken folder
         line = str(error).strip().splitlines()[:1]
-        raise InvalidInput("encoder", got=name, do=f"name a complete encoder model; this one says: {line}") from error
+        raise InvalidInput(
+            "encoder", got=name, do=f"name a complete encoder model; this one fails with: {line}"
+        ) from error
     model, report = loaded
     missing = sorted(key for key in report["missing_keys"] if POOLER not in key)
     if missing:
@@ -117,28 +121,30 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
     return model.eval()
 
 
-def _pooling(folder: Path, asked: Literal["auto", "mean", "cls"], name: str) -> Pooling:
-    """What was asked for, if the folder does not contradict; what the folder says, if nothing was."""
-    said = _said_pooling(folder / POOLING_FILE, name)
-    if asked == "auto":
-        return said or "mean"
-    if said is not None and said != asked:
-        raise InvalidInput("pooling", got=f"{asked!r} for {name}", do=f"use {said!r}: {POOLING_FILE} says so")
-    return asked
+def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
+    """Return the requested pooling if the folder does not contradict; for "auto", the declared one or the mean."""
+    declared = _declared_pooling(folder / POOLING_FILE, name)
+    if requested == "auto":
+        return declared or "mean"
+    if declared is not None and declared != requested:
+        raise InvalidInput(
+            "pooling", got=f"{requested!r} for {name}", do=f"use {declared!r}, as {POOLING_FILE} declares"
+        )
+    return requested
 
 
-def _said_pooling(file: Path, name: str) -> Pooling | None:
+def _declared_pooling(file: Path, name: str) -> Pooling | None:
     if not file.is_file():
         return None
     settings = json.loads(file.read_text("utf-8"))
     for key, pooling in (("pooling_mode_cls_token", "cls"), ("pooling_mode_mean_tokens", "mean")):
         if settings.get(key):
             return pooling  # type: ignore[return-value]
-    raise InvalidInput("encoder", got=f"{name}, which pools otherwise", do="name one that pools by mean or cls")
+    raise InvalidInput("encoder", got=f"{name}, which pools in another way", do="name one that pools by mean or cls")
 
 
 def _device(name: str) -> str:
-    there = torch.cuda.is_available()
-    if name.startswith("cuda") and not there:
+    has_gpu = torch.cuda.is_available()
+    if name.startswith("cuda") and not has_gpu:
         raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
-    return ("cuda" if there else "cpu") if name == "auto" else name
+    return ("cuda" if has_gpu else "cpu") if name == "auto" else name

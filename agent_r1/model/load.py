@@ -1,4 +1,4 @@
-"""Open a causal language model or its tokenizer, by folder or by name on the Hugging Face hub."""
+"""Load a causal language model or its tokenizer, by folder or by name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from transformers.utils import logging
 from agent_r1.core.errors import InvalidInput
 
 HUB_SECONDS = 10.0
-"""How long the hub may take to answer before it counts as not reachable."""
+"""Timeout of requests to the hub."""
 
 LOGIT_TOLERANCE = 1e-6
-"""Largest difference, relative to the largest logit, for head(backbone(ids)) to count as the model's logits."""
+"""Largest difference between the logits and head(backbone(ids)), relative to the largest logit."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The causal language model in folder ``name``, or of that name on the hub, in eval mode.
+    """Load the causal language model in the folder ``name``, or of that name on the hub, in eval mode.
 
-    It stays in eval mode during training: dropout is switched off, because reinforcement learning
-    needs the learner's probabilities to be the sampler's (a first ratio of 1).
+    It stays in eval mode during training: without dropout, the trainer computes the probabilities that the engine
+    sampled from, and the first importance ratio is 1.
 
-    Raises InvalidInput where the folder or the hub's model is missing, broken, incomplete, not a
-    causal language model, or computes its logits as anything but ``head(backbone(ids))``.
+    Raises InvalidInput if the model is missing, broken, incomplete, not a causal language model, or computes its
+    logits in another way than ``head(backbone(ids))``.
     """
     folder = find_folder(name, "model")
     try:
-        with quiet():
+        with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except Exception as error:  # transformers, safetensors and json each raise kinds of their own for a bad folder
-        raise _refused("model", name, error) from error
+    except Exception as error:  # transformers, safetensors and json raise many types for a broken folder
+        raise _load_error("model", name, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise InvalidInput("model", got=name, do=f"add the weights that its files lack: {', '.join(missing[:3])} ..")
@@ -55,35 +55,35 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in folder ``name``, or of that name on the hub. Raises InvalidInput where there is none."""
+    """Load the tokenizer in the folder ``name``, or of that name on the hub. Raises InvalidInput if there is none."""
     folder = find_folder(name, "tokenizer")
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        # transformers would otherwise make an empty tokenizer from the model's configuration alone
+        # Otherwise transformers makes an empty tokenizer from the model's configuration.
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
     try:
-        with quiet():
+        with quiet_transformers():
             return _as_saved(AutoTokenizer.from_pretrained(folder), folder)
-    except Exception as error:  # as many kinds as there are tokenizer formats
-        raise _refused("tokenizer", name, error) from error
+    except Exception as error:  # each tokenizer format raises its own types
+        raise _load_error("tokenizer", name, error) from error
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
-    """The tokens with which the model says that it ends: what its generation_config.json names, () without one."""
+    """Return the model's end-of-sequence tokens from generation_config.json; () if it names none."""
     folder = find_folder(name, "model")
     if not (folder / "generation_config.json").is_file():
         return ()
     try:
         ends = GenerationConfig.from_pretrained(folder).eos_token_id
-    except Exception as error:  # a file that transformers cannot read
-        raise _refused("generation_config.json", name, error) from error
+    except Exception as error:  # transformers cannot read the file
+        raise _load_error("generation_config.json", name, error) from error
     return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer as ``tokenizer.json`` describes it.
+    """Return the tokenizer as ``tokenizer.json`` describes it.
 
-    For some model types (qwen2) transformers 5 builds the type's usual pipeline around the saved
-    vocabulary, whatever the file says; text then splits otherwise than when the model was trained.
+    For some model types (qwen2), transformers 5 ignores the saved pipeline and builds the type's usual one around the
+    saved vocabulary, so that text is split differently than in training (docs/decisions/0004).
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -94,30 +94,34 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def find_folder(name: str, what: str) -> Path:
-    """The local folder of that name, or the hub's files once they are on this machine."""
+def find_folder(name: str, kind: str) -> Path:
+    """Return the local folder ``name``, or the folder of the files downloaded from the hub.
+
+    ``kind`` ("model", "tokenizer", "encoder") is named in the InvalidInput that is raised if there is neither.
+    """
     if Path(name).exists():
         return Path(name)
     try:
         return Path(snapshot_download(name, etag_timeout=HUB_SECONDS, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))
-    except Exception as error:  # not a valid hub name, not on the hub, no access, no connection, no space
+    except Exception as error:  # invalid name, not on the hub, no access, no connection, no space
         do = f"name a folder that exists, or a model on the Hugging Face hub that can be reached ({_line(error)})"
-        raise InvalidInput(what, got=name, do=do) from error
+        raise InvalidInput(kind, got=name, do=do) from error
 
 
-def _refused(what: str, name: str, error: Exception) -> InvalidInput:
-    return InvalidInput(what, got=name, do=f"name a complete causal language model; this one says: {_line(error)}")
+def _load_error(kind: str, name: str, error: Exception) -> InvalidInput:
+    do = f"name a complete causal language model; this one fails with: {_line(error)}"
+    return InvalidInput(kind, got=name, do=do)
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error, short enough for one line of ours."""
+    """Return the type and the first line of an error, truncated."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' reports and progress bars: what goes wrong is said once, by our own error."""
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' reports and progress bars: our own error reports a failure once."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -131,11 +135,11 @@ def quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def _check_logits(model: PreTrainedModel, name: str) -> None:
-    """The learner applies the head to action tokens only, so the logits must be nothing but the head's output."""
+    """Raise InvalidInput unless the logits are the head's output: training applies the head to action tokens only."""
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     parts = model.get_output_embeddings()(hidden).float()
     if whole.shape != parts.shape or (whole - parts).abs().max() > LOGIT_TOLERANCE * whole.abs().max():
-        do = "use a model whose logits are its head's output: this one caps or scales them, which is not supported"
+        do = "use a model whose logits are the output of its head: this one caps or scales them, which is not supported"
         raise InvalidInput("model", got=name, do=do)

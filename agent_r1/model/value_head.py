@@ -1,4 +1,4 @@
-"""A separate value model: how much reward is still to come, at each position."""
+"""The critic: a value model that predicts the reward still to come, at each position."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from agent_r1.model.forward import backbone_states
 
 
 class ValueModel(nn.Module):
-    """A backbone and a linear head to one number. The head starts at zero: every first value is 0.
+    """A backbone with a linear head to one number. The head is initialized to zero, so all values are 0 at first.
 
-    A zero head makes PPO's first update a plain policy gradient, instead of one against noise.
+    The baseline of PPO's first update is then 0 instead of noise.
     """
 
     def __init__(self, backbone: nn.Module, width: int) -> None:
@@ -26,11 +26,11 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Tokens (B, T) -> the value (B, T) of the state that ends with each token; arguments as ``hidden_states``."""
+        """Return the values (B, T) of the states that end with each token; arguments as in ``hidden_states``."""
         hidden = backbone_states(self.backbone, ids, positions, mask)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 
-def value_model(policy: PreTrainedModel) -> ValueModel:
-    """A value model whose backbone is a copy of the policy's, so that it reads what the policy reads."""
+def build_value_model(policy: PreTrainedModel) -> ValueModel:
+    """Return a value model whose backbone is a copy of the policy's."""
     return ValueModel(copy.deepcopy(policy.base_model), policy.get_output_embeddings().weight.shape[-1]).eval()

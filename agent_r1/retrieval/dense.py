@@ -46,7 +46,7 @@ def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
     if config.faiss:
         import_faiss()  # fail before an hour of encoding, not after
     encoder = load_encoder(config.encoder, config.pooling, config.max_tokens, config.batch, config.device)
-    origin = Origin(corpus_checksum(passages), encoder.digest(), config.passage_prefix, factory="")
+    origin = Origin(corpus_checksum(passages), encoder.fingerprint(), config.passage_prefix, factory="")
     folder = build_once(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
     if config.faiss:
         indexed = Origin(origin.passages, origin.encoder, origin.passage_prefix, config.faiss)

@@ -1,32 +1,35 @@
-"""Models over a batch: what they say of its tokens, with and without gradient."""
+"""Forward and backward passes of the models over a batch, in micro-batches.
+
+Shapes: N tokens and S turns in the batch; n tokens and s turns in a micro-batch of B sequences padded to T tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.signals import TokenWeights, CriticView, Metrics, ModelOutputs, TokenOutputs
+from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, ValueTargets
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, micro_batches
-from agent_r1.data.segments import renumbered
+from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.model.forward import hidden_states, token_scores
 from agent_r1.model.value_head import ValueModel
-
-POLICY, CRITIC = "policy", "critic"
-MODULES = (POLICY, CRITIC)
-"""The modules that are trained."""
+from agent_r1.trainer.protocol import MODULES, POLICY, Module, PassStats, PreparedBatch, Role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Models:
-    """What is asked about a batch: the policy at the sampler's temperature, and, where the algorithm needs them, a
-    critic, the policy as it began, a teacher."""
+class ModelSet:
+    """The models of an algorithm, on one device.
+
+    ``temperature`` is the sampler's. A micro-batch has at most ``micro_tokens`` tokens. ``critic``, ``reference`` and
+    ``teacher`` are None if the algorithm does not need them.
+    """
 
     policy: PreTrainedModel
     temperature: float
@@ -35,192 +38,148 @@ class Models:
     reference: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
 
-    def cut(self, sequences: Sequence[TokenSequence], row: Algorithm) -> Iterator[MicroBatch]:
-        """The sequences in micro-batches, where the models are; trajectories stay whole where the ratio is theirs."""
-        return self._placed(micro_batches(blocks_of(sequences, row), self.micro_tokens))
-
-    def logprobs(self, batch: TrainingBatch) -> Tensor:
-        """(N,) float64 on the CPU: the policy's log-probability of each token."""
-        return self._logprobs(self.policy, batch)
-
-    def signals(self, batch: TrainingBatch) -> ModelOutputs:
-        """What all but the policy say of a batch."""
-        values, ends = self._values(batch)
-        return ModelOutputs(
-            values=values,
-            ends=ends,
-            reference=None if self.reference is None else self._logprobs(self.reference, batch),
-            teacher=None if self.teacher is None else self._logprobs(self.teacher, batch),
-        )
+    @torch.no_grad()
+    def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
+        """Return the log-probability of each token, (N,) float64 on the CPU; 0 for tokens in none of the sequences."""
+        model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
+        if model is None:
+            raise ValueError(f"this algorithm has no {role}")
+        logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
+        for micro in self.micro_batches(by_sequence(batch.sequences)):
+            logprobs[micro.tokens] = score_tokens(model, batch, micro, self.temperature)[0].double().cpu()
+        return logprobs
 
     @torch.no_grad()
-    def _logprobs(self, model: PreTrainedModel, batch: TrainingBatch) -> Tensor:
-        found = torch.empty(len(batch.ids), dtype=torch.float64)
-        for micro in self._placed(micro_batches(by_sequence(batch.sequences), self.micro_tokens)):
-            found[micro.tokens] = scores(model, batch, micro, self.temperature)[0].double().cpu()
-        return found
-
-    @torch.no_grad()
-    def _values(self, batch: TrainingBatch) -> tuple[Tensor | None, Tensor | None]:
-        """(N,) before each token and (S,) after each turn's action, float64 on the CPU; None without a critic."""
+    def values(self, batch: TrainingBatch) -> StateValues:
+        """Return the critic's values before each token and after each turn's action, float64 on the CPU."""
         if self.critic is None:
-            return None, None
-        values = torch.empty(len(batch.ids), dtype=torch.float64)
-        ends = torch.empty(len(batch.turn_trajectory), dtype=torch.float64)
-        for micro in self._placed(micro_batches(by_sequence(batch.sequences), self.micro_tokens)):
-            everywhere = _critic(self.critic, micro).double().cpu()
-            values[micro.tokens] = everywhere[micro.predictors.cpu()]
-            ends[micro.turns] = everywhere[micro.ends.cpu()]
-        return values, ends
+            raise ValueError("this algorithm has no critic")
+        before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
+        after_action = torch.zeros(len(batch.turn_trajectory), dtype=torch.float64)
+        for micro in self.micro_batches(by_sequence(batch.sequences)):
+            values = self.critic(micro.ids, micro.position_ids, micro.attention_mask).flatten().double().cpu()  # (B*T,)
+            before_token[micro.tokens] = values[micro.logit_positions.cpu()]
+            after_action[micro.turns] = values[micro.post_action_states.cpu()]
+        return StateValues(before_token, after_action)
 
-    def _placed(self, micros: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        return (micro.to(self.policy.device) for micro in micros)
-
-
-def blocks_of(sequences: Sequence[TokenSequence], row: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """What must be learned from in one pass."""
-    return by_trajectory(sequences) if row.ratio == "trajectory" else by_sequence(sequences)
+    def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
+        """Yield the sequences in micro-batches on the models' device; a block is never divided."""
+        return (micro.to(self.policy.device) for micro in micro_batches(blocks, self.micro_tokens))
 
 
-def scores(
+def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
+    """Group the sequences that must share a micro-batch: those of a trajectory if the ratio is over all of it."""
+    return by_trajectory(sequences) if algorithm.ratio_level == "trajectory" else by_sequence(sequences)
+
+
+def score_tokens(
     model: PreTrainedModel, batch: TrainingBatch, micro: MicroBatch, temperature: float, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy (n,) of the micro-batch's tokens; the head is applied to these only."""
-    hidden = hidden_states(model, micro.ids, micro.positions, micro.mask).flatten(0, 1)
-    targets = batch.ids[micro.tokens].to(hidden.device)
-    return token_scores(model, hidden[micro.predictors], targets, temperature, entropy_gradient=entropy_gradient)
+    """Return log-probability and entropy (n,) of the micro-batch's tokens."""
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)  # (B*T, H)
+    targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
+    # The head is applied only to the n hidden states that predict a token of the batch, not to all B*T.
+    return token_scores(model, hidden[micro.logit_positions], targets, temperature, entropy_gradient=entropy_gradient)
 
 
-def _critic(critic: ValueModel, micro: MicroBatch) -> Tensor:
-    return critic(micro.ids, micro.positions, micro.mask).flatten()
+def forward_backward(
+    models: ModelSet,
+    algorithm: Algorithm,
+    prepared: PreparedBatch,
+    scale: float = 1.0,
+    modules: Collection[Module] = MODULES,
+) -> PassStats:
+    """Add the gradient of ``scale`` times the loss of the batch's sequences (at least one) to ``modules``."""
+    micros = models.micro_batches(blocks_of(prepared.batch.sequences, algorithm))
+    return join_passes([_micro_batch_pass(models, algorithm, prepared, micro, scale, modules) for micro in micros])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """A batch with its credit, and what the models said before the update.
+def _micro_batch_pass(
+    models: ModelSet,
+    algorithm: Algorithm,
+    prepared: PreparedBatch,
+    micro: MicroBatch,
+    scale: float,
+    modules: Collection[Module],
+) -> PassStats:
+    """Logits -> log-probabilities -> ratio -> loss -> gradient, for one micro-batch."""
+    batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
-    ``old`` (N,) is what ratios compare with; None where there will be one pass only: it is then its own old policy.
-    """
+    # log pi(token | context) at the sampler's temperature, and the entropy of that distribution: (n,) each
+    with torch.set_grad_enabled(POLICY in modules):
+        logprobs, entropy = score_tokens(models.policy, batch, micro, models.temperature, algorithm.entropy_coef > 0)
 
-    batch: TrainingBatch
-    credit: TokenWeights
-    signals: ModelOutputs
-    old: Tensor | None
+    def gather(column: Tensor, indices: Tensor) -> Tensor:
+        return column[indices].to(logprobs)  # the batch is float64 on the CPU
 
+    # ratio = pi / pi_old. Observations were not sampled by any policy: for them old = current, so their ratio is 1.
+    old = logprobs.detach()
+    action_mask = batch.action_mask[tokens]
+    if prepared.old_logprobs is not None:
+        old = torch.where(action_mask.to(old.device), gather(prepared.old_logprobs, tokens), old)
+    ratios = (logprobs.detach() - old).exp()
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """What a pass saw of n tokens, without gradient.
+    # Tokens of a unit share the ratio. Actions and observations are separate units: observations would dilute the mean.
+    unit = algorithm.ratio_unit(batch)  # (N,)
+    ratio_unit = None if unit is None else unique_ids(unit[tokens], action_mask).to(old.device)  # (n,)
 
-    ``tokens`` are their places in the batch, ``ratios`` pi / pi_old; ``real`` of ``padded`` tokens
-    that the model read were not padding.
-    """
+    values = old_values = None
+    if models.critic is not None and outputs.values is not None:
+        flat = models.critic(micro.ids, micro.position_ids, micro.attention_mask).flatten()  # (B*T,)
+        values = StateValues(flat[micro.logit_positions], flat[micro.post_action_states])  # (n,) and (s,)
+        old_values = _state_values_at(outputs.values, micro, logprobs)
 
-    loss: Tensor
-    metrics: Metrics
-    tokens: Tensor
-    logprobs: Tensor
-    ratios: Tensor
-    entropy: Tensor
-    real: int
-    padded: int
-
-
-def learn(
-    models: Models,
-    row: Algorithm,
-    prepared: Prepared,
-    sequences: Sequence[TokenSequence],
-    weight: float,
-    moving: Collection[str] = MODULES,
-) -> Pass:
-    """Add the gradient of ``weight`` times the loss of these sequences (at least one) to those of the models moving."""
-    return _joined([_learn(models, row, prepared, micro, weight, moving) for micro in models.cut(sequences, row)])
-
-
-def _learn(
-    models: Models, row: Algorithm, prepared: Prepared, micro: MicroBatch, weight: float, moving: Collection[str]
-) -> Pass:
-    with torch.set_grad_enabled(POLICY in moving):
-        logprobs, entropy = scores(models.policy, prepared.batch, micro, models.temperature, row.entropy > 0)
-    view = _view(models, prepared, micro, logprobs, entropy)
-    loss, metrics = row.loss(view, _credit_at(prepared.credit, micro, weight, logprobs))
+    reference = None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens)
+    token_outputs = TokenOutputs(logprobs, entropy, old, ratio_unit, reference, values, old_values)
+    loss, metrics = algorithm.compute_loss(token_outputs, _scaled_weights(prepared.weights, micro, scale, logprobs))
     loss.backward()
-    return Pass(
+    return PassStats(
         loss=loss.detach(),
         metrics=metrics,
-        tokens=micro.tokens,
+        tokens=tokens,
         logprobs=logprobs.detach(),
-        ratios=(logprobs.detach() - view.old).exp(),
+        ratios=ratios,
         entropy=entropy.detach(),
-        real=micro.real,
-        padded=micro.ids.numel(),
+        num_tokens=micro.num_tokens,
+        num_padded_tokens=micro.ids.numel(),
     )
 
 
-def _view(models: Models, prepared: Prepared, micro: MicroBatch, logprobs: Tensor, entropy: Tensor) -> TokenOutputs:
-    batch, signals, now = prepared.batch, prepared.signals, logprobs.detach()
-    turn, trajectory = batch.token_turn[micro.tokens], batch.token_trajectory[micro.tokens]
-    chosen = batch.chosen[micro.tokens]
-    old = now
-    if prepared.old is not None:  # what nobody chose is its own old policy
-        old = torch.where(chosen.to(now.device), _at(prepared.old, micro.tokens, now), now)
-    return TokenOutputs(
-        logprobs=logprobs,
-        entropy=entropy,
-        old=old,
-        turn=renumbered(turn, chosen).to(now.device),
-        trajectory=renumbered(trajectory, chosen).to(now.device),
-        reference=None if signals.reference is None else _at(signals.reference, micro.tokens, now),
-        critic=_critic_view(models.critic, signals, micro, now),
-    )
+def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
+    """Return the values of the micro-batch's states, (n,) and (s,), in dtype and device of ``like``."""
+    return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
 
 
-def _critic_view(critic: ValueModel | None, signals: ModelOutputs, micro: MicroBatch, like: Tensor) -> CriticView | None:
-    if critic is None or signals.values is None or signals.ends is None:
-        return None
-    everywhere = _critic(critic, micro)
-    return CriticView(
-        values=everywhere[micro.predictors],
-        ends=everywhere[micro.ends],
-        old_values=_at(signals.values, micro.tokens, like),
-        old_ends=_at(signals.ends, micro.turns, like),
-    )
+def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like: Tensor) -> TokenWeights:
+    """Return the weights of the micro-batch's tokens in dtype and device of ``like``, loss weights times ``scale``."""
 
+    def gather(column: Tensor) -> Tensor:
+        return column[micro.tokens].to(like)
 
-def _credit_at(credit: TokenWeights, micro: MicroBatch, weight: float, like: Tensor) -> TokenWeights:
-    targets = credit.targets
+    targets = weights.value_targets
+    if targets is not None:
+        weight = _state_values_at(targets.weight, micro, like)
+        scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
+        targets = ValueTargets(_state_values_at(targets.target, micro, like), scaled)
     return TokenWeights(
-        advantage=_at(credit.advantage, micro.tokens, like),
-        share=weight * _at(credit.share, micro.tokens, like),
-        trust=_at(credit.trust, micro.tokens, like),
-        imitation=None if credit.imitation is None else weight * _at(credit.imitation, micro.tokens, like),
-        targets=None
-        if targets is None
-        else replace(
-            targets,
-            tokens=_at(targets.tokens, micro.tokens, like),
-            token_shares=weight * _at(targets.token_shares, micro.tokens, like),
-            ends=_at(targets.ends, micro.turns, like),
-            end_shares=weight * _at(targets.end_shares, micro.turns, like),
-        ),
-        kl_coefficient=credit.kl_coefficient,
+        advantage=gather(weights.advantage),
+        loss_weight=scale * gather(weights.loss_weight),
+        importance_weight=gather(weights.importance_weight),
+        sft_weight=None if weights.sft_weight is None else scale * gather(weights.sft_weight),
+        value_targets=targets,
+        kl_coef=weights.kl_coef,
     )
 
 
-def _at(x: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """The entries of a column for the tokens or turns of a micro-batch, where and as what ``like`` is."""
-    return x[places].to(like)
-
-
-def _joined(parts: Sequence[Pass]) -> Pass:
-    return Pass(
-        loss=torch.stack([part.loss for part in parts]).sum(),
-        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum() for name in parts[0].metrics},
+def join_passes(parts: Sequence[PassStats]) -> PassStats:
+    """Return the statistics of passes over disjoint tokens as those of one pass, on the CPU: losses and metrics add."""
+    return PassStats(
+        loss=torch.stack([part.loss for part in parts]).sum().cpu(),
+        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
         tokens=torch.cat([part.tokens for part in parts]),
-        logprobs=torch.cat([part.logprobs for part in parts]),
-        ratios=torch.cat([part.ratios for part in parts]),
-        entropy=torch.cat([part.entropy for part in parts]),
-        real=sum(part.real for part in parts),
-        padded=sum(part.padded for part in parts),
+        logprobs=torch.cat([part.logprobs for part in parts]).cpu(),
+        ratios=torch.cat([part.ratios for part in parts]).cpu(),
+        entropy=torch.cat([part.entropy for part in parts]).cpu(),
+        num_tokens=sum(part.num_tokens for part in parts),
+        num_padded_tokens=sum(part.num_padded_tokens for part in parts),
     )

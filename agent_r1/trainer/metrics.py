@@ -1,9 +1,9 @@
-"""What an update reports of itself, as numbers by name."""
+"""Metrics of an update: numbers by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -12,109 +12,100 @@ from torch import Tensor
 
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.training_sample import Selection
-from agent_r1.trainer.forward_backward import Pass, Prepared
+from agent_r1.trainer.protocol import OptimStats, PassStats, PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """One optimizer step: which trajectories of the batch it used, what its pass saw, and the gradient norms.
-
-    ``norms`` (by module, before clipping) is None where the step was refused because something was not finite.
-    """
+class OptimizerStep:
+    """One optimizer step: the trajectories of its minibatch, and the statistics of its pass and of the optimizer."""
 
     trajectories: frozenset[int]
-    seen: Pass
-    norms: Mapping[str, float] | None
-
-    @property
-    def applied(self) -> bool:
-        return self.norms is not None
+    passed: PassStats
+    optim: OptimStats
 
 
-def reward_metrics(admission: Selection, useful: Selection) -> dict[str, float]:
-    """``failed``: attempts that could not be learned from; ``filtered``: those the algorithm sets aside.
+def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
+    """Return the mean reward, and the numbers of attempts that were not trained.
 
-    ``reward``: mean over all attempts that could be scored, also those that teach nothing; NaN without any."""
-    totals = [sample.total for sample in admission.samples]
-    failed = len(admission.left_out)
-    counts = {"failed": float(failed), "filtered": float(len(useful.left_out) - failed)}
-    return {"reward": fmean(totals) if totals else math.nan, **counts}
-
-
-def pass_metrics(prepared: Prepared, steps: Sequence[Step], version: int) -> dict[str, float]:
-    """What the passes over a batch saw.
-
-    ``first_ratio_deviation``: largest |pi / pi_old - 1| before any weight moved. ``logprob_gap``:
-    largest difference to what the sampler recorded, then; of a stale batch it holds the staleness too.
-    ``staleness``: updates since the oldest token.
+    ``reward``: mean over all attempts that have a reward, also those that are filtered out; NaN if there are none.
+    ``failed``: attempts that cannot be trained. ``filtered``: attempts that the algorithm's filters excluded.
     """
-    batch, chosen = prepared.batch, prepared.batch.chosen
-    passes = [step.seen for step in steps]
-    entropy = _by_token(batch.ids, [(one.tokens, one.entropy) for one in passes])
+    rewards = [sample.total for sample in selection.samples]
+    failed = len(selection.excluded)
     return {
-        "entropy": float(entropy[chosen].mean()),
-        "advantage_std": float(prepared.credit.advantage[chosen].std(correction=0)),
-        "first_ratio_deviation": float((passes[0].ratios - 1).abs().max()),
-        "logprob_gap": _logprob_gap(prepared, passes[0]),
-        "staleness": float(version - int(batch.versions.min())),
-        "action_tokens": float(chosen.sum()),
-        "model_tokens": float(sum(map(len, batch.sequences))),
-        "padding": 1 - sum(one.real for one in passes) / sum(one.padded for one in passes),
-        "skipped_steps": float(sum(not step.applied for step in steps)),
-        **_signal_metrics(prepared),
-        **_step_metrics([step for step in steps if step.applied]),
+        "reward": fmean(rewards) if rewards else math.nan,
+        "failed": float(failed),
+        "filtered": float(len(kept.excluded) - failed),
     }
 
 
-def _logprob_gap(prepared: Prepared, first: Pass) -> float:
-    """Of all tokens where the policy was asked beforehand, else of those of the first pass: later ones see other
-    weights."""
-    batch, asked = prepared.batch, prepared.signals.old
-    tokens = torch.arange(len(batch.ids)) if asked is not None else first.tokens
-    before = asked if asked is not None else first.logprobs.double().cpu()
-    return float((before - batch.sampler_logprobs[tokens])[batch.chosen[tokens]].abs().max())
+def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
+    """Return the metrics of the optimizer steps over a batch.
 
-
-def _signal_metrics(prepared: Prepared) -> dict[str, float]:
-    """What there is to tell where an algorithm asks other models, or compares sampler and trainer.
-
-    ``kl_reference``: estimate (k1) of the divergence from the reference, per token. ``explained_variance``: 1 where
-    the critic knew its targets, 0 where a constant would have done as well. ``trust``: mean factor on the loss.
+    ``entropy``: mean over the action tokens. ``first_ratio_deviation``: largest |pi / pi_old - 1| before any weight
+    changed. ``logprob_gap``: largest difference between the trainer's and the sampler's log-probability of a token,
+    before any weight changed; on stale data this includes the change of the policy since. ``staleness``: updates
+    since the oldest token was sampled. ``padding``: share of the tokens that the model read.
     """
-    batch, signals, credit = prepared.batch, prepared.signals, prepared.credit
+    batch, actions = prepared.batch, prepared.batch.action_mask
+    passes = [step.passed for step in steps]
+
+    entropy = torch.empty(len(batch.ids), dtype=torch.float64)  # (N,)
+    for one in reversed(passes):  # with several epochs the first pass over a token counts
+        entropy[one.tokens] = one.entropy.double()
+
+    # The sampler is compared with the policy before the update, or else with the first pass: later ones use new weights
+    old, first = prepared.outputs.old_logprobs, passes[0]
+    tokens, logprobs = (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(batch.ids)), old)
+    gap = (logprobs - batch.sampler_logprobs[tokens])[actions[tokens]]
+
+    return {
+        "entropy": float(entropy[actions].mean()),
+        "advantage_std": float(prepared.weights.advantage[actions].std(correction=0)),
+        "first_ratio_deviation": float((first.ratios - 1).abs().max()),
+        "logprob_gap": float(gap.abs().max()),
+        "staleness": float(version - int(batch.versions.min())),
+        "action_tokens": float(actions.sum()),
+        "model_tokens": float(sum(map(len, batch.sequences))),
+        "padding": 1 - sum(one.num_tokens for one in passes) / sum(one.num_padded_tokens for one in passes),
+        "skipped_steps": float(sum(not step.optim.applied for step in steps)),
+        **_model_metrics(prepared),
+        **_step_metrics([step for step in steps if step.optim.applied]),
+    }
+
+
+def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
+    """Return the metrics of algorithms with a reference, a critic or importance weights.
+
+    ``kl_reference``: KL divergence from the reference per token (estimator k1). ``explained_variance``:
+    1 - Var(G - V) / Var(G) of the critic before the update. ``importance_weight``: mean over the action tokens.
+    """
+    batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
-    if signals.reference is not None:
-        metrics["kl_reference"] = kl_reference(batch, signals.reference)
-        metrics["kl_coefficient"] = signals.kl_coefficient
-    if credit.targets is not None and signals.values is not None:
-        counted = credit.targets.token_shares > 0
-        target, said = credit.targets.tokens[counted], signals.values[counted]
-        spread = float(target.var(correction=0))
-        metrics["explained_variance"] = 1 - float((target - said).var(correction=0)) / spread if spread else 0.0
-    if bool((credit.trust != 1).any()):
-        metrics["trust"] = float(credit.trust[batch.chosen].mean())
+    if outputs.reference_logprobs is not None:
+        metrics["kl_reference"] = kl_reference(batch, outputs.reference_logprobs)
+        metrics["kl_coefficient"] = weights.kl_coef
+    if weights.value_targets is not None and outputs.values is not None:
+        known = weights.value_targets.weight.before_token > 0  # tokens whose return is known
+        target, value = weights.value_targets.target.before_token[known], outputs.values.before_token[known]
+        variance = float(target.var(correction=0))
+        metrics["explained_variance"] = 1 - float((target - value).var(correction=0)) / variance if variance else 0.0
+    if bool((weights.importance_weight != 1).any()):
+        metrics["importance_weight"] = float(weights.importance_weight[batch.action_mask].mean())
     return metrics
 
 
 def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
-    """Mean over action tokens of log(mu / reference): k1."""
-    return float((batch.sampler_logprobs - reference)[batch.chosen].mean())
+    """Return the mean of log(sampler / reference) over the action tokens: the k1 estimate of the KL divergence."""
+    return float((batch.sampler_logprobs - reference)[batch.action_mask].mean())
 
 
-def _by_token(like: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """(N,) float64: the parts in the batch's order; of a token seen more than once, the first pass's."""
-    found = torch.empty(len(like), dtype=torch.float64)
-    for tokens, values in reversed(parts):
-        found[tokens] = values.double().cpu()
-    return found
-
-
-def _step_metrics(steps: Sequence[Step]) -> dict[str, float]:
-    """The row's own metrics and the gradient norms, averaged over the optimizer steps that were applied."""
-    metrics: dict[str, list[float]] = {}
+def _step_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
+    """Return the algorithm's own metrics and the gradient norms, averaged over the optimizer steps."""
+    values: dict[str, list[float]] = {}
     for step in steps:
-        norms = {f"{module}_gradient_norm": norm for module, norm in (step.norms or {}).items()}
-        shares = {name: float(value) for name, value in step.seen.metrics.items()}
-        for name, value in {**shares, **norms}.items():
-            metrics.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in metrics.items()}
+        norms = {f"{module}_gradient_norm": norm for module, norm in step.optim.gradient_norms.items()}
+        terms = {name: float(value) for name, value in step.passed.metrics.items()}
+        for name, value in {**terms, **norms}.items():
+            values.setdefault(name, []).append(value)
+    return {name: fmean(numbers) for name, numbers in values.items()}

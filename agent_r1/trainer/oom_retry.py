@@ -1,87 +1,93 @@
-"""What happens when memory runs out in the middle of an update: it is begun again in smaller portions."""
+"""Recovery when memory runs out during an update: the pass is repeated with smaller micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.data.micro_batches import micro_batches
-from agent_r1.data.sequences import TokenSequence
+from agent_r1.data.micro_batches import Block, micro_batches
 
 T = TypeVar("T")
 
-Block = Sequence[TokenSequence]
-
-SAID = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Parts of the messages with which PyTorch's CPU allocator and cuBLAS report, as a plain RuntimeError, that memory ran
+out. The allocator of a GPU raises torch.OutOfMemoryError."""
 
 
 class OutOfMemory(AgentR1Error):
-    """An update does not fit in memory, in its smallest portions either; says how large it was."""
+    """An update does not fit in memory, even with the smallest micro-batches."""
 
 
-class Budget:
-    """How many ``tokens`` a forward and backward pass may hold.
+class TokenBudget:
+    """The maximum number of ``tokens`` in a micro-batch, halved whenever memory runs out.
 
-    Where memory runs out, the work is begun again with half of what its largest pass held, and so are all later ones.
-    Shares of a loss are over the whole batch, so nothing but the order of its sums changes.
+    The halved budget stays for all later passes. Loss weights are normalized over the whole batch, so a smaller
+    budget changes only the order in which the losses are summed.
     """
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def spend(self, work: Callable[[int], T], blocks: Sequence[Block], undo: Callable[[], None]) -> T:
-        """``work(tokens)`` over these blocks, none of which is divided; ``undo`` clears what it left half done.
+    def run(self, work: Callable[[int], T], blocks: Sequence[Block], undo: Callable[[], None]) -> T:
+        """Return ``work(tokens)``, repeated with a smaller budget while memory runs out.
 
-        Raises OutOfMemory where a pass of one block is still too much.
+        Args:
+            work: a pass over ``blocks`` in micro-batches of at most the given number of tokens.
+            blocks: what the pass reads. A block is never divided.
+            undo: clears the gradients of a pass that did not finish.
+
+        Raises:
+            OutOfMemory: a micro-batch of a single block does not fit.
         """
-        while isinstance(done := _attempted(work, self.tokens), _RanOut):
+        while isinstance(result := _try(work, self.tokens), _RanOut):
             undo()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            held, largest = _held(blocks, self.tokens), max(_held([block], self.tokens) for block in blocks)
-            if held <= largest:
+            largest = _largest_micro_batch(blocks, self.tokens)
+            longest_block = max(_largest_micro_batch([block], self.tokens) for block in blocks)
+            if largest <= longest_block:
                 raise OutOfMemory(
-                    f"memory ran out in passes of {self.tokens} tokens, the longest sequence alone has {largest}: "
-                    f"{done.said}; lower --context or --max_tokens, or take a smaller model"
+                    f"memory ran out in passes of {self.tokens} tokens, the longest sequence alone has "
+                    f"{longest_block}: {result.message}; lower --context or --max_tokens, or take a smaller model"
                 )
-            self.tokens = held // 2
-        return done
+            self.tokens = largest // 2
+        return result
 
 
-def _held(blocks: Sequence[Block], tokens: int) -> int:
-    """Tokens of the largest pass, padding included."""
+def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
+    """Return the number of tokens of the largest micro-batch, padding included."""
     return max(micro.ids.numel() for micro in micro_batches(blocks, tokens))
 
 
 @contextmanager
-def telling(of: str) -> Iterator[None]:
-    """Where memory runs out inside all the same, as in an optimizer's step, OutOfMemory says ``of`` what."""
+def explain_oom(work: str) -> Iterator[None]:
+    """Raise OutOfMemory, which names ``work``, if memory runs out in the block outside of a TokenBudget."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_memory(error):
+        if not _is_oom(error):
             raise
-        raise OutOfMemory(
-            f"memory ran out in {of}: {_first_line(error)}; take a smaller model or more memory"
-        ) from error
+        message = _first_line(error)
+        raise OutOfMemory(f"memory ran out in {work}: {message}; take a smaller model or more memory") from error
 
 
+@dataclass(frozen=True, slots=True)
 class _RanOut:
-    """Memory ran out. A value and no exception, which would keep alive the very tensors that fill the memory."""
+    """Memory ran out. A value, because an exception's traceback would keep the tensors that fill the memory alive."""
 
-    def __init__(self, said: str) -> None:
-        self.said = said
+    message: str
 
 
-def _attempted(work: Callable[[int], T], tokens: int) -> T | _RanOut:
+def _try(work: Callable[[int], T], tokens: int) -> T | _RanOut:
     try:
         return work(tokens)
     except (RuntimeError, MemoryError) as error:
-        if not _is_memory(error):
+        if not _is_oom(error):
             raise
         return _RanOut(_first_line(error))
 
@@ -90,6 +96,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _is_memory(error: RuntimeError | MemoryError) -> bool:
-    """torch has a type for a GPU's memory; its CPU allocator and cuBLAS raise a plain RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(said in str(error) for said in SAID)
+def _is_oom(error: RuntimeError | MemoryError) -> bool:
+    known = any(message in str(error) for message in OOM_MESSAGES)
+    return known or isinstance(error, MemoryError | torch.OutOfMemoryError)

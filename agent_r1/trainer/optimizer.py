@@ -1,4 +1,4 @@
-"""AdamW over named modules: clipping, refusal of what is not finite, and state as plain tensors."""
+"""AdamW over named modules: gradient clipping, refusal of non-finite gradients, and state as plain tensors."""
 
 from __future__ import annotations
 
@@ -10,67 +10,79 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.trainer.protocol import Module, OptimStats
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """A module to train, and its own learning rate."""
+class ParameterGroup:
+    """A module to train, and its learning rate."""
 
     module: nn.Module
     learning_rate: float
 
 
 class Optimizer:
-    """One AdamW (1711.05101) for several modules, each clipped by its own norm. Vectors do not decay.
+    """One AdamW (1711.05101) for several modules, each clipped by its own gradient norm.
 
-    Moments exist from the beginning, so that saving and restoring never depends on what has run.
+    Weight decay applies to matrices only. The moments exist from the beginning, so that the saved state has the same
+    tensors at every step.
     """
 
     def __init__(
-        self, trained: Mapping[str, Trained], betas: tuple[float, float], weight_decay: float, max_norm: float
+        self,
+        groups: Mapping[Module, ParameterGroup],
+        betas: tuple[float, float],
+        weight_decay: float,
+        max_norm: float,
     ) -> None:
         self._max_norm = max_norm
-        self._parameters = {name: _trainable(one.module) for name, one in trained.items()}
-        groups = [
-            {"params": parameters, "lr": one.learning_rate, "weight_decay": decay}
-            for name, one in trained.items()
-            for parameters, decay in _by_decay(list(self._parameters[name].values()), weight_decay)
-        ]
-        self._adamw = torch.optim.AdamW(groups, betas=betas, fused=True)
-        for parameter in self._all():
+        self._parameters: dict[Module, dict[str, nn.Parameter]] = {
+            module: {name: p for name, p in group.module.named_parameters() if p.requires_grad}
+            for module, group in groups.items()
+        }
+        adamw_groups = []
+        for module, group in groups.items():
+            parameters = self.parameters(module)
+            matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+            adamw_groups.append({"params": matrices, "lr": group.learning_rate, "weight_decay": weight_decay})
+            adamw_groups.append({"params": vectors, "lr": group.learning_rate, "weight_decay": 0.0})
+        self._adamw = torch.optim.AdamW(adamw_groups, betas=betas, fused=True)
+        for parameter in (p for module in groups for p in self.parameters(module)):
             self._adamw.state[parameter] = {
                 "step": torch.zeros((), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
 
-    def step(self, loss: Tensor, moving: Collection[str]) -> dict[str, float] | None:
-        """Apply the gradients that ``loss`` left behind to the modules ``moving``, and clear all of them.
+    def step(self, loss: Tensor, modules: Collection[Module]) -> OptimStats:
+        """Apply the gradients of ``loss`` to ``modules``, and clear all gradients.
 
-        Gives the gradients' norms before clipping, by module. None, and no weight or moment changed, where the loss
-        or a gradient is not finite.
+        If the loss or a gradient is not finite, no weight and no moment changes.
         """
         for module, parameters in self._parameters.items():
-            if module not in moving:
+            if module not in modules:
                 for parameter in parameters.values():
-                    parameter.grad = None  # AdamW leaves alone what has no gradient, momentum included
+                    parameter.grad = None  # AdamW skips parameters without a gradient, their momentum included
         norms = {
-            module: nn.utils.clip_grad_norm_(list(self._parameters[module].values()), self._max_norm)
-            for module in sorted(moving)
+            module: nn.utils.clip_grad_norm_(self.parameters(module), self._max_norm) for module in sorted(modules)
         }
-        found = torch.stack([loss.detach().double(), *(norm.double() for norm in norms.values())]).tolist()
-        finite = all(map(math.isfinite, found))
+        gradient_norms = dict(zip(norms, torch.stack([norm.double() for norm in norms.values()]).tolist(), strict=True))
+        finite = math.isfinite(float(loss.detach())) and all(map(math.isfinite, gradient_norms.values()))
         if finite:
             self._adamw.step()
-        self.forget()
-        return dict(zip(norms, found[1:], strict=True)) if finite else None
+        self.clear_gradients()
+        return OptimStats(finite, gradient_norms)
 
-    def forget(self) -> None:
-        """Clear all gradients."""
+    def clear_gradients(self) -> None:
+        """Set all gradients to None."""
         self._adamw.zero_grad(set_to_none=True)
 
+    def parameters(self, module: Module) -> list[nn.Parameter]:
+        """Return the trained parameters of a module."""
+        return list(self._parameters[module].values())
+
     def tensors(self) -> dict[str, Tensor]:
-        """The moments, by names such as ``policy.lm_head.weight.exp_avg``: those in use, not copies."""
+        """Return the moments, not copied, by names such as ``policy.lm_head.weight.exp_avg``."""
         return {
             f"{module}.{name}.{moment}": tensor
             for module, parameters in self._parameters.items()
@@ -78,28 +90,16 @@ class Optimizer:
             for moment, tensor in self._adamw.state[parameter].items()
         }
 
-    def _all(self) -> list[nn.Parameter]:
-        return [parameter for parameters in self._parameters.values() for parameter in parameters.values()]
-
 
 @torch.no_grad()
-def overwrite(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Copy ``given`` into ``own``, all or nothing; InvalidInput unless names and shapes are the same."""
-    for name in sorted(own.keys() ^ given.keys()):
-        raise InvalidInput("learner state", got=f"{name} on one side only", do="restore into the run that saved it")
-    for name, tensor in own.items():
-        if tensor.shape != given[name].shape:
-            shapes = f"{name} of shape {tuple(given[name].shape)}, not {tuple(tensor.shape)}"
-            raise InvalidInput("learner state", got=shapes, do="restore into the run that saved it")
-    for name, tensor in own.items():
-        tensor.copy_(given[name])
-
-
-def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
-def _by_decay(parameters: list[nn.Parameter], decay: float) -> list[tuple[list[nn.Parameter], float]]:
-    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-    return [(matrices, decay), (vectors, 0.0)]
+def overwrite(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """Copy ``source`` into ``target``. Raise InvalidInput, with nothing copied, if names or shapes differ."""
+    do = "restore into the run that saved it"
+    for name in sorted(target.keys() ^ source.keys()):
+        raise InvalidInput("trainer state", got=f"{name} on one side only", do=do)
+    for name, tensor in target.items():
+        if tensor.shape != source[name].shape:
+            shapes = f"{name} of shape {tuple(source[name].shape)}, not {tuple(tensor.shape)}"
+            raise InvalidInput("trainer state", got=shapes, do=do)
+    for name, tensor in target.items():
+        tensor.copy_(source[name])

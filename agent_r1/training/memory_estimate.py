@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.forward import LOGITS_AT_ONCE, hidden_states
+from agent_r1.model.forward import LOGITS_PER_CHUNK, hidden_states
 
 PROBE_TOKENS = 32
 """Tokens of the forward pass that is measured. The activations of a layer grow linearly with the number of tokens."""
@@ -74,7 +74,7 @@ def fixed_uses(model: PreTrainedModel, algorithm: Algorithm) -> Iterator[MemoryU
 def logit_bytes(model: PreTrainedModel, tokens: int) -> int:
     """Return the bytes of the logits that are in memory at one time, in float32."""
     vocabulary = int(model.config.get_text_config().vocab_size)
-    return LOGIT_COPIES * 4 * vocabulary * min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))
+    return LOGIT_COPIES * 4 * vocabulary * min(tokens, max(1, LOGITS_PER_CHUNK // vocabulary))
 
 
 def activation_bytes(model: PreTrainedModel) -> int:

@@ -12,13 +12,13 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Message, Text
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.data.assemble import Scope, assemble
+from agent_r1.data.assemble import TokenScope, assemble
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 
 
-def batch_of(make: Any, *trajectories: Trajectory, scope: Scope = "actions") -> TrainingBatch:
+def batch_of(make: Any, *trajectories: Trajectory, scope: TokenScope = "actions") -> TrainingBatch:
     return assemble(select_trainable(make.groups(*trajectories), {}).samples, pack_prefix_tree, scope)
 
 
@@ -80,7 +80,7 @@ def test_a_calls_reward_lands_on_the_token_with_which_the_call_ends(make: Any) -
     )
     batch = batch_of(make, make.trajectory([turn], {"answer": 1000.0}))
     assert batch.token_rewards.tolist() == [0.0, 1.0, 10.0, 1100.0]
-    assert batch.process_rewards.tolist() == [111.0] and batch.outcomes.tolist() == [1000.0]
+    assert batch.process_rewards.tolist() == [111.0] and batch.outcome_rewards.tolist() == [1000.0]
     (without,) = select_trainable(make.groups(make.trajectory([turn], {"answer": 1000.0})), {"ok": 0.0, "tidy": 0.0}).samples
     sparse = assemble([without], pack_prefix_tree)  # control: what weighs nothing leaves the sparse rewards
     assert sparse.token_rewards.tolist() == [0.0, 0.0, 0.0, 1000.0]
@@ -90,13 +90,13 @@ def test_a_batch_of_episodes_holds_what_was_said_between_the_actions(make: Any) 
     turns = make.chain(([1], [2, 3]), ([4, 5], [6]), ([7], []))
     first = make.trajectory(turns, {"answer": 1.0})
     second = make.trajectory(make.chain(([8], [9]), ([10], [11])), {"answer": 2.0}, member=1)
-    batch = batch_of(make, first, second, scope="episodes")
+    batch = batch_of(make, first, second, scope="all")
     # neither the prompt nor what nobody answered to is there
     assert batch.ids.tolist() == [2, 3, 4, 5, 6, 9, 10, 11]
-    assert batch.chosen.tolist() == [True, True, False, False, True, True, False, True]
+    assert batch.action_mask.tolist() == [True, True, False, False, True, True, False, True]
     assert batch.token_turn.tolist() == [0, 0, 0, 0, 1, 2, 2, 3]
     assert batch.token_rewards.tolist() == [0, 0, 0, 0, 1, 0, 0, 2]
-    assert batch.sampler_logprobs.isnan().tolist() == (~batch.chosen).tolist()
+    assert batch.sampler_logprobs.isnan().tolist() == (~batch.action_mask).tolist()
     actions = batch.actions()
     assert actions.ids.tolist() == [2, 3, 6, 9, 11] and actions.returns.tolist() == [1, 2]
     assert actions.token_turn.tolist() == [0, 0, 1, 2, 3]
@@ -105,9 +105,9 @@ def test_a_batch_of_episodes_holds_what_was_said_between_the_actions(make: Any) 
 
 def test_where_a_turn_starts_anew_nothing_was_observed(make: Any) -> None:
     rewritten = make.trajectory([make.turn(0, [1], [2]), make.turn(1, [3], [4])])
-    assert batch_of(make, rewritten, scope="episodes").ids.tolist() == [2, 4]
+    assert batch_of(make, rewritten, scope="all").ids.tolist() == [2, 4]
     empty = make.trajectory([make.turn(0, [1], [2]), make.turn(1, [], [4], parent=0)])
-    assert batch_of(make, empty, scope="episodes").ids.tolist() == [2, 4]
+    assert batch_of(make, empty, scope="all").ids.tolist() == [2, 4]
 
 
 def test_turns_know_what_the_world_had_just_said_and_whether_tools_answered(make: Any) -> None:
@@ -122,9 +122,9 @@ def test_turns_know_what_the_world_had_just_said_and_whether_tools_answered(make
         return make.trajectory(turns, group=group, member=member, start=[Message.user("Where?")])
 
     batch = batch_of(make, attempt(0, found), attempt(1, lost), attempt(2, found), attempt(0, found, group=1))
-    assert batch.turn_states.tolist() == [0, 1, 0, 2, 0, 1, 3, 4]
-    assert batch.turn_results.tolist() == [True, False] * 4
-    assert batch.turn_before.tolist() == [-1, 0, -1, 2, -1, 4, -1, 6]
+    assert batch.turn_state_ids.tolist() == [0, 1, 0, 2, 0, 1, 3, 4]
+    assert batch.turn_used_tool.tolist() == [True, False] * 4
+    assert batch.previous_turn.tolist() == [-1, 0, -1, 2, -1, 4, -1, 6]
 
 
 def test_rewards_by_name_and_the_greedy_attempt_are_columns(make: Any) -> None:
@@ -134,8 +134,8 @@ def test_rewards_by_name_and_the_greedy_attempt_are_columns(make: Any) -> None:
     groups = make.groups(one, other, greedy={1: make.trajectory(turns, {"em": 1.0, "f1": 1.0}, group=1, member=1)})
     weights = {"f1": 3.0}
     batch = assemble(select_trainable(groups, weights).samples, pack_prefix_tree, "actions", weights)
-    assert [(named.name, named.weight, named.returns.tolist()) for named in batch.named] == [
+    assert [(named.name, named.weight, named.returns.tolist()) for named in batch.named_rewards] == [
         ("em", 1.0, [1.0, 0.0]),
         ("f1", 3.0, [1.5, 0.0]),
     ]
-    assert batch.greedy[0].isnan() and batch.greedy[1] == 4.0
+    assert batch.greedy_return[0].isnan() and batch.greedy_return[1] == 4.0

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.signals import ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
 from agent_r1.data import micro_batches as microbatches
 from agent_r1.data.assemble import assemble
 from agent_r1.data.sequences import Packing, pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
-from agent_r1.model.value_head import value_model
+from agent_r1.model.value_head import build_value_model
 from agent_r1.trainer import forward_backward as passes
-from agent_r1.trainer.forward_backward import Models, Prepared, learn
+from agent_r1.trainer.forward_backward import ModelSet, PreparedBatch, forward_backward
 
 Result = tuple[Tensor, Mapping[str, Tensor]]
 
@@ -36,17 +36,17 @@ def loss_and_gradient(
     """The loss of the whole batch and the gradient by every parameter of the policy and the critic."""
     row = ALGORITHMS[name]
     policy, reference, teacher = (make.exact_model(seed) if exact else make.model(seed) for seed in range(3))
-    critic = value_model(policy) if "critic" in row.needs else None
+    critic = build_value_model(policy) if "critic" in row.needs else None
     if critic is not None:
         torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
-    models = Models(policy, 0.7, budget, critic, reference, teacher)
-    batch = assemble(select_trainable(groups, {}).samples, layout, row.scope)
+    models = ModelSet(policy, 0.7, budget, critic, reference, teacher)
+    batch = assemble(select_trainable(groups, {}).samples, layout, row.token_scope)
     signals = replace(models.signals(batch), kl_coefficient=0.5)
     # old log-probabilities that are not the policy's own, so that clipping has something to do
     old = models.logprobs(batch) + 0.3 * torch.randn(
         len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(2)
     )
-    seen = learn(models, row, Prepared(batch, row.credit(batch, signals), signals, old), batch.sequences, 1.0)
+    seen = forward_backward(models, row, PreparedBatch(batch, row.compute_token_weights(batch, signals), signals, old), batch.sequences, 1.0)
     modules = {"policy": policy, **({} if critic is None else {"critic": critic})}
     gradients = {f"{key}.{name}": p.grad for key, module in modules.items() for name, p in module.named_parameters()}
     return seen.loss, {name: gradient for name, gradient in gradients.items() if gradient is not None}
@@ -99,9 +99,9 @@ def test_merging_with_a_wrong_mask_or_wrong_positions_would_have_been_seen(
 ) -> None:
     def wrong(*arguments: Any) -> Any:
         return [
-            replace(one, exits=torch.full_like(one.exits, len(one)))
+            replace(one, subtree_end=torch.full_like(one.subtree_end, len(one)))
             if broken == "exits"
-            else replace(one, depths=torch.arange(len(one)))
+            else replace(one, position_ids=torch.arange(len(one)))
             for one in pack_prefix_tree(*arguments)
         ]
 
@@ -118,8 +118,8 @@ def test_an_appending_episode_of_ten_turns_is_read_once(make: Any) -> None:
         model = make.model()
         model.base_model.embed_tokens.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
         row = ALGORITHMS["reinforce"]
-        prepared = Prepared(batch, row.credit(batch, ModelOutputs()), ModelOutputs(), None)
-        learn(Models(model, 1.0, 10_000), row, prepared, batch.sequences, 1.0)
+        prepared = PreparedBatch(batch, row.compute_token_weights(batch, ModelOutputs()), ModelOutputs(), None)
+        forward_backward(ModelSet(model, 1.0, 10_000), row, prepared, batch.sequences, 1.0)
         total, _ = sum(read), read.clear()
         return total
 
@@ -135,19 +135,19 @@ def test_how_a_batch_is_cut_and_padded_changes_nothing(
     groups = make.random_groups(0)
     whole = loss_and_gradient(make, groups, pack_prefix_tree, name=name)
     assert same(whole, loss_and_gradient(make, groups, pack_prefix_tree, name=name, budget=budget), 1e-9)
-    monkeypatch.setattr(microbatches, "PADDING", 0.9)
+    monkeypatch.setattr(microbatches, "MAX_PADDING", 0.9)
     assert same(whole, loss_and_gradient(make, groups, pack_prefix_tree, name=name, budget=budget), 1e-9)
 
 
 def test_minibatches_have_the_batchs_gradient_on_average(make: Any) -> None:
     model, row = make.exact_model(), ALGORITHMS["reinforce"]
     batch = assemble(select_trainable(make.random_groups(0), {}).samples, pack_prefix_tree)
-    prepared = Prepared(batch, row.credit(batch, ModelOutputs()), ModelOutputs(), None)
+    prepared = PreparedBatch(batch, row.compute_token_weights(batch, ModelOutputs()), ModelOutputs(), None)
 
     def gradient(chosen: set[int]) -> Tensor:
         model.zero_grad()
         sequences = [sequence for sequence in batch.sequences if sequence.trajectory in chosen]
-        learn(Models(model, 1.0, 100), row, prepared, sequences, len(batch.attempts) / len(chosen))
+        forward_backward(ModelSet(model, 1.0, 100), row, prepared, sequences, len(batch.attempts) / len(chosen))
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
     whole = gradient(set(range(12)))
@@ -170,7 +170,7 @@ def test_denominators_of_each_micro_batch_alone_would_have_been_seen(
     given = passes._credit_at
 
     def local(credit: Any, micro: Any, weight: float, like: Tensor) -> Any:
-        return replace(given(credit, micro, weight, like), share=torch.full_like(like, 1 / len(like)))
+        return replace(given(credit, micro, weight, like), loss_weight=torch.full_like(like, 1 / len(like)))
 
     groups = make.random_groups(0)
     whole = loss_and_gradient(make, groups, pack_prefix_tree)

@@ -14,21 +14,21 @@ from agent_r1.data.micro_batches import PADDING, by_sequence, by_trajectory, mic
 from agent_r1.data.sequences import TurnPlace, TokenSequence, pack_prefix_tree
 
 
-def sequence(number: int, length: int, branched: bool = False) -> TokenSequence:
+def sequence(number: int, length: int, has_branches: bool = False) -> TokenSequence:
     """``length`` tokens, the last of which is learned from; where branched, the one before it is not seen."""
-    exits = torch.full((length,), length)
-    if branched:
-        exits[-2] = length - 1
+    subtree_end = torch.full((length,), length)
+    if has_branches:
+        subtree_end[-2] = length - 1
     return TokenSequence(
         trajectory=number,
         ids=torch.full((length,), number + 1),
-        depths=torch.arange(length),
-        exits=exits,
-        predictors=torch.tensor([length - 2]),
+        position_ids=torch.arange(length),
+        subtree_end=subtree_end,
+        logit_positions=torch.tensor([length - 2]),
         tokens=torch.tensor([number]),
         ends=torch.tensor([length - 1]),
         turns=torch.tensor([number]),
-        branched=branched,
+        has_branches=has_branches,
     )
 
 
@@ -40,17 +40,17 @@ LENGTHS = st.lists(st.tuples(st.integers(3, 60), st.booleans()), min_size=1, max
 def test_every_sequence_once_within_the_budget_and_under_ten_percent_padding(
     kinds: list[tuple[int, bool]], budget: int
 ) -> None:
-    sequences = [sequence(number, length, branched) for number, (length, branched) in enumerate(kinds)]
+    sequences = [sequence(number, length, has_branches) for number, (length, has_branches) in enumerate(kinds)]
     batches = list(micro_batches(by_sequence(sequences), budget))
     assert sorted(torch.cat([batch.tokens for batch in batches]).tolist()) == list(range(len(sequences)))
     for batch in batches:
         padded = batch.ids.numel()
         assert padded <= budget or len(batch.ids) == 1
-        assert padded - batch.real < PADDING * padded
-        assert torch.equal(batch.ids.flatten()[batch.predictors], batch.tokens + 1)
-        assert torch.equal(batch.ids.flatten()[batch.ends], batch.turns + 1)
-        branched = {kinds[token][1] for token in batch.tokens.tolist()}
-        assert branched == {batch.mask is not None} == {batch.positions is not None}
+        assert padded - batch.num_tokens < PADDING * padded
+        assert torch.equal(batch.ids.flatten()[batch.logit_positions], batch.tokens + 1)
+        assert torch.equal(batch.ids.flatten()[batch.post_action_states], batch.turns + 1)
+        has_branches = {kinds[token][1] for token in batch.tokens.tolist()}
+        assert has_branches == {batch.mask is not None} == {batch.positions is not None}
 
 
 def test_the_longest_come_first_and_equal_ones_as_given() -> None:

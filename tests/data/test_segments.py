@@ -6,10 +6,10 @@ import torch
 from tensors import numbers, units
 
 from agent_r1.data.segments import (
-    numbered,
-    places_within,
+    first_seen_ids,
+    index_within,
     previous_within,
-    renumbered,
+    unique_ids,
     segment_count,
     segment_first,
     segment_last,
@@ -29,13 +29,13 @@ def test_where_units_begin_and_end() -> None:
     unit = units(0, 0, 0, 1, 2, 2)
     assert segment_first(unit).tolist() == [0, 3, 4]
     assert segment_last(unit).tolist() == [2, 3, 5]
-    assert places_within(unit).tolist() == [0, 1, 2, 0, 0, 1]
+    assert index_within(unit).tolist() == [0, 1, 2, 0, 0, 1]
     assert previous_within(unit).tolist() == [-1, 0, 1, -1, -1, 4]
 
 
 def test_units_are_numbered_by_what_they_are() -> None:
-    assert numbered(["b", "a", "b", ("a", 1)]).tolist() == [0, 1, 0, 2]
-    assert renumbered(units(4, 4, 9), units(0, 1, 0)).tolist() == [0, 1, 2]
-    same = renumbered(units(4, 9, 4), units(1, 0, 1))
+    assert first_seen_ids(["b", "a", "b", ("a", 1)]).tolist() == [0, 1, 0, 2]
+    assert unique_ids(units(4, 4, 9), units(0, 1, 0)).tolist() == [0, 1, 2]
+    same = unique_ids(units(4, 9, 4), units(1, 0, 1))
     assert same[0] == same[2] != same[1]
-    assert torch.equal(renumbered(units(7, 7)), units(0, 0))
+    assert torch.equal(unique_ids(units(7, 7)), units(0, 0))

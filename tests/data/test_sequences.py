@@ -24,7 +24,7 @@ def places_of(trajectory: Trajectory) -> list[TurnPlace]:
 
 def visible(sequence: TokenSequence, place: int) -> list[int]:
     """The tokens that the token at ``place`` may see, itself included, in order."""
-    return [int(sequence.ids[j]) for j in range(place + 1) if place < sequence.exits[j]]
+    return [int(sequence.ids[j]) for j in range(place + 1) if place < sequence.subtree_end[j]]
 
 
 @st.composite
@@ -53,9 +53,9 @@ def test_every_action_token_stands_once_behind_exactly_what_the_policy_saw(traje
     }
     for layout in (pack_prefix_tree, pack_per_turn, pack_causal):
         found = [
-            (int(token), visible(sequence, int(place)), int(sequence.depths[place]))
+            (int(token), visible(sequence, int(place)), int(sequence.position_ids[place]))
             for sequence in layout(trajectory, 0, places)
-            for token, place in zip(sequence.tokens, sequence.predictors, strict=True)
+            for token, place in zip(sequence.tokens, sequence.logit_positions, strict=True)
         ]
         assert sorted(token for token, _, _ in found) == sorted(expected)
         assert all(seen == expected[token] and depth == len(seen) - 1 for token, seen, depth in found)
@@ -68,14 +68,14 @@ def test_a_tree_is_as_long_as_its_turns_and_marked_where_it_branches(trajectory:
     everything = sum(len(turn.new_ids) + len(turn.action_ids) for turn in trajectory.turns)
     assert sum(map(len, sequences)) <= everything
     for sequence in sequences:
-        assert sequence.branched == bool((sequence.depths != torch.arange(len(sequence))).any())
+        assert sequence.has_branches == bool((sequence.position_ids != torch.arange(len(sequence))).any())
 
 
 def test_an_episode_that_appends_is_one_causal_sequence_of_its_own_length(make: Any) -> None:
     pieces = [([10 + turn, 11, 12], [20 + turn, 21]) for turn in range(10)]
     trajectory = make.trajectory(make.chain(*pieces))
     (sequence,) = pack_prefix_tree(trajectory, 0, places_of(trajectory))
-    assert len(sequence) == 50 and not sequence.branched
+    assert len(sequence) == 50 and not sequence.has_branches
     assert tuple(sequence.ids.tolist()) == (*trajectory.prompt_ids(trajectory.turns[-1]), 29, 21)
     unmerged = pack_per_turn(trajectory, 0, places_of(trajectory))
     assert sum(map(len, unmerged)) == sum(5 * turn for turn in range(1, 11))  # control: what it would cost
@@ -85,10 +85,10 @@ def test_the_example_of_the_docstring_holds(make: Any) -> None:
     turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
     (sequence,) = pack_prefix_tree(make.trajectory(turns), 0, places_of(make.trajectory(turns)))
     assert sequence.ids.tolist() == [5, 6, 7, 3, 8, 4, 9]
-    assert sequence.depths.tolist() == [0, 1, 2, 3, 4, 3, 4]
-    assert sequence.exits.tolist() == [7, 7, 7, 5, 5, 7, 7]
-    assert sequence.predictors.tolist() == [1, 3, 5] and sequence.tokens.tolist() == [0, 1, 2]
-    assert sequence.ends.tolist() == [2, 4, 6] and sequence.turns.tolist() == [0, 1, 2]
+    assert sequence.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4]
+    assert sequence.subtree_end.tolist() == [7, 7, 7, 5, 5, 7, 7]
+    assert sequence.logit_positions.tolist() == [1, 3, 5] and sequence.tokens.tolist() == [0, 1, 2]
+    assert sequence.post_action_states.tolist() == [2, 4, 6] and sequence.turns.tolist() == [0, 1, 2]
 
 
 def test_a_rewritten_context_starts_a_sequence_of_its_own(make: Any) -> None:
@@ -123,7 +123,7 @@ def test_every_action_ends_once_behind_all_it_saw_and_said(trajectory: Trajector
         found = [
             (int(turn), visible(sequence, int(end)))
             for sequence in layout(trajectory, 0, places)
-            for end, turn in zip(sequence.ends, sequence.turns, strict=True)
+            for end, turn in zip(sequence.post_action_states, sequence.turns, strict=True)
         ]
         assert len(found) == len(expected) and dict(found) == expected
 
@@ -135,6 +135,6 @@ def test_observed_tokens_that_have_a_place_are_predicted_too(make: Any) -> None:
         predicted = {
             int(token): int(sequence.ids[predictor])
             for sequence in layout(trajectory, 0, places)
-            for token, predictor in zip(sequence.tokens, sequence.predictors, strict=True)
+            for token, predictor in zip(sequence.tokens, sequence.logit_positions, strict=True)
         }
         assert predicted == {0: 2, 1: 3, 2: 4, 3: 5, 4: 6, 5: 7}

@@ -18,9 +18,9 @@ def test_the_policy_table_decides_by_status(status: Status, make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1], [2])), {"score": 1.0}, status=status, reason="a reason")
     admission = select_trainable(make.groups(trajectory), {})
     if STATUS_POLICY[status] == "train":
-        assert len(admission.samples) == 1 and not admission.left_out
+        assert len(admission.samples) == 1 and not admission.excluded
     else:
-        assert not admission.samples and admission.left_out[0].reason == f"{status}: a reason"
+        assert not admission.samples and admission.excluded[0].reason == f"{status}: a reason"
 
 
 def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: Any) -> None:
@@ -29,9 +29,9 @@ def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: A
     trajectory = make.trajectory(turns, rewards)
     (sample,) = select_trainable(make.groups(trajectory), {"format": 0.5, "steps": 2.0, "noise": 0.0}).samples
     assert (sample.trajectory, sample.group) == (trajectory, 0)
-    assert (sample.turn_rewards, sample.outcome, sample.call_rewards) == ((1.0, 1.5), 0.5, ((), ()))
+    assert (sample.turn_rewards, sample.outcome_reward, sample.call_rewards) == ((1.0, 1.5), 0.5, ((), ()))
     assert sample.total == 3.0
-    assert sample.named == {"tool": 0.5, "answer": 1.0, "format": -0.5, "steps": 2.0}
+    assert sample.named_rewards == {"tool": 0.5, "answer": 1.0, "format": -0.5, "steps": 2.0}
 
 
 def test_call_rewards_are_weighed_by_name_and_summed_per_call(make: Any) -> None:
@@ -39,7 +39,7 @@ def test_call_rewards_are_weighed_by_name_and_summed_per_call(make: Any) -> None
     turn = make.turn(0, [1], [2, 3, 4, 5], call_rewards=calls, call_ends=(0, 1, 2), rewards={"fit": 1.0})
     (sample,) = select_trainable(make.groups(make.trajectory([turn])), {"ok": 0.5}).samples
     assert (sample.call_rewards, sample.turn_rewards) == (((2.5, 0.0, 2.0),), (1.0,))
-    assert sample.named == {"ok": 2.5, "fit": 3.0} and sample.total == 5.5
+    assert sample.named_rewards == {"ok": 2.5, "fit": 3.0} and sample.total == 5.5
     (ignored,) = select_trainable(make.groups(make.trajectory([turn])), {"ok": 0.0, "fit": 0.0}).samples
     assert ignored.total == 0.0
 
@@ -50,8 +50,8 @@ def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -
     greedy = make.trajectory(turns, {"score": 0.5}, member=7)
     failed = make.trajectory(turns, {"score": None}, group=1, member=7)
     admission = select_trainable(make.groups(one, other, greedy={0: greedy, 1: failed}), {"score": 3.0})
-    assert [sample.greedy for sample in admission.samples] == [1.5, None]
-    assert [sample.trajectory for sample in admission.samples] == [one, other] and not admission.left_out
+    assert [sample.greedy_return for sample in admission.samples] == [1.5, None]
+    assert [sample.trajectory for sample in admission.samples] == [one, other] and not admission.excluded
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -
 )
 def test_a_reward_that_is_none_or_not_a_number_leaves_the_attempt_out(rewards: dict, reason: str, make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1], [2]), ([3], [4])), rewards)
-    (out,) = select_trainable(make.groups(trajectory), {}).left_out
+    (out,) = select_trainable(make.groups(trajectory), {}).excluded
     assert (out.attempt, out.reason) == (trajectory.attempt, reason)
     assert select_trainable(make.groups(trajectory), {"score": 0.0}).samples  # a name that weighs nothing is not asked for
 
@@ -86,7 +86,7 @@ def test_turns_that_cannot_be_learned_from_leave_the_attempt_out(make: Any) -> N
         "reward ok of call 0 in turn 0 is nan": replace(turn, call_rewards=({"ok": math.nan},), call_ends=(1,)),
     }
     for reason, bad in broken.items():
-        (out,) = select_trainable(make.groups(make.trajectory([bad])), {}).left_out
+        (out,) = select_trainable(make.groups(make.trajectory([bad])), {}).excluded
         assert out.reason == reason
     assert select_trainable(make.groups(make.trajectory([turn])), {}).samples
 

@@ -1,4 +1,4 @@
-"""Sentence encoders: pooling, length and masking are what they say."""
+"""Sentence encoders: pooling, length, padding, and the errors for broken folders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_vector_is_the_pooled_hidden_state_of_length_one(pooling: str, folder:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_neither_company_nor_order_changes_a_vector(pooling: str, folder: Path) -> None:
+def test_other_texts_and_their_order_do_not_change_a_vector(pooling: str, folder: Path) -> None:
     together = load(folder, pooling).encode(TEXTS)
     assert together.shape == (5, 16) and together.dtype == np.float32
     for batch in (1, 2):
@@ -54,20 +54,20 @@ def test_neither_company_nor_order_changes_a_vector(pooling: str, folder: Path) 
     assert np.abs(together[0] - together[1]).max() > 0.05
 
 
-def test_poolings_differ_and_so_do_their_digests(folder: Path) -> None:
+def test_poolings_differ_and_so_do_their_fingerprints(folder: Path) -> None:
     mean, cls = load(folder, "mean"), load(folder, "cls")
     assert np.abs(mean.encode(TEXTS[1:2]) - cls.encode(TEXTS[1:2])).max() > 0.05
-    assert mean.digest() != cls.digest()
-    assert mean.digest() == load(folder, "mean").digest()
+    assert mean.fingerprint() != cls.fingerprint()
+    assert mean.fingerprint() == load(folder, "mean").fingerprint()
 
 
-def test_a_long_text_is_cut_to_what_the_model_can_read(folder: Path) -> None:
+def test_a_long_text_is_truncated_to_the_context_of_the_model(folder: Path) -> None:
     encoder = load(folder)
     assert encoder.max_tokens == 128
     np.testing.assert_allclose(*encoder.encode(["x" * 300, "x" * 128]), atol=1e-5)
 
 
-def test_the_folder_says_how_it_pools(folder: Path, tmp_path: Path) -> None:
+def test_the_pooling_that_a_folder_declares_is_used(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in folder.iterdir():
@@ -78,11 +78,11 @@ def test_the_folder_says_how_it_pools(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"pooling: got 'mean'.*use 'cls'"):
         load(copy, "mean")
     (copy / POOLING_FILE).write_text(json.dumps({"pooling_mode_lasttoken": True}))
-    with pytest.raises(InvalidInput, match="which pools otherwise"):
+    with pytest.raises(InvalidInput, match="pools in another way"):
         load(copy)
 
 
-def test_what_is_no_encoder_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_an_encoder_is_an_error_of_one_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="encoder: got"):
         load(tmp_path / "nothing")
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Hidden states and log-probabilities are those of the model itself, however they are computed."""
+"""Hidden states and log-probabilities equal those of a plain forward pass, in chunks and under masks too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from agent_r1.model import forward
-from agent_r1.model.forward import hidden_states, obeys_tree_mask, token_logprobs, token_scores
+from agent_r1.model.forward import hidden_states, supports_tree_mask, token_logprobs, token_scores
 
 SMALL = {
     "vocab_size": 24,
@@ -59,7 +59,7 @@ def case() -> tuple[PreTrainedModel, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_are_those_of_the_whole_model(temperature: float) -> None:
+def test_log_probabilities_equal_those_of_the_whole_model(temperature: float) -> None:
     model, ids = qwen(), torch.randint(0, 24, (3, 9))
     table = (model(input_ids=ids).logits / temperature).log_softmax(-1)[:, :-1]
     expected = table.gather(-1, ids[:, 1:, None]).flatten()
@@ -69,7 +69,7 @@ def test_log_probabilities_are_those_of_the_whole_model(temperature: float) -> N
     assert not torch.allclose(token_logprobs(model, hidden, ids[:, 1:].flatten(), temperature + 0.1), expected)
 
 
-def test_entropy_is_that_of_the_same_distribution_and_so_is_its_gradient(case: tuple) -> None:
+def test_the_entropy_and_its_gradient_equal_those_of_the_full_distribution(case: tuple) -> None:
     model, hidden, targets = case
     table = (model.lm_head(hidden) / 0.7).log_softmax(-1)
     logprobs, entropy = token_scores(model, hidden, targets, 0.7, entropy_gradient=True)
@@ -82,7 +82,7 @@ def test_entropy_is_that_of_the_same_distribution_and_so_is_its_gradient(case: t
     assert not torch.allclose(ours, torch.autograd.grad(logprobs.sum(), head)[0])
 
 
-def test_a_token_that_is_ruled_out_leaves_the_entropy_finite(case: tuple) -> None:
+def test_the_entropy_is_finite_if_a_token_is_excluded(case: tuple) -> None:
     model, hidden, _ = case
     head = torch.nn.Linear(16, 3, dtype=torch.float64)
     torch.nn.init.zeros_(head.weight)
@@ -93,7 +93,7 @@ def test_a_token_that_is_ruled_out_leaves_the_entropy_finite(case: tuple) -> Non
 
 
 def largest_kept(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> int:
-    """Elements of the largest tensor that the backward pass keeps."""
+    """Return the number of elements of the largest tensor that the backward pass keeps."""
     sizes = [0]
 
     def note(tensor: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def largest_kept(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> int
     return max(sizes)
 
 
-def test_chunks_change_memory_and_nothing_else(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_memory_but_no_result(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     model, hidden, targets = case
     hidden = hidden.detach().requires_grad_()
 
@@ -128,7 +128,7 @@ def test_a_half_precision_model_gives_log_probabilities_in_full_precision() -> N
     assert logprobs.dtype == entropy.dtype == torch.float32
 
 
-def test_padding_on_the_right_is_not_seen() -> None:
+def test_padding_on_the_right_changes_nothing() -> None:
     model, ids = qwen(), torch.randint(0, 24, (1, 9))
     padded = torch.cat([ids, torch.full((1, 4), 7)], 1)
     assert torch.allclose(hidden_states(model, padded)[:, :9], hidden_states(model, ids), atol=1e-12)
@@ -147,9 +147,9 @@ def test_a_branch_under_a_mask_equals_the_branch_alone(name: str) -> None:
     assert not torch.allclose(hidden_states(model, ids, None, mask)[:, 7:], alone, atol=1e-3)
 
 
-def test_models_say_whether_a_mask_alone_decides_what_a_token_sees() -> None:
-    assert all(obeys_tree_mask(model) for model in families().values())
-    assert obeys_tree_mask(qwen(torch.float32)) and obeys_tree_mask(qwen(torch.bfloat16))
-    assert not obeys_tree_mask(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval())
+def test_support_for_tree_masks_is_detected() -> None:
+    assert all(supports_tree_mask(model) for model in families().values())
+    assert supports_tree_mask(qwen(torch.float32)) and supports_tree_mask(qwen(torch.bfloat16))
+    assert not supports_tree_mask(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval())
     mamba = MambaConfig(vocab_size=24, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.3)
-    assert not obeys_tree_mask(MambaForCausalLM(mamba).eval())
+    assert not supports_tree_mask(MambaForCausalLM(mamba).eval())

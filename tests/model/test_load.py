@@ -1,4 +1,4 @@
-"""Models open from a folder, or one line says what is wrong with it."""
+"""Models load from a folder; a broken one is an error of one line."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("named", "ends"), [(7, (7,)), ([7, 5], (7, 5)), (None, ())])
-def test_the_tokens_with_which_a_model_ends_are_those_it_names(folder: Path, named: object, ends: object) -> None:
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
-    assert load_stop_ids(str(folder)) == ends
+@pytest.mark.parametrize(("eos_token_id", "expected"), [(7, (7,)), ([7, 5], (7, 5)), (None, ())])
+def test_stop_tokens_come_from_generation_config(folder: Path, eos_token_id: object, expected: object) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos_token_id}))
+    assert load_stop_ids(str(folder)) == expected
 
 
-def test_a_model_that_names_no_ends_has_none_and_what_is_no_json_is_refused(folder: Path) -> None:
+def test_without_generation_config_there_are_no_stop_tokens_and_a_broken_one_is_an_error(folder: Path) -> None:
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(InvalidInput, match="generation_config"):
         load_stop_ids(str(folder))
@@ -67,7 +67,7 @@ def test_a_model_that_names_no_ends_has_none_and_what_is_no_json_is_refused(fold
     assert load_stop_ids(str(folder)) == ()
 
 
-def test_a_folder_opens_with_its_weights_ready_to_learn(folder: Path) -> None:
+def test_a_folder_loads_with_its_weights_in_the_given_dtype(folder: Path) -> None:
     model = load_model(str(folder), torch.float32)
     saved = load_file(folder / "model.safetensors")
     assert torch.equal(model.lm_head.weight, saved["lm_head.weight"])
@@ -95,7 +95,7 @@ def test_dropout_is_off_while_gradients_flow(tmp_path: Path) -> None:
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_models_of_several_families_open(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_models_of_several_families_load(model: PreTrainedModel, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     assert type(load_model(str(tmp_path), torch.float32)) is type(model)
 
@@ -108,7 +108,7 @@ def test_models_of_several_families_open(model: PreTrainedModel, tmp_path: Path)
     ],
     ids=["logits are capped", "logits are scaled"],
 )
-def test_a_model_whose_logits_are_not_its_heads_output_is_refused(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_a_model_that_caps_or_scales_its_logits_is_an_error(model: PreTrainedModel, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with pytest.raises(InvalidInput, match="caps or scales"):
         load_model(str(tmp_path), torch.float32)
@@ -162,7 +162,7 @@ def an_empty_folder(folder: Path) -> None:
         an_empty_folder,
     ],
 )
-def test_a_folder_that_is_no_whole_model_is_refused_in_one_line(
+def test_an_incomplete_model_is_an_error_of_one_line(
     damage: Callable[[Path], None], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     damage(folder)
@@ -174,7 +174,7 @@ def test_a_folder_that_is_no_whole_model_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "someone/no-such-model", "a/b/c", ""])
-def test_a_name_that_leads_nowhere_is_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_an_error_of_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for load in (lambda: load_model(name, torch.float32), lambda: load_tokenizer(name)):
         with pytest.raises(InvalidInput) as caught:
@@ -182,18 +182,18 @@ def test_a_name_that_leads_nowhere_is_refused_in_one_line(name: str, monkeypatch
         assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_opens(tmp_path: Path) -> None:
+def test_a_tokenizer_loads(tmp_path: Path) -> None:
     words = Tokenizer(WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
     assert load_tokenizer(str(tmp_path)).convert_tokens_to_ids("b") == 2
 
 
-def test_a_folder_without_a_tokenizer_is_refused_rather_than_given_an_empty_one(folder: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_an_error_and_not_an_empty_tokenizer(folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"tokenizer\.json"):
         load_tokenizer(str(folder))
 
 
-def test_a_broken_tokenizer_is_refused_in_one_line(folder: Path) -> None:
+def test_a_broken_tokenizer_is_an_error_of_one_line(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(InvalidInput) as caught:
         load_tokenizer(str(folder))

@@ -1,4 +1,4 @@
-"""The value model reads as the policy does, starts at zero, and is its own."""
+"""The value model: zero at first, a backbone separate from the policy; checksums of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import hidden_states
-from agent_r1.model.value_head import value_model
+from agent_r1.model.value_head import build_value_model
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ IDS = torch.arange(12).reshape(2, 6)
 
 
 def test_first_values_are_exactly_zero_at_every_position(policy: PreTrainedModel) -> None:
-    values = value_model(policy)(IDS)
+    values = build_value_model(policy)(IDS)
     assert values.shape == IDS.shape and values.dtype == torch.float32
     assert values.count_nonzero() == 0
 
 
-def test_its_backbone_is_a_copy_of_the_policys_that_learns_apart(policy: PreTrainedModel) -> None:
-    critic, before = value_model(policy), weights_checksum(policy)
+def test_the_backbone_is_a_copy_and_training_it_leaves_the_policy_unchanged(policy: PreTrainedModel) -> None:
+    critic, before = build_value_model(policy), weights_checksum(policy)
     torch.nn.init.ones_(critic.head.weight)
     expected = hidden_states(policy, IDS).sum(-1)
     assert torch.allclose(critic(IDS), expected, atol=1e-5)
@@ -44,10 +44,10 @@ def test_its_backbone_is_a_copy_of_the_policys_that_learns_apart(policy: PreTrai
 
 
 def test_a_half_precision_backbone_has_a_full_precision_head(policy: PreTrainedModel) -> None:
-    assert value_model(policy.to(torch.bfloat16))(IDS).dtype == torch.float32
+    assert build_value_model(policy.to(torch.bfloat16))(IDS).dtype == torch.float32
 
 
-def test_a_digest_changes_with_one_bit_of_one_weight_and_with_nothing_else(policy: PreTrainedModel) -> None:
+def test_the_checksum_changes_with_one_bit_of_one_weight_only(policy: PreTrainedModel) -> None:
     before = weights_checksum(policy)
     policy(input_ids=IDS)
     assert weights_checksum(policy) == before

@@ -1,6 +1,6 @@
-"""Models and checkpoints on disk: whole or absent, checked by hashes, safetensors and JSON only.
+"""Models and checkpoints on disk: complete or absent, verified by hashes, safetensors and JSON only.
 
-runs/NAME/checkpoints/step-K/   a Hugging Face folder, with learner.safetensors and .json, position.json, doctor.json
+runs/NAME/checkpoints/step-K/   a Hugging Face folder, with trainer.safetensors, trainer.json, progress.json, monitor.json
 runs/NAME/model/                a Hugging Face folder
 Each has a manifest.json.
 """
@@ -24,8 +24,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.model.checksum import weights_checksum
-from agent_r1.model.load import quiet
-from agent_r1.store.atomic_fs import DISK, Disk, remove_leftovers, hide, atomic_replace_dir
+from agent_r1.model.load import quiet_transformers
+from agent_r1.store.atomic_fs import DISK, Disk, atomic_replace_dir, mark_for_removal, remove_leftovers
 from agent_r1.store.manifest import (
     CHECKPOINTS,
     MODEL,
@@ -33,19 +33,20 @@ from agent_r1.store.manifest import (
     CorruptCheckpoint,
     ModelFingerprint,
     check_manifest,
-    checkpoints,
-    sizes_match,
     checkpoint_step,
+    list_checkpoints,
+    sizes_match,
     write_manifest,
 )
-from agent_r1.trainer.learner import LearnerState
+from agent_r1.trainer.protocol import TrainerState
 from agent_r1.training.checkpoint.fingerprint import fingerprint_model
 from agent_r1.training.monitor.state import MonitorState
 
 T = TypeVar("T")
 
-TENSORS, SCALARS, POSITION, DOCTOR = "learner.safetensors", "learner.json", "position.json", "doctor.json"
-DAMAGED = "damaged"
+_TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
+CORRUPT = "corrupt"
+"""The kind of the event about a corrupt checkpoint, and the prefix of its new folder name."""
 
 
 class CheckpointError(AgentR1Error):
@@ -54,7 +55,7 @@ class CheckpointError(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class BestStep:
-    """The step whose weights did best on validation, and their exact match there."""
+    """The step with the best exact match on the validation split, and that exact match."""
 
     step: int
     em: float
@@ -62,8 +63,14 @@ class BestStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
-    """Where a run stands: the optimizer steps taken, the groups they took (the next group's serial number), the best
-    step so far where anything was validated, and the last step that was."""
+    """How far training has come.
+
+    Attributes:
+        step: the number of optimizer steps taken.
+        groups: the number of groups used, which is the id of the next group.
+        best: the best step so far, None if there was no validation.
+        validated: the last step that was validated.
+    """
 
     step: int = 0
     groups: int = 0
@@ -73,22 +80,22 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Everything a checkpoint holds, as copies on the CPU that no later step touches."""
+    """The content of a checkpoint, as copies on the CPU that later steps do not change."""
 
-    position: TrainProgress
+    progress: TrainProgress
     weights: Mapping[str, Tensor]
-    learner: LearnerState
-    doctor: MonitorState
+    trainer: TrainerState
+    monitor: MonitorState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A checkpoint read back. The weights are the model that ``load_model(str(folder), ..)`` gives."""
+    """A checkpoint that was read. Its weights are loaded with ``load_model(str(folder), ..)``."""
 
     folder: Path
-    position: TrainProgress
-    learner: LearnerState
-    doctor: MonitorState
+    progress: TrainProgress
+    trainer: TrainerState
+    monitor: MonitorState
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +103,19 @@ class SkippedCheckpoint:
     """A checkpoint that cannot be used, and why."""
 
     folder: Path
-    damage: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LatestCheckpoint:
-    """The newest whole checkpoint, None where there is none, and each newer one."""
+    """The newest intact checkpoint, None if there is none, and the newer ones that were skipped."""
 
     folder: Path | None
     skipped: tuple[SkippedCheckpoint, ...]
 
 
 def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's weights, copied to the CPU. Weights that are shared (tied embeddings) stay so."""
+    """Return copies of the model's weights on the CPU. Tied weights (shared embeddings) stay tied."""
     copies: dict[int, Tensor] = {}
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for tensor in state.values():
@@ -118,12 +125,12 @@ def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, disk: Disk = DISK) -> Path:
-    """Write ``run/model``, which ``from_pretrained`` loads, chat template included. Raises CheckpointError."""
+    """Write ``run/model`` for ``from_pretrained``, chat template included. Raises CheckpointError if that fails."""
     folder = run / MODEL
-    with _explained(folder):
+    with _write_errors(folder):
         remove_leftovers(folder, disk)
-        with _saving(folder, fingerprint_model(model, tokenizer, weights_checksum(model)), disk) as half:
-            disk.write(half, lambda place: _save_pretrained(place, model, tokenizer, model.state_dict()))
+        with _saving(folder, fingerprint_model(model, tokenizer, weights_checksum(model)), disk) as temporary:
+            disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, model.state_dict()))
     return folder
 
 
@@ -135,80 +142,81 @@ def save_checkpoint(
     keep: int,
     disk: Disk = DISK,
 ) -> Path:
-    """Write ``run/checkpoints/step-K``, then remove all others but the newest ``keep`` and the best of each of these.
+    """Write ``run/checkpoints/step-K``, then remove old checkpoints.
 
-    Of ``model`` only its configuration is read. Nothing is removed before the new one is on the disk, and nothing
-    that is damaged counts as kept. Raises CheckpointError; what was there before is then still there.
+    The newest ``keep`` checkpoints stay, and the best step of each of them. Nothing is removed before the new
+    checkpoint is on the disk, and corrupt checkpoints do not count.
+
+    Args:
+        model: only its configuration is used; the weights are those of the snapshot.
+
+    Raises:
+        CheckpointError: if the checkpoint cannot be written. The existing checkpoints are then unchanged.
     """
-    folder = run / CHECKPOINTS / f"{STEP}{snapshot.position.step}"
-    identity = fingerprint_model(model, tokenizer, str(snapshot.learner.scalars["policy"]))
-    with _explained(folder):
+    folder = run / CHECKPOINTS / f"{STEP}{snapshot.progress.step}"
+    fingerprint = fingerprint_model(model, tokenizer, str(snapshot.trainer.scalars["policy"]))
+    with _write_errors(folder):
         remove_leftovers(folder.with_name(f"{STEP}*"), disk)
-        with _saving(folder, identity, disk) as half:
-            _require_space(half, snapshot)
-            disk.write(half, lambda place: _save_pretrained(place, model, tokenizer, snapshot.weights))
-            disk.write(half / TENSORS, lambda place: save_file(dict(snapshot.learner.tensors), place))
-            disk.write(half / SCALARS, lambda place: _put_json(place, dict(snapshot.learner.scalars)))
-            disk.write(half / POSITION, lambda place: _put_json(place, asdict(snapshot.position)))
-            disk.write(half / DOCTOR, lambda place: _put_json(place, asdict(snapshot.doctor)))
-        for doomed in _superfluous(run, snapshot.position, keep):
-            disk.remove(hide(doomed, disk))
+        with _saving(folder, fingerprint, disk) as temporary:
+            _require_space(temporary, snapshot)
+            disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, snapshot.weights))
+            disk.write(temporary / _TENSORS, lambda path: save_file(dict(snapshot.trainer.tensors), path))
+            for name, content in (
+                (_SCALARS, dict(snapshot.trainer.scalars)),
+                (_PROGRESS, asdict(snapshot.progress)),
+                (_MONITOR, asdict(snapshot.monitor)),
+            ):
+                text = json.dumps(content, indent=2)
+                disk.write(temporary / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+        for old in _superfluous(run, snapshot.progress, keep):
+            disk.remove(mark_for_removal(old, disk))
     return folder
 
 
-def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
-    """The newest checkpoint of which ``check`` does not say that it is CorruptCheckpoint.
+def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
+    """Read a checkpoint of this model.
 
-    Raises InvalidInput at one of another format.
+    Raises:
+        InvalidInput: if it is corrupt, or was saved with another format, model, tokenizer or chat template.
+    """
+    try:
+        saved = check_manifest(folder).fingerprint
+    except CorruptCheckpoint as error:
+        raise InvalidInput("checkpoint", got=str(error), do="use another checkpoint") from error
+    current = fingerprint_model(model, tokenizer, saved.weights)
+    for what, found, expected in (
+        ("model", saved.model, current.model),
+        ("tokenizer", saved.tokenizer, current.tokenizer),
+        ("chat template", saved.template, current.template),
+    ):
+        if found != expected:
+            do = f"continue with the {what} that the run was started with, or start a new run"
+            raise InvalidInput("checkpoint", got=f"{folder}, which has another {what}", do=do)
+    trainer = TrainerState(load_file(folder / _TENSORS), json.loads((folder / _SCALARS).read_text("utf-8")))
+    return Checkpoint(
+        folder, _read(folder / _PROGRESS, TrainProgress), trainer, _read(folder / _MONITOR, MonitorState)
+    )
+
+
+def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
+    """Return the newest checkpoint for which ``check`` does not raise CorruptCheckpoint.
+
+    Raises:
+        InvalidInput: if a checkpoint has another format.
     """
     skipped: list[SkippedCheckpoint] = []
-    for folder in checkpoints(run):
+    for folder in list_checkpoints(run):
         try:
             check(folder)
-        except CorruptCheckpoint as damage:
-            skipped.append(SkippedCheckpoint(folder, str(damage)))
+        except CorruptCheckpoint as error:
+            skipped.append(SkippedCheckpoint(folder, str(error)))
         else:
             return LatestCheckpoint(folder, tuple(skipped))
     return LatestCheckpoint(None, tuple(skipped))
 
 
-def quarantine(folder: Path, disk: Disk = DISK) -> Path:
-    """Give a checkpoint that cannot be used a name under which it is none, and never in the way. Raises OSError."""
-    names = (f"{DAMAGED}{count or ''}-{folder.name}" for count in itertools.count())
-    aside = next(place for name in names if not (place := folder.with_name(name)).exists())
-    disk.rename(folder, aside)
-    disk.sync(folder.parent)
-    return aside
-
-
-def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """Read a checkpoint of this model back.
-
-    Raises InvalidInput where it is not whole, or is of another format, model, tokenizer or chat template.
-    """
-    try:
-        found = check_manifest(folder).fingerprint
-    except CorruptCheckpoint as damage:
-        raise InvalidInput("checkpoint", got=str(damage), do="use another checkpoint") from damage
-    here = fingerprint_model(model, tokenizer, found.weights)
-    for what, saved, mine in (
-        ("model", found.model, here.model),
-        ("tokenizer", found.tokenizer, here.tokenizer),
-        ("chat template", found.template, here.template),
-    ):
-        if saved != mine:
-            do = f"go on with the {what} that the run was started with, or start a new run"
-            raise InvalidInput("checkpoint", got=f"{folder}, which is of another {what}", do=do)
-    learner = LearnerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8")))
-    return Checkpoint(folder, _read(folder / POSITION, TrainProgress), learner, _read(folder / DOCTOR, MonitorState))
-
-
-def _read(place: Path, kind: type[T]) -> T:
-    return TypeAdapter(kind).validate_python(json.loads(place.read_text("utf-8")))
-
-
 def find_trained_model(run: Path) -> Path:
-    """A run's final model, or else its newest whole checkpoint. Raises InvalidInput where it saved none."""
+    """Return a run's final model, or its newest intact checkpoint. Raises InvalidInput if it saved neither."""
     try:
         check_manifest(run / MODEL)
         return run / MODEL
@@ -216,21 +224,30 @@ def find_trained_model(run: Path) -> Path:
         folder = find_latest_checkpoint(run).folder
     if folder is None:
         do = "let it train to its end, or set checkpoint_every"
-        raise InvalidInput("model", got=f"the run {run}, which has saved no whole model", do=do)
+        raise InvalidInput("model", got=f"the run {run}, which has saved no complete model", do=do)
     return folder
 
 
-@contextmanager
-def _saving(folder: Path, identity: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """A folder to fill; it appears under its name, with a manifest, when the block ends."""
-    with atomic_replace_dir(folder, disk) as half:
-        yield half
-        write_manifest(half, identity, disk)
+def quarantine(folder: Path, disk: Disk = DISK) -> Path:
+    """Rename a corrupt checkpoint, so that it no longer counts as one, and return its new path. Raises OSError."""
+    names = (f"{CORRUPT}{count or ''}-{folder.name}" for count in itertools.count())
+    new = next(path for name in names if not (path := folder.with_name(name)).exists())
+    disk.rename(folder, new)
+    disk.sync(folder.parent)
+    return new
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """What a disk refuses, or gives back as something else, as the one error of saving."""
+def _saving(folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes ``folder``, with a manifest, when the block ends."""
+    with atomic_replace_dir(folder, disk) as temporary:
+        yield temporary
+        write_manifest(temporary, fingerprint, disk)
+
+
+@contextmanager
+def _write_errors(folder: Path) -> Iterator[None]:
+    """Convert the exceptions of a failed write to CheckpointError."""
     try:
         yield
     except (OSError, SafetensorError, ValueError) as error:
@@ -240,27 +257,28 @@ def _explained(folder: Path) -> Iterator[None]:
 def _save_pretrained(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor]
 ) -> None:
-    with quiet():
+    with quiet_transformers():
         model.save_pretrained(folder, state_dict=dict(weights))
         tokenizer.save_pretrained(folder)
 
 
-def _put_json(place: Path, value: object) -> None:
-    place.write_text(json.dumps(value, indent=2), encoding="utf-8")
-
-
 def _require_space(folder: Path, snapshot: Snapshot) -> None:
-    """Raise OSError before anything is written where it could not fit."""
-    tensors = {t.data_ptr(): t.nbytes for t in (*snapshot.weights.values(), *snapshot.learner.tensors.values())}
+    """Raise OSError if the disk has too little free space, before anything is written."""
+    # Tied weights count once, as they are stored once.
+    tensors = {t.data_ptr(): t.nbytes for t in (*snapshot.weights.values(), *snapshot.trainer.tensors.values())}
     needed, free = sum(tensors.values()), shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"it takes {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free on the disk")
 
 
-def _superfluous(run: Path, position: TrainProgress, keep: int) -> list[Path]:
-    """The checkpoints to remove once that of ``position`` is on the disk."""
-    there = checkpoints(run)
-    newest = [folder for folder in there if sizes_match(folder)][:keep]
-    kept = [position, *(_read(folder / POSITION, TrainProgress) for folder in newest)]
-    steps = {here.step for here in kept} | {here.best.step for here in kept if here.best is not None}
-    return [folder for folder in there if checkpoint_step(folder) not in steps]
+def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
+    """Return the checkpoints to remove after the checkpoint of ``progress`` was saved."""
+    folders = list_checkpoints(run)
+    newest = [folder for folder in folders if sizes_match(folder)][:keep]
+    kept = [progress, *(_read(folder / _PROGRESS, TrainProgress) for folder in newest)]
+    steps = {one.step for one in kept} | {one.best.step for one in kept if one.best is not None}
+    return [folder for folder in folders if checkpoint_step(folder) not in steps]
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    return TypeAdapter(kind).validate_python(json.loads(path.read_text("utf-8")))

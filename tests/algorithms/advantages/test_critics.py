@@ -18,7 +18,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.checksum import weights_checksum
-from agent_r1.model.value_head import ValueModel, value_model
+from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner
 
@@ -40,9 +40,9 @@ def whitened(raw: Tensor, over: Tensor) -> Tensor:
 
 
 def credit(row: Algorithm, batch: TrainingBatch) -> tuple[Tensor, ValueTargets]:
-    found = row.credit(batch, ModelOutputs(values=VALUES, ends=ENDS))
-    assert found.targets is not None
-    return found.advantage, found.targets
+    found = row.compute_token_weights(batch, ModelOutputs(values=VALUES, ends=ENDS))
+    assert found.value_targets is not None
+    return found.advantage, found.value_targets
 
 
 def test_a_cut_episode_goes_on_with_the_critics_value_of_where_it_stopped(batch: TrainingBatch) -> None:
@@ -79,7 +79,7 @@ def test_and_over_turns_of_tokens(batch: TrainingBatch) -> None:
 def test_the_states_that_actions_lead_to_are_supervised_where_it_is_known_what_follows(name: str, batch: TrainingBatch) -> None:
     _, targets = credit(build_algorithm(name, {**HALF, "advantage.bootstrap": True}), batch)
     # after the first turn comes what the second was worth; after the cut nobody knows; after the end nothing
-    assert close(targets.ends[[0, 2]], numbers(0.1 + 0.5 * 0.9, 0))
+    assert close(targets.post_action_states[[0, 2]], numbers(0.1 + 0.5 * 0.9, 0))
     assert close(targets.end_shares, numbers(0.5, 0, 0.5))
     _, targets = credit(build_algorithm(name, HALF), batch)
     assert targets.end_shares.tolist() == [0, 0, 0]  # nobody asks for them without bootstrap
@@ -109,7 +109,7 @@ def trained(make: Any, row: Algorithm, groups: list[Group], updates: int) -> tup
     for _ in range(updates):
         versions.append(learner.update(groups).version)
         digests.append(weights_checksum(model))
-    critic = value_model(model)
+    critic = build_value_model(model)
     weights = learner.state().tensors
     critic.load_state_dict({name: weights[f"critic.{name}"] for name, _ in critic.named_parameters()}, strict=False)
     return critic, digests, versions

@@ -1,0 +1,185 @@
+"""A trainer in one process: the models, the optimizer, and the retry of passes that run out of memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.types import StateValues
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.micro_batches import Block, by_sequence
+from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.forward import supports_tree_mask
+from agent_r1.model.load import load_model
+from agent_r1.model.value_head import build_value_model
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.forward_backward import ModelSet, blocks_of, forward_backward
+from agent_r1.trainer.oom_retry import TokenBudget
+from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, overwrite
+from agent_r1.trainer.protocol import (
+    CRITIC,
+    MODULES,
+    POLICY,
+    Module,
+    OptimStats,
+    PassStats,
+    PreparedBatch,
+    Role,
+    TrainerState,
+)
+
+T = TypeVar("T")
+
+TENSORS, SCALARS = "trainer.safetensors", "trainer.json"
+"""The files that :meth:`SingleProcessTrainer.save` writes besides the policy."""
+
+
+class SingleProcessTrainer:
+    """Trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.Trainer`.
+
+    Args:
+        model: the policy. A copy of it is the reference if the algorithm needs one.
+        algorithm: its loss is minimized.
+        config: optimizer settings.
+        temperature: the sampler's temperature, above 0.
+        teacher: the model to distill from, if the algorithm needs one.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        algorithm: Algorithm,
+        config: TrainerConfig,
+        *,
+        temperature: float,
+        teacher: PreTrainedModel | None = None,
+    ) -> None:
+        if temperature <= 0:
+            raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
+        if "teacher" in algorithm.needs and teacher is None:
+            raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
+        self._algorithm, self._config = algorithm, config
+        self._models = ModelSet(
+            policy=model.eval(),
+            temperature=temperature,
+            micro_tokens=config.micro_tokens,
+            critic=build_value_model(model) if "critic" in algorithm.needs else None,
+            reference=copy.deepcopy(model).requires_grad_(False) if "reference" in algorithm.needs else None,
+            teacher=teacher and teacher.eval().requires_grad_(False),
+        )
+        groups = {POLICY: ParameterGroup(model, config.learning_rate)}
+        if self._models.critic is not None:
+            groups[CRITIC] = ParameterGroup(self._models.critic, config.critic_learning_rate)
+        self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm)
+        self._budget = TokenBudget(config.micro_tokens)
+        self._tree_attention = supports_tree_mask(model)
+        self._checksum: str | None = None  # of the policy's current weights, if it was computed
+        self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # loss and modules of the gradients
+
+    @property
+    def micro_tokens(self) -> int:
+        return self._budget.tokens
+
+    @property
+    def supports_tree_attention(self) -> bool:
+        return self._tree_attention
+
+    def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.logprobs(batch, role))
+
+    def values(self, batch: TrainingBatch) -> StateValues:
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
+
+    def forward_backward(
+        self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
+    ) -> PassStats:
+        stats = self._within_memory(
+            blocks_of(batch.batch.sequences, self._algorithm),
+            lambda models: forward_backward(models, self._algorithm, batch, scale, modules),
+        )
+        self._last_pass = (stats.loss, frozenset(modules))
+        return stats
+
+    def optim_step(self) -> OptimStats:
+        if self._last_pass is None:
+            raise RuntimeError("optim_step needs the gradients of a forward_backward")
+        loss, modules = self._last_pass
+        self._last_pass = None
+        stats = self._optimizer.step(loss, modules)
+        if stats.applied and POLICY in modules:
+            self._checksum = None
+        return stats
+
+    def publish(self, number: int, step: int) -> WeightUpdate:
+        every = self._config.checksum_every
+        checksum = self._current_checksum() if every > 0 and step % every == 0 else None
+        return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._models.policy)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._models.policy.load_state_dict(dict(weights))
+        self._checksum = None
+
+    def state(self) -> TrainerState:
+        """Return a copy of the optimizer's moments and the critic's weights, with checksums of policy and reference.
+
+        The reference itself is not part of the state: it is the model that the run began with.
+        """
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
+        scalars: dict[str, int | float | str] = {
+            "policy": self._current_checksum(),
+            "reference": self._reference_checksum(),
+            "micro_tokens": self._budget.tokens,
+        }
+        return TrainerState(tensors, scalars)
+
+    def load_state(self, state: TrainerState) -> None:
+        self._checksum = None
+        if state.scalars["policy"] != self._current_checksum():
+            raise InvalidInput("trainer state", got="that of other weights", do="load the model saved beside it first")
+        if state.scalars["reference"] != self._reference_checksum():
+            do = "make the trainer of the model that the run began with, then load the saved weights into it"
+            raise InvalidInput("trainer state", got="that of a run with another reference policy", do=do)
+        overwrite(self._tensors(), state.tensors)
+        # A larger budget would sum losses in another order, which changes bits. A budget lowered by hand is kept.
+        self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
+
+    def save(self, folder: Path) -> None:
+        state = self.state()
+        self._models.policy.save_pretrained(folder)
+        save_file(dict(state.tensors), folder / TENSORS)
+        (folder / SCALARS).write_text(json.dumps(dict(state.scalars), indent=2), encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        self.load_weights(load_model(str(folder), self._models.policy.dtype).state_dict())
+        self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
+
+    def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
+        """Return ``work(models)``, repeated with smaller micro-batches while memory runs out."""
+        return self._budget.run(
+            lambda tokens: work(replace(self._models, micro_tokens=tokens)), blocks, self._optimizer.clear_gradients
+        )
+
+    def _current_checksum(self) -> str:
+        if self._checksum is None:
+            self._checksum = weights_checksum(self._models.policy)
+        return self._checksum
+
+    def _reference_checksum(self) -> str:
+        return "" if self._models.reference is None else weights_checksum(self._models.reference)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the state, not copied."""
+        critic = {} if self._models.critic is None else dict(self._models.critic.named_parameters())
+        weights = {f"critic.{name}": tensor for name, tensor in critic.items()}
+        return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}

@@ -1,0 +1,295 @@
+"""The policy update: groups of trajectories -> training batch -> advantages -> trainer -> outcome of each attempt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.filters import apply_filters
+from agent_r1.algorithms.types import ModelOutputs, TokenWeights
+from agent_r1.algorithms.validation import check_algorithm
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.threads import run_in_thread
+from agent_r1.core.trajectory import STATUS_POLICY, Group
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.data.assemble import assemble
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.segments import segment_sum
+from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
+from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, describe_status, select_trainable
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.metrics import OptimizerStep, kl_reference, pass_metrics, reward_metrics
+from agent_r1.trainer.oom_retry import explain_oom
+from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Trainer, TrainerState
+
+NOT_FINITE = "the loss or a gradient was not finite"
+NO_ADVANTAGE = "no advantage in the whole batch"
+GREEDY = "greedy attempt, to compare with"
+REJECTED = "rejected: sampler and trainer disagree"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """An attempt that was used by at least one optimizer step; ``advantage_sum`` is over its action tokens."""
+
+    attempt: AttemptId
+    advantage_sum: float
+
+
+Outcome = Trained | Excluded
+"""The result of an update for one attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedGroup:
+    """A group, and which of its attempts can be trained.
+
+    Attributes:
+        group: as it was sampled.
+        selection: the attempts that can be trained, with their rewards, and the excluded ones with reasons. The
+            algorithm's filters have not been applied.
+        has_signal: whether an attempt passes the algorithm's filters; those that compare groups count as passed.
+    """
+
+    group: Group
+    selection: Selection
+    has_signal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """The result of one update.
+
+    Attributes:
+        step: number of the update, from 1.
+        version: the version of the policy's weights after it; its number is unchanged if the policy was not trained.
+        metrics: numbers by name.
+        outcomes: one per attempt of the groups, greedy and retried attempts included.
+        micro_tokens: maximum number of tokens in a micro-batch from now on.
+    """
+
+    step: int
+    version: PolicyVersion
+    metrics: Mapping[str, float]
+    outcomes: tuple[Outcome, ...]
+    micro_tokens: int
+
+
+class PolicyUpdater:
+    """Turns groups of trajectories into new weights, through a trainer.
+
+    Args:
+        trainer: holds the models.
+        algorithm: gives advantages, filters and the number of epochs.
+        config: gives the number of minibatches.
+        reward_weights: weight of each reward by its name, 1 if absent.
+        seed: decides which trajectories share a minibatch.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        algorithm: Algorithm,
+        config: TrainerConfig,
+        *,
+        reward_weights: Mapping[str, float],
+        seed: int,
+    ) -> None:
+        check_algorithm(algorithm)
+        self._trainer, self._algorithm, self._seed = trainer, algorithm, seed
+        self._minibatch_count = config.minibatches
+        self._reward_weights = dict(reward_weights)
+        self._step = self._version = 0
+        self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
+        self._published: WeightUpdate | None = None
+        packing: Packing = pack_prefix_tree if trainer.supports_tree_attention else pack_causal
+        # All sequences of a trajectory share a micro-batch if the ratio is over trajectories. Splitting a long tree
+        # into paths would only make that micro-batch larger.
+        over_trajectory = algorithm.ratio_level == "trajectory"
+        self._packing = packing if over_trajectory else with_length_limit(packing, lambda: trainer.micro_tokens)
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether each group needs a greedy attempt to compare with."""
+        return "greedy" in self._algorithm.needs
+
+    @property
+    def micro_tokens(self) -> int:
+        """Maximum number of tokens in a micro-batch."""
+        return self._trainer.micro_tokens
+
+    def select(self, group: Group) -> SelectedGroup:
+        """Return the group with its trainable attempts. Each group is selected once, when it arrives."""
+        selection = select_trainable([group], self._reward_weights)
+        filtered = apply_filters(selection, self._algorithm.filters, self._version)
+        return SelectedGroup(group, selection, has_signal=bool(filtered.samples))
+
+    async def update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
+        """Train on ``groups``, in a worker thread. Weights and version stay the same if nothing can be trained.
+
+        Raises:
+            OutOfMemory: the update does not fit in memory, even with the smallest micro-batches.
+        """
+        return await run_in_thread(self._update, groups)
+
+    def _update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
+        attempts = sum(len(selected.group.trajectories) for selected in groups)
+        with explain_oom(f"an update on {attempts} attempts, in passes of {self.micro_tokens} tokens"):
+            self._step += 1
+            self._published = None
+            selection = _join_selections(groups)
+            kept = apply_filters(selection, self._algorithm.filters, self._version)
+            metrics = reward_metrics(selection, kept)
+            outcomes: list[Outcome] = [*kept.excluded, *_untrained_outcomes([selected.group for selected in groups])]
+            if kept.samples:
+                prepared = self._prepare(kept.samples)
+                modules = self._trained_modules(prepared.weights)
+                steps = self._optimize(prepared, modules) if modules else []
+                if steps:
+                    metrics |= pass_metrics(prepared, steps, self._version)
+                self._version += POLICY in modules and any(step.optim.applied for step in steps)
+                self._update_kl_coef(prepared)
+                outcomes = [*_batch_outcomes(prepared, steps), *outcomes]
+            return UpdateReport(self._step, self.publish().version, metrics, tuple(outcomes), self.micro_tokens)
+
+    def publish(self) -> WeightUpdate:
+        """Return the policy's current weights, by reference. May compute a checksum of all weights."""
+        if self._published is None:
+            self._published = self._trainer.publish(self._version, self._step)
+        return self._published
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the policy's weights, as a new version."""
+        self._trainer.load_weights(weights)
+        self._version += 1
+        self._published = None
+
+    def state(self) -> TrainerState:
+        """Return a copy of the state of trainer and updater: everything but the policy's weights."""
+        state = self._trainer.state()
+        own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
+        return replace(state, scalars={**own, **state.scalars})
+
+    def load_state(self, state: TrainerState) -> None:
+        """Continue from ``state``; the policy's weights are loaded before.
+
+        Raises:
+            InvalidInput: the state belongs to other weights, another algorithm or another model.
+        """
+        self._trainer.load_state(state)
+        self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])
+        self._kl_coef = float(state.scalars["kl_coefficient"])
+        self._published = None
+
+    def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
+        """Build the batch, compute what the models know of it before the update, and assign advantages."""
+        algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
+        loss_excluded = algorithm.filters.loss_excluded(samples)
+        batch = assemble(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
+
+        outputs = ModelOutputs(
+            old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch) else None,
+            values=trainer.values(batch) if "critic" in needs else None,
+            reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
+            teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in needs else None,
+        )
+
+        # Stale tokens are compared with the policy that sampled them, so that clipping bounds the distance to it. With
+        # a correction they are not: its importance weight already accounts for the distance from the sampler.
+        stale_uncorrected = self._is_stale(batch) and algorithm.correction is None
+        from_sampler = algorithm.ratio_denominator == "sampler" or stale_uncorrected
+        old_logprobs = batch.sampler_logprobs if from_sampler else outputs.old_logprobs
+        weights = algorithm.compute_token_weights(batch, outputs, self._kl_coef)
+        return PreparedBatch(batch, weights, outputs, old_logprobs)
+
+    def _is_stale(self, batch: TrainingBatch) -> bool:
+        return int(batch.versions.min()) < self._version
+
+    def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
+        """Whether a forward pass must compute pi_old first. In a single pass pi_old is the policy of that pass."""
+        if self._algorithm.corrects_mismatch:
+            return True
+        passes = self._algorithm.epochs * min(self._minibatch_count, len(batch.attempts))
+        return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
+
+    def _trained_modules(self, weights: TokenWeights) -> frozenset[Module]:
+        """Return the modules that get a gradient from this batch. A step without one would still apply momentum."""
+        modules = set[Module]()
+        has_gradient = bool((weights.advantage * weights.loss_weight * weights.importance_weight).any())
+        has_gradient |= weights.sft_weight is not None and bool(weights.sft_weight.any())
+        if has_gradient and self._step > self._algorithm.warmup:  # during the warm-up only the critic is trained
+            modules.add(POLICY)
+        if weights.value_targets is not None:
+            modules.add(CRITIC)
+        return frozenset(modules)
+
+    def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
+        """Take one optimizer step per minibatch and epoch. Minibatches are random sets of whole trajectories."""
+        total = len(prepared.batch.attempts)
+        count = min(self._minibatch_count, total)
+        steps = []
+        for epoch in range(self._algorithm.epochs):
+            order = list(range(total))
+            random.Random(f"{self._seed}|{self._step}|{epoch}").shuffle(order)
+            for trajectories in (frozenset(order[first::count]) for first in range(count)):
+                minibatch = prepared.minibatch(trajectories)
+                # Scaled up so that the expected gradient of a minibatch is the gradient of the batch.
+                scale = total / len(trajectories)
+                passed = self._trainer.forward_backward(minibatch, scale=scale, modules=modules)
+                steps.append(OptimizerStep(trajectories, passed, self._trainer.optim_step()))
+        return steps
+
+    def _update_kl_coef(self, prepared: PreparedBatch) -> None:
+        """Move the KL coefficient towards the one that gives the target divergence."""
+        if self._algorithm.kl is not None and prepared.outputs.reference_logprobs is not None:
+            divergence = kl_reference(prepared.batch, prepared.outputs.reference_logprobs)
+            trajectories = len(prepared.batch.attempts)
+            self._kl_coef = self._algorithm.kl.adapt_coefficient(self._kl_coef, divergence, trajectories)
+
+
+def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
+    """Return the selection of all groups, which are numbered from 0 in the order in which they were dispatched."""
+    ordered = sorted(groups, key=lambda selected: selected.group.group_id)
+    return Selection(
+        tuple(
+            replace(sample, group=number)
+            for number, selected in enumerate(ordered)
+            for sample in selected.selection.samples
+        ),
+        tuple(excluded for selected in ordered for excluded in selected.selection.excluded),
+    )
+
+
+def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> list[Outcome]:
+    """Return the outcome of each attempt of the batch: trained if an applied optimizer step used it."""
+    batch, weights = prepared.batch, prepared.weights
+    trained = frozenset[int]().union(*(step.trajectories for step in steps if step.optim.applied))
+    accepted = segment_sum(weights.importance_weight * batch.action_mask, batch.token_trajectory).tolist()  # (M,)
+    advantage_sum = segment_sum(weights.advantage, batch.token_trajectory).tolist()  # (M,)
+    outcomes: list[Outcome] = []
+    for number, attempt in enumerate(batch.attempts):
+        reason = batch.loss_excluded[number]
+        if reason is not None:
+            outcomes.append(Excluded(attempt, reason))
+        elif not accepted[number]:
+            outcomes.append(Excluded(attempt, REJECTED))
+        elif number in trained:
+            outcomes.append(Trained(attempt, advantage_sum[number]))
+        else:
+            outcomes.append(Excluded(attempt, NOT_FINITE if steps else NO_ADVANTAGE))
+    return outcomes
+
+
+def _untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
+    """Return the outcomes of attempts that are never trained: greedy ones, and those that were tried again."""
+    outcomes = []
+    for greedy in (group.greedy for group in groups if group.greedy is not None):
+        failed = STATUS_POLICY[greedy.status] != "train"
+        outcomes.append(Excluded(greedy.attempt, f"{GREEDY}; {describe_status(greedy)}" if failed else GREEDY))
+    for retried in (trajectory for group in groups for trajectory in group.retried):
+        outcomes.append(Excluded(retried.attempt, f"tried again after {describe_status(retried)}"))
+    return outcomes
