@@ -22,4 +22,4 @@ class MedianRelative(Advantage):
         return on_tokens(returns - medians[group], batch)
 
 
-MEDIAN = Algorithm(name="median", advantage=MedianRelative(), surrogate=Clip(high=0.28))
+MEDIAN = Algorithm(name="median", advantage=MedianRelative(), loss=Clip(clip_high=0.28))

@@ -13,17 +13,17 @@ from pathlib import Path
 import torch
 
 from agent_r1 import Message, Task
-from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.trajectory import Group
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.multi_agent import play
-from agent_r1.trainer.config import LearnerConfig
+from agent_r1.rollout.multi_agent import play_game
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.learner import Learner
 from research.tiny_base.for_env import tiny_base_for
 
@@ -45,7 +45,7 @@ def random_player(folder):
     coin = random.Random(0)
     heard = [(Message.user(f"pile {coin.randint(1, 7)}"), Message.assistant(coin.choice("12"))) for _ in range(200)]
     tiny_base_for(heard, "1234567", folder, seed=0, steps=60)
-    return load_model(str(folder), torch.float32), Chat(load_tokenizer(str(folder)))
+    return load_model(str(folder), torch.float32), TemplateRenderer(load_tokenizer(str(folder)))
 
 
 async def matches(agent, step, size=16):
@@ -54,7 +54,7 @@ async def matches(agent, step, size=16):
         serial = 2 * (len(TASKS) * step + place)
         pairs = [[AttemptId("self-play", task.id, serial + seat, n) for seat in (0, 1)] for n in range(size)]
         contexts = [[RolloutContext(attempt, attempt.seed(agent.seed)) for attempt in pair] for pair in pairs]
-        played = await asyncio.gather(*(play(nim, (agent, agent), task, pair, pair[0].seed) for pair in contexts))
+        played = await asyncio.gather(*(play_game(nim, (agent, agent), task, pair, pair[0].seed) for pair in contexts))
         for seat in (0, 1):
             yield Group(serial + seat, task, tuple(sides[seat] for sides in played))
 
@@ -62,10 +62,10 @@ async def matches(agent, step, size=16):
 async def main(steps):
     """Learn from both sides; prints how often the first player won."""
     with tempfile.TemporaryDirectory() as folder:
-        model, chat = random_player(Path(folder))
+        model, renderer = random_player(Path(folder))
     engine = TorchEngine(copy.deepcopy(model), context=128)
-    agent = Agent(engine, chat, SamplingParams(temperature=1.0, max_tokens=4), context=128)
-    grpo, settings = build_row("grpo", {}), LearnerConfig(learning_rate=3e-3)
+    agent = Agent(engine, renderer, SamplingParams(temperature=1.0, max_tokens=4), context=128)
+    grpo, settings = build_algorithm("grpo", {}), TrainerConfig(learning_rate=3e-3)
     learner = Learner(model, grpo, settings, temperature=1.0, reward_weights={}, seed=0)
     for step in range(steps):
         groups = [group async for group in matches(agent, step)]

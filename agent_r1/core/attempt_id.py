@@ -1,4 +1,4 @@
-"""The name of one try at a task, and the seeds derived from it."""
+"""The identity of one attempt at a task, and the seeds derived from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptId:
-    """Identifies one try at one task.
+    """Identifies one attempt at one task.
 
-    ``group`` is the serial number of the group in the run, ``member`` the position in the group,
-    ``retry`` counts tries again after a failure. Attempts order as they were dispatched.
+    Attributes:
+        run: the name of the run.
+        task: the id of the task.
+        group_id: the number of the group in the run.
+        sample_index: the position of the attempt in its group.
+        retry: how many attempts in the same position failed before this one.
 
     Example:
         >>> str(AttemptId("demo", "style-a/7", 3, 0))
@@ -20,22 +24,22 @@ class AttemptId:
 
     run: str
     task: str
-    group: int
-    member: int
+    group_id: int
+    sample_index: int
     retry: int = 0
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Where the attempt stands among those of its run, independent of names and of time."""
-        return (self.group, self.member, self.retry)
+    def sort_key(self) -> tuple[int, int, int]:
+        """The position of the attempt in its run. It depends neither on names nor on time."""
+        return (self.group_id, self.sample_index, self.retry)
 
     def seed(self, root: int, *path: int) -> int:
-        """A 63-bit seed that depends on the root seed, the attempt's place and ``path`` only.
+        """Return a 63-bit seed that depends only on the root seed, the task, the attempt's position and ``path``.
 
-        The run's name is left out, so that two runs of one configuration draw the same numbers.
+        The name of the run is left out, so that two runs with equal settings draw equal numbers.
         """
-        text = f"{root}|{self.task}|{self.order}|{path}"
+        text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
     def __str__(self) -> str:
-        return f"{self.run}:{self.group}.{self.member}.{self.retry}:{self.task}"
+        return f"{self.run}:{self.group_id}.{self.sample_index}.{self.retry}:{self.task}"

@@ -1,8 +1,8 @@
-"""The world as an agent meets it: environments, episodes, and ready worlds."""
+"""Environments, episodes, and the context that an episode runs in."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -14,10 +14,14 @@ from agent_r1.core.tool import ToolResult, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What an action led to: messages to append, process rewards by name, and whether the episode ended.
+    """The outcome of an action in an environment.
 
-    ``rewards`` are for the action as a whole, ``call_rewards`` for its calls: one mapping per call, in their
-    order, or () where no call is rewarded.
+    Attributes:
+        messages: the observation, to append to the conversation.
+        rewards: process rewards of the action as a whole, by name.
+        end: None if the episode goes on; "truncated" if it was cut off (a critic may then bootstrap).
+        results: the results of the tool calls that were run.
+        call_rewards: process rewards of each call, in the order of the calls, or () if no call is rewarded.
 
     Example:
         Transition((Message.tool("Alba: mayor Bruno.", "call_0_0"),), call_rewards=({"found": 1.0},))
@@ -30,21 +34,36 @@ class Transition:
     call_rewards: tuple[Mapping[str, float], ...] = ()
 
 
-Ask = Callable[[tuple[Message, ...]], Awaitable[Message]]
+class ModelClient(Protocol):
+    """A model that answers a conversation: a frozen policy, a remote endpoint, or any async function like this one."""
+
+    async def __call__(self, messages: tuple[Message, ...], /) -> Message: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What an episode is given: its attempt, its own seed, a deadline (event-loop seconds), a model to ask."""
+    """The circumstances of one attempt, given to a rollout and to the environment.
 
-    attempt: AttemptId
+    Attributes:
+        id: identifies the attempt.
+        seed: the attempt's own seed.
+        deadline: the time of the event loop, in seconds, at which the attempt is cancelled; None for no deadline.
+        models: models that the environment may query, by role: "policy" (the policy itself, always present inside an
+            agent loop), "user", "judge", "reward".
+
+    Example:
+        reply = await context.models["user"]((Message.user("Where is my order?"),))
+    """
+
+    id: AttemptId
     seed: int
     deadline: float | None = None
-    ask: Ask | None = None
+    models: Mapping[str, ModelClient] = field(default_factory=dict)
 
 
 class Episode(Protocol):
-    """One attempt in a world. It only appends; the agent loop's context rule owns the view."""
+    """One attempt in an environment. The environment only appends messages; which of them the policy sees is decided
+    by the context policy of the agent loop."""
 
     start: tuple[Message, ...]
 
@@ -55,7 +74,7 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Env(Protocol):
-    """A world as a shareable description."""
+    """The shareable description of an environment. Each attempt opens an episode of its own."""
 
     tools: tuple[ToolSpec, ...]
 
@@ -64,14 +83,17 @@ class Env(Protocol):
 
 @runtime_checkable
 class ExecutesCode(Protocol):
-    """An environment, a scorer or a reward that runs code which the policy wrote says where: the level of the sandbox
-    and its layers, ``none`` before any; None where it runs none. One of your own may have it too."""
+    """Any environment, scorer or reward that executes code written by the policy.
+
+    ``sandbox`` names the isolation level and its layers ("none: .." if there is no isolation), or is None if no code is
+    executed.
+    """
 
     sandbox: Any
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Where code is held weakest_sandbox: ``none`` before any level; None where no code runs.
+    """Return the weakest of several isolation levels, or None if no code is executed.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

@@ -1,26 +1,25 @@
-"""The errors of the project, and who may see them.
+"""The package's exceptions.
 
     AgentR1Error
-      InvalidInput      what a user gave cannot be used; the doors print one line and exit with 2
-      EngineError       an engine could not generate; the collector turns it into Status.ENGINE_FAILED
-      RunStopped        a run that could only go wrong was stopped; the doors print its diagnosis and exit with 1
-      UnsupportedChat   a chat template cannot do what the conversation needs
+      InvalidInput      the user's input cannot be used; the command line prints one line and exits with 2
+      EngineError       an engine could not generate; the attempt ends with Status.ENGINE_FAILED
+      RunStopped        a run with no prospect of learning was stopped; the command line prints why and exits with 1
+      UnsupportedChat   a chat template cannot render the conversation
     KeyboardInterrupt
-      Interrupted       a run was asked to stop by a signal, and did; the doors print how to go on
+      Interrupted       a run was stopped by a signal; the command line prints how to resume it
 
-A failure inside an episode never crosses the rollout boundary as an exception: it becomes a
-``Status`` and a reason on the trajectory. Errors of ours are for what a person has to mend.
+A failure inside an episode is never raised out of a rollout: it becomes a ``Status`` and a reason of the trajectory.
 """
 
 from pathlib import Path
 
 
 class AgentR1Error(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of all exceptions that this package raises deliberately."""
 
 
 class InvalidInput(AgentR1Error):
-    """A user's input cannot be used. Says what, what was got, and what to do, in one line.
+    """The user's input cannot be used. The message says in one line what is wrong, its value, and what to do.
 
     Example:
         >>> str(InvalidInput("steps", got=-1, do="give a number of steps >= 1"))
@@ -37,16 +36,16 @@ class EngineError(AgentR1Error):
 
 
 class RunStopped(AgentR1Error):
-    """A run was stopped that would learn nothing, or something wrong. Its text is a diagnosis of several lines."""
+    """A run was stopped because it would learn nothing. The message is a diagnosis of several lines."""
 
 
 class UnsupportedChat(AgentR1Error):
-    """A chat template cannot render what the conversation needs; says what to supply."""
+    """A chat template cannot render the conversation; the message says what to supply."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run in ``folder`` was asked to stop by the signal of this ``number``, and did in order: it can be resumed."""
+    """The run in ``folder`` was stopped in order by the signal ``number`` and can be resumed."""
 
-    def __init__(self, number: int, said: str, folder: Path) -> None:
+    def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder
-        super().__init__(said)
+        super().__init__(message)

@@ -1,24 +1,25 @@
-"""What is said: messages, calls and actions, and their OpenAI form at the outside."""
+"""Messages, tool calls and actions, and their conversion to and from the OpenAI format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 RoleName = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of text."""
+    """Text content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A piece of media, by reference: the digest of its bytes and its mime type."""
+    """Media content, by reference: the sha256 of its bytes and its MIME type."""
 
     sha256: str
     mime: str
@@ -31,8 +32,8 @@ ContentPart = Text | Media
 class ToolCall:
     """One tool call as the policy wrote it.
 
-    ``raw`` is the text between the call's markers. ``arguments`` is None and ``error`` says why
-    when it could not be parsed.
+    ``raw`` is the text between the markers of the call. If the call cannot be parsed, ``arguments`` is None and
+    ``error`` gives the reason.
 
     Example:
         ToolCall("call_0", "search", {"query": "Alba"}, '{"name": "search", ...}')
@@ -61,7 +62,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The text parts, joined without anything between them."""
+        """The concatenated text parts."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
     @classmethod
@@ -82,10 +83,10 @@ class Message:
 
 
 def to_openai(message: Message) -> dict[str, Any]:
-    """A message as the OpenAI-shaped dictionary that chat templates read.
+    """Return a message as an OpenAI-style dictionary, as chat templates expect it.
 
-    Arguments stay mappings, as transformers' templates expect. Where a call could not be parsed, the
-    content already holds everything the policy said, and no calls are listed.
+    Arguments stay mappings, as the templates of transformers expect. If a call could not be parsed, the content already
+    holds the whole text of the action, and no calls are listed.
 
     Example:
         >>> to_openai(Message.user("hello"))
@@ -109,28 +110,73 @@ def to_openai(message: Message) -> dict[str, Any]:
 
 
 def from_openai(data: Mapping[str, Any]) -> Message:
-    """The inverse of :func:`to_openai`.
+    """Return the message of an OpenAI-style dictionary.
+
+    ``content`` is text, a list of text parts, or None. The arguments of a call are a mapping or a JSON object as text.
+
+    Raises:
+        ValueError: the role is unknown, or a part of the dictionary cannot be read.
 
     Example:
         >>> from_openai({"role": "user", "content": "hello"}).text
         'hello'
     """
-    calls = tuple(
-        ToolCall(
-            id=call.get("id", f"call_{index}"),
-            name=call["function"]["name"],
-            arguments=call["function"]["arguments"],
-            raw="",
-        )
-        for index, call in enumerate(data.get("tool_calls") or ())
-    )
-    text = Text(data.get("content") or "")
-    return Message(data["role"], (text,), calls, data.get("reasoning_content"), data.get("tool_call_id"))
+    if data.get("role") not in get_args(RoleName):
+        raise ValueError(f"a message with the role {data.get('role')!r}, which is not one of {get_args(RoleName)}")
+    parts = _content(data.get("content"))
+    calls = tuple(_call(call, index) for index, call in enumerate(data.get("tool_calls") or ()))
+    return Message(data["role"], parts, calls, data.get("reasoning_content"), data.get("tool_call_id"))
+
+
+def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return messages from text (one user message), from OpenAI-style dictionaries, or from messages.
+
+    Raises:
+        TypeError: an element is neither a Message nor a mapping.
+        ValueError: a dictionary cannot be read as a message.
+
+    Example:
+        >>> [message.text for message in to_messages([{"role": "user", "content": "hello"}])]
+        ['hello']
+    """
+    if isinstance(given, str):
+        return (Message.user(given),)
+    messages = []
+    for item in given:
+        if isinstance(item, Mapping):
+            item = from_openai(item)
+        if not isinstance(item, Message):
+            raise TypeError(f"an object of type {type(item).__name__} where a message belongs")
+        messages.append(item)
+    return tuple(messages)
+
+
+def _content(content: object) -> tuple[ContentPart, ...]:
+    if content is None or isinstance(content, str):
+        return (Text(content or ""),)
+    if isinstance(content, list | tuple) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
+        return tuple(Text(part["text"]) for part in content)
+    raise ValueError(f"a message with content of type {type(content).__name__} that is neither text nor text parts")
+
+
+def _call(call: object, index: int) -> ToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"a tool call without a function and its name: {call!r:.80}")
+    arguments = function.get("arguments", {})
+    raw = arguments if isinstance(arguments, str) else ""
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments or "{}")
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"a tool call whose arguments are not an object: {arguments!r:.80}")
+    return ToolCall(str(call.get("id", f"call_{index}")), function["name"], arguments, raw)
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the policy said in one turn, parsed; the raw text is kept.
+    """The policy's output of one turn: the parsed message and the raw text.
 
     Example:
         Action(Message.assistant("<answer>Bruno</answer>"), "<answer>Bruno</answer>")

@@ -1,4 +1,4 @@
-"""Packages that only some users need."""
+"""Optional packages: each is installed by one of the extras of agent-r1."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agent_r1.core.errors import InvalidInput
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import ``name``, a module of the import_extra that the extra ``extra`` installs.
+    """Import and return the module ``name`` of a package that the extra ``extra`` installs.
 
-    Raises InvalidInput, naming the extra, where the import_extra is missing.
+    Raises InvalidInput, which names the extra, if the package is not installed.
     """
     require_extra(name, extra)
     return import_module(name)
 
 
 def require_extra(name: str, extra: str) -> None:
-    """See that a import_extra is there, without importing it here. Raises InvalidInput as :func:`import_extra` does."""
+    """Raise InvalidInput if the package of the module ``name`` is not installed. Does not import it."""
     if find_spec(name.split(".")[0]) is None:
-        raise InvalidInput(f"import_extra {extra}", got="it is not installed", do=f"pip install 'agent-r1[{extra}]'")
+        raise InvalidInput(f"package {extra}", got="it is not installed", do=f"pip install 'agent-r1[{extra}]'")

@@ -1,4 +1,4 @@
-"""ReferenceSolutions: ways to act in a task that are known to be right or wrong, by which a world is checked."""
+"""Reference solutions: known right and wrong ways to solve a task, used to check a task set."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.messages import Message, Text, ToolCall
 
 Responder = Callable[[tuple[Message, ...], int], Message]
-"""What the assistant says next, given the conversation so far and the number of its turn, from 0.
+"""Returns the next message of the assistant, given the conversation so far and the index of the turn, from 0.
 
-A game or a user answers differently every time, so a solution may look at what was said; :func:`script` does not.
+A game or a user may answer differently every time, so a solution can depend on the conversation.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolution:
-    """One way to act in a task.
+    """One way to solve a task.
 
     Example:
-        ReferenceSolution("gold answer", script(tool_call("search", query="Alba"), Message.assistant("<answer>Bruno</answer>")))
+        ReferenceSolution("guess", script(tool_call("search", query="Alba"), Message.assistant("Bruno")))
     """
 
     name: str
-    act: Responder
+    respond: Responder
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolutions:
-    """The solutions of one task. Each of ``gold`` earns all of the rewards ``full``, each of ``wrong`` none of them.
+    """The solutions of one task. Each ``gold`` solution earns all ``expected_rewards``, no ``wrong`` one earns any.
 
-    A reward that a wrong solution may earn too, such as one for a search that found something, does not belong into
-    ``full``. A reward given per turn, or to turns and calls, is summed over the episode.
+    If a wrong solution may earn a reward too (for example a reward for a search with results), leave that reward out of
+    ``expected_rewards``. Rewards per turn or per call are summed over the episode.
 
     Example:
         ReferenceSolutions(
             gold=(ReferenceSolution("answer", script(Message.assistant("<answer>Bruno</answer>"))),),
             wrong=(ReferenceSolution("no answer", script(Message.assistant("I do not know."))),),
-            full={"em": 1.0},
+            expected_rewards={"em": 1.0},
         )
     """
 
     gold: tuple[ReferenceSolution, ...]
     wrong: tuple[ReferenceSolution, ...]
-    full: Mapping[str, float]
+    expected_rewards: Mapping[str, float]
 
 
 def tool_call(name: str, **arguments: Any) -> Message:
-    """The assistant calls one tool.
+    """Return an assistant message that calls one tool.
 
     Example:
         tool_call("search", query="Alba")
@@ -57,12 +57,15 @@ def tool_call(name: str, **arguments: Any) -> Message:
     return Message("assistant", (Text(""),), (ToolCall("call_0", name, arguments, ""),))
 
 
-def script(*said: Message) -> Responder:
-    """Say these, one per turn, whatever comes back. Raises EngineError where the episode goes on after the last."""
+def script(*messages: Message) -> Responder:
+    """Return a responder that gives these messages, one per turn, whatever the environment answers.
 
-    def act(conversation: tuple[Message, ...], turn: int) -> Message:
-        if turn >= len(said):
-            raise EngineError(f"the script has {len(said)} turns, and the episode goes on after them")
-        return said[turn]
+    The responder raises EngineError if the episode goes on after the last message.
+    """
 
-    return act
+    def respond(conversation: tuple[Message, ...], turn: int) -> Message:
+        if turn >= len(messages):
+            raise EngineError(f"the script has {len(messages)} turns, and the episode goes on after them")
+        return messages[turn]
+
+    return respond

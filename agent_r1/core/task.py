@@ -1,23 +1,51 @@
-"""A task, and what a tool reports: the values that environments, trajectories and scorers share."""
+"""Tasks: the problems that are given to an agent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.core.messages import Message
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message, to_messages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Task:
-    """One problem: the messages that open the episode and what a scorer needs, never shown to the agent.
+    """One problem.
+
+    Attributes:
+        id: the name of the task, unique in its task set.
+        messages: the opening of the conversation. May be given as text (one user message) or as OpenAI-style
+            dictionaries.
+        data: values for tools and scorers, never shown to the agent.
+        split: the part of the task set that the task belongs to.
+
+    Raises:
+        InvalidInput: the messages cannot be read.
 
     Example:
-        Task("style-a/7", (Message.user("What is the capital of Alba?"),), {"answers": ("Bruno",)}, "train")
+        Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
     """
 
     id: str
     messages: tuple[Message, ...]
-    data: Mapping[str, Any] = field(default_factory=dict)
-    split: str = "train"
+    data: Mapping[str, Any]
+    split: str
+
+    def __init__(
+        self,
+        id: str,
+        messages: str | Iterable[Message | Mapping[str, Any]],
+        data: Mapping[str, Any] | None = None,
+        split: str = "train",
+    ) -> None:
+        try:
+            opening = to_messages(messages)
+        except (TypeError, ValueError) as error:
+            do = 'give text, Messages, or dictionaries such as {"role": "user", "content": "..."}'
+            raise InvalidInput(f"messages of task {id}", got=error, do=do) from error
+        object.__setattr__(self, "id", id)  # the dataclass is frozen
+        object.__setattr__(self, "messages", opening)
+        object.__setattr__(self, "data", {} if data is None else data)
+        object.__setattr__(self, "split", split)

@@ -14,18 +14,24 @@ from agent_r1.core.trajectory import Scorer, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """A ready world, as the doors use it.
+    """A benchmark: an environment with tasks and scorers.
 
-    ``tasks(split)`` gives the tasks of a split. ``evaluation`` names the splits of the table,
-    ``validation`` the split that chooses the checkpoint (None: the last step is kept).
-    ``baselines`` are other environments over the same tasks, by the name of their row in the table
-    (``naive-rag``). ``variants`` are further splits on which an agent may be tried, with the environment of each.
-    ``measures`` gives further figures of scored attempts, by name; one that they say nothing of is left out.
-    ``sandbox`` says in which level of it, and which layers, code runs that the policy wrote; None where none does.
-    ``whole`` names the split of all tasks, where a world is made of a file: for evaluating what was not trained on it.
-    ``recipe`` holds configuration defaults by dotted key, e.g.
-    ``{"learner.learning_rate": 1e-3}``. ``solutions`` gives the right and wrong ways to act in a task, which
-    ``agent-r1 check`` plays; None where a world cannot be checked.
+    Attributes:
+        name: the name on the command line.
+        env: the environment.
+        tasks: returns the tasks of a split.
+        scorers: compute the rewards of an attempt.
+        baselines: other environments over the same tasks, by the name of the method (``naive-rag``).
+        recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
+        evaluation: the splits that an evaluation reports.
+        validation: the split that selects the best checkpoint; None keeps the last step.
+        whole: the split with all tasks, if the task set is read from a file.
+        retrieval: returns quality measures of the retriever on a split.
+        solutions: returns reference solutions of a task, for ``agent-r1 check``.
+        variants: environments for splits that do not use ``env``.
+        measures: computes further measures of scored attempts, by name.
+        sandbox: the isolation level and layers in which code written by the policy is executed; None if there is no
+            such code.
     """
 
     name: str
@@ -44,5 +50,5 @@ class TaskSet:
     sandbox: str | None = None
 
     def env_for_split(self, split: str) -> Env:
-        """The environment that the tasks of a split are lived in."""
+        """Return the environment for the tasks of a split."""
         return self.variants.get(split, self.env)

@@ -1,4 +1,4 @@
-"""What a policy is told about a tool, and what a tool reports."""
+"""Tool specifications, shown to the policy, and the results of tool calls."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from agent_r1.core.messages import ContentPart
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What a policy is told of a tool. ``parameters`` is a JSON schema of an object."""
+    """The description of a tool that is shown to the policy. ``parameters`` is the JSON schema of an object."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
 
     def to_openai(self) -> dict[str, Any]:
-        """The ``tools=`` entry that chat templates read."""
+        """Return the tool as an entry of ``tools=`` for a chat template."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What happened when one tool ran. ``data`` is for rewards and never shown to the agent."""
+    """The result of one tool call. ``data`` is for rewards and never shown to the agent."""
 
     parts: tuple[ContentPart, ...]
     ok: bool

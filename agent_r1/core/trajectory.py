@@ -1,4 +1,4 @@
-"""What was lived: turns, trajectories, groups, and how they are scored."""
+"""Turns, trajectories and groups of trajectories, and their rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from agent_r1.core.tool import ToolResult
 
 
 class Status(StrEnum):
-    """How an episode ended. A malformed call or a failed tool is feedback, not an ending."""
+    """How an episode ended.
+
+    A malformed tool call or a failed tool does not end an episode: the agent gets an explanation as its observation.
+    """
 
     COMPLETED = "completed"
     OUT_OF_TURNS = "out_of_turns"
@@ -40,37 +43,44 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
         Status.CANCELLED: "drop",
     }
 )
-"""The one policy table: what becomes of an attempt that ended so.
+"""How each status is treated. This table is the only place where that is decided.
 
-Train: it is learned from. Retry: another attempt takes its place in the group, so many times as the run's ``retries``
-say; what failed is dropped with its reason, the last failure too. Drop: at once, because a reward that raises will
-mostly raise again, and what ran past its deadline has cost enough.
+- train: the attempt is used for training.
+- retry: a new attempt takes its place in the group, up to ``retries`` times. The failed attempts are dropped with their
+  reason, the last one too.
+- drop: no new attempt. A reward function that raised would most likely raise again, and an attempt that exceeded its
+  deadline has cost enough.
 
-A group of which nothing is learned, for whatever reason, is refilled where the algorithm asks for that. A step counts
-every attempt it was given under the name of its status, those that were tried again too. What is not trained counts
-as failed where it is asked whether a run can go on.
+If nothing can be learned from a group, for whatever reason, it is refilled if the algorithm refills. The metrics of a
+step count every attempt by its status, retried ones too. Attempts that are not trained count as failures for the
+circuit breaker.
 """
 
 
 TurnKind = Literal["act", "summary"]
-"""act: an action in the world. summary: the policy sums up for itself what it no longer sees."""
+"""act: an action in the environment. summary: the policy summarizes history that it will no longer see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One transition of the step-level MDP (paper 2511.14460, section 2).
+    """One transition of the step-level MDP (arXiv:2511.14460, section 2).
 
-    The state is the parent's tokens (its state and its action) plus ``new_ids``; the action is
-    exactly the tokens sampled. ``parent`` is None where a turn starts from nothing: the first turn,
-    or one whose context was rewritten.
+    The state is the parent's state and action followed by ``new_ids``; the action is exactly the tokens sampled.
 
-    ``rewards`` are process rewards by name for the action as a whole. ``call_rewards`` are those of its calls, one
-    mapping per call in their order, or () where none were given; ``call_ends`` says for each call at which place of
-    ``action_ids`` it ends, so that its rewards can be put on that token.
+    Attributes:
+        parent: index of the turn that this one continues, or None if it starts a new branch (the first turn, or a turn
+            whose context was rewritten).
+        new_ids: the tokens of the state that follow the parent's action; the whole state if there is no parent.
+        action_ids: the sampled tokens.
+        logprobs: their log-probabilities, as the engine reported them.
+        rewards: process rewards of the action as a whole, by name.
+        call_rewards: process rewards of each call, in the order of the calls, or () if there are none.
+        call_ends: for each call, the index in ``action_ids`` of the token that completes it, to which the rewards of
+            the call are assigned.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
-             spans=(PolicyVersionSpan(0, 4),), finish_reason="stop", action=action)
+             version_spans=(PolicyVersionSpan(0, 4),), finish_reason="stop", action=action)
         continues turn 0: the observation is tokens 5 6, the action tokens 9 2.
     """
 
@@ -85,22 +95,21 @@ class Turn:
     observation: tuple[Message, ...] = ()
     results: tuple[ToolResult, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
-    role: str = "agent"
     kind: TurnKind = "act"
     call_rewards: tuple[Mapping[str, float], ...] = ()
     call_ends: tuple[int, ...] = ()
 
 
 RewardValue = float | tuple[float, ...] | None
-"""One number for the trajectory, one per turn (or per turn that met the world), or None: could not be scored, the
-sample is dropped."""
+"""One number for the trajectory, a tuple with one number per turn (or per turn in the environment), or None if the
+reward could not be computed; the attempt is then dropped."""
 
 Rewards = Mapping[str, RewardValue]
 
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """What a scorer gives in place of a reward that could not be scored: why, in one line.
+    """A scorer's value for a reward that could not be computed, with the reason in one line.
 
     Example:
         Unscored("KeyError: 'gold'")
@@ -110,15 +119,18 @@ class Unscored:
 
 
 Scores = Mapping[str, RewardValue | Unscored]
-"""What a scorer gives a trajectory."""
+"""The rewards of a trajectory by name, as returned by a scorer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The turns of one attempt, how it ended, and its rewards by name.
+    """The turns of one attempt, its status, and its rewards by name.
 
-    ``truncated`` says that the episode did not end by itself (turns or tokens ran out), so a critic
-    may bootstrap. ``reason`` explains a failure, or a reward that is None. ``start`` holds the messages that opened it.
+    Attributes:
+        truncated: the episode was cut off (out of turns or tokens), so a critic may bootstrap.
+        reason: explains a failure, or a reward that is None.
+        start: the opening messages of the episode.
+        seconds: the duration of the attempt.
     """
 
     attempt: AttemptId
@@ -132,7 +144,7 @@ class Trajectory:
     seconds: float = 0.0
 
     def prompt_ids(self, turn: Turn) -> tuple[int, ...]:
-        """The exact tokens the policy saw before it acted in ``turn``."""
+        """Return the exact tokens that the policy saw before its action in ``turn``."""
         if turn.parent is None:
             return turn.new_ids
         before = self.turns[turn.parent]
@@ -140,37 +152,42 @@ class Trajectory:
 
     @property
     def env_turns(self) -> tuple[Turn, ...]:
-        """The turns that met the world; in the others the policy spoke to itself (``kind`` "summary")."""
+        """The turns with an action in the environment, without summaries."""
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """The turns that ``count`` numbers of a reward per turn belong to: all, or those that met the world."""
+        """Return the turns that a reward with ``count`` numbers applies to: all turns or ``env_turns``.
+
+        Returns None if neither has ``count`` turns.
+        """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
     @property
     def last_text(self) -> str:
-        """The raw text of the last action in the world, '' where there is none."""
+        """The raw text of the last action in the environment, or '' if there is none."""
         return self.env_turns[-1].action.text if self.env_turns else ""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation with the world as it happened, whatever of it the policy saw at a time."""
-        said = list(self.start)
+        """The full conversation with the environment, also if the policy saw only a part of it at a time."""
+        conversation = list(self.start)
         for turn in self.env_turns:
-            said += (turn.action.message, *turn.observation)
-        return tuple(said)
+            conversation += (turn.action.message, *turn.observation)
+        return tuple(conversation)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The attempts at one task that are compared with each other; ``serial`` is the group's number in the run.
+    """The attempts at one task that are compared with each other.
 
-    ``greedy`` is one more attempt, by the most probable tokens, where an algorithm compares the others with it
-    (ReMax, 2310.10505). It is none of ``trajectories``, and may have failed like any of them. ``retried`` are attempts
-    that failed and whose place another took: of the same group and member, of a lower ``retry``.
+    Attributes:
+        group_id: the number of the group in the run.
+        greedy: one more attempt, sampled greedily, for algorithms that use its reward as the baseline (ReMax,
+            arXiv:2310.10505). It is not in ``trajectories`` and may have failed.
+        retried: failed attempts that were replaced by another one with the same sample index and a higher ``retry``.
     """
 
-    serial: int
+    group_id: int
     task: Task
     trajectories: tuple[Trajectory, ...]
     greedy: Trajectory | None = None
@@ -178,6 +195,6 @@ class Group:
 
 
 class Scorer(Protocol):
-    """Gives each trajectory of a group its rewards by name. One that could not be scored is Unscored, or None."""
+    """Computes the rewards of each trajectory of a group. A reward that cannot be computed is Unscored or None."""
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...

@@ -1,11 +1,11 @@
-"""A game of several agents as plain async Python: the game asks its players, and each player lives an episode.
+"""Games of several agents, written as plain async Python: the game asks its players and returns their scores.
 
-    async def higher(players, task, draws):
+    async def higher(players, task, rng):
         first, second = [int(await player.ask("Name a number from 1 to 9.")) for player in players]
         return (1.0, 0.0) if first > second else (0.0, 1.0)
 
-Each player has a seat, which is an environment like any other: what the game tells a player is an observation, what the
-player says is its action. So the agent loop, masks and credit are those of one agent, and each side has a trajectory.
+For each player there is an environment: the game's questions are its observations, the player's answers its actions.
+So agent loop, loss masks and credit assignment are those of a single agent, and each player has its own trajectory.
 """
 
 from __future__ import annotations
@@ -22,126 +22,128 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
-from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue, run_with_timeout
+from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue, run_with_timeout
 
 GAME_SECONDS = 3600.0
-"""How long a game may take where nothing else is said, the thinking of its players included."""
+"""The default time limit of a game, including the time in which its players generate."""
 
 
 class PlayerDropped(AgentR1Error):
-    """A player was asked whose attempt is over: its engine failed, or its tokens ran out."""
+    """The game asked a player whose attempt has ended, because its engine failed or its tokens ran out."""
 
 
 @dataclass(frozen=True, slots=True)
 class GameOver:
-    """The game is over; ``failure`` says why it has no result."""
+    """The end of a game. ``failure`` is the reason if the game has no result."""
 
     failure: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Player:
-    """A player, as the game meets it. ``number`` counts from 0; ``asked`` says that it ever was."""
+    """A player as the game sees it.
+
+    Attributes:
+        number: the position of the player, from 0.
+        was_asked: whether the game has asked this player anything.
+    """
 
     number: int
-    asked: bool = False
-    news: asyncio.Queue[str | GameOver] = field(default_factory=asyncio.Queue)
-    said: asyncio.Queue[Action | PlayerDropped] = field(default_factory=asyncio.Queue)
-    pending: list[str] = field(default_factory=list)
+    was_asked: bool = False
+    questions: asyncio.Queue[str | GameOver] = field(default_factory=asyncio.Queue)
+    answers: asyncio.Queue[Action | PlayerDropped] = field(default_factory=asyncio.Queue)
+    announcements: list[str] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
-        """Something the player hears with what it is asked next."""
-        self.pending.append(text)
+        """Add text to the next question to this player."""
+        self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """What the player says to this. Raises PlayerDropped where it says nothing any more."""
-        self.asked = True
-        self.news.put_nowait("\n".join((*self.pending, text)))
-        self.pending.clear()
-        said = await self.said.get()
-        if isinstance(said, PlayerDropped):
-            self.said.put_nowait(said)  # whoever asks again hears it again
-            raise said
-        return said.message.text
+        """Return the player's answer to a question. Raises PlayerDropped if its attempt has ended."""
+        self.was_asked = True
+        self.questions.put_nowait("\n".join((*self.announcements, text)))
+        self.announcements.clear()
+        answer = await self.answers.get()
+        if isinstance(answer, PlayerDropped):
+            self.answers.put_nowait(answer)  # the next question fails too
+            raise answer
+        return answer.message.text
 
 
 Game = Callable[[Sequence[Player], Task, random.Random], Awaitable[Sequence[float]]]
-"""Plays the task and gives each player its return. All chance comes from the generator."""
+"""Plays a task and returns the score of each player. All chance has to come from the random generator."""
 
 
 class Match:
-    """One play of a game. ``seats`` are the environments of its players, each to be opened once, and to be closed.
+    """One match of a game.
 
-    A game that raises, takes longer than ``seconds``, or gives anything but a finite number for each player, fails the
-    episodes of all.
+    ``players`` are the environments of its players, each to be opened once and to be closed. The episodes of all
+    players fail if the game raises, takes longer than ``seconds``, or does not return one finite number per player.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
         self._game, self._task, self._seed, self._seconds = game, task, seed, seconds
-        self._players = tuple(Player(number) for number in range(players))
-        self.seats = tuple(PlayerEnv(player) for player in self._players)
+        self.players = tuple(PlayerEnv(Player(number)) for number in range(players))
 
     async def play(self) -> tuple[float, ...] | None:
-        """Play to the end; each player's return, None where the game failed. Its seats have to be lived meanwhile."""
-        result: tuple[float, ...] | GameOver = GameOver("it was cancelled")
-        try:
-            result = _result(await run_with_timeout(self._returns, self._seconds))
-        finally:
-            over = result if isinstance(result, GameOver) else GameOver()
-            for player in self._players:
-                player.news.put_nowait(over)
-        return None if isinstance(result, GameOver) else result
+        """Play to the end and return each player's score, or None if the game failed.
 
-    async def _returns(self) -> tuple[float, ...]:
-        given = await self._game(self._players, self._task, random.Random(self._seed))
-        returns = tuple(map(float, given))
-        if len(returns) != len(self._players) or not all(map(math.isfinite, returns)):
-            raise AgentR1Error(f"it gave the returns {returns} for {len(self._players)} players")
+        The episodes of the players have to run at the same time.
+        """
+        returns, over = None, GameOver("it was cancelled")
+        try:
+            outcome = await run_with_timeout(self._returns, self._seconds)
+            match outcome:
+                case ReturnValue(value=value):
+                    returns, over = cast(tuple[float, ...], value), GameOver()
+                case CallFailure(reason=reason):
+                    over = GameOver(reason)
+                case CallTimeout(seconds=seconds):
+                    over = GameOver(f"it took longer than {seconds:g} seconds")
+        finally:
+            for env in self.players:
+                env.player.questions.put_nowait(over)
         return returns
 
-
-def _result(outcome: CallOutcome) -> tuple[float, ...] | GameOver:
-    """The returns of a game, or why it has none."""
-    match outcome:
-        case CallFailure(reason=reason):
-            return GameOver(reason)
-        case CallTimeout(seconds=seconds):
-            return GameOver(f"it took longer than {seconds:g} seconds")
-        case ReturnValue(value=returns):
-            return cast(tuple[float, ...], returns)
+    async def _returns(self) -> tuple[float, ...]:
+        given = await self._game([env.player for env in self.players], self._task, random.Random(self._seed))
+        returns = tuple(map(float, given))
+        if len(returns) != len(self.players) or not all(map(math.isfinite, returns)):
+            raise AgentR1Error(f"it returned the scores {returns} for {len(self.players)} players")
+        return returns
 
 
 @dataclass(slots=True, eq=False)
 class PlayerEnv:
-    """A player's place in one match: an environment, and its one episode."""
+    """The environment of one player in one match, and its only episode."""
 
     player: Player
     tools: tuple[ToolSpec, ...] = ()
     start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> PlayerEnv:
-        """Waits until the player is asked for the first time."""
-        first = await self._heard()
-        if not first:
+        """Wait until the game asks the player for the first time."""
+        question = await self._next_question()
+        if not question:
             raise AgentR1Error(f"the game ended before player {self.player.number} was asked")
-        self.start = (*task.messages, *first)
+        self.start = (*task.messages, *question)
         return self
 
     async def step(self, action: Action) -> Transition:
-        """Waits until the player is asked again, or the game is over."""
-        self.player.said.put_nowait(action)
-        heard = await self._heard()
-        return Transition(heard, end=None if heard else "terminal")
+        """Answer the game, and wait until it asks again or is over."""
+        self.player.answers.put_nowait(action)
+        question = await self._next_question()
+        return Transition(question, end=None if question else "terminal")
 
     async def close(self) -> None:
-        """The game may go on without the player, if it can."""
-        self.player.said.put_nowait(PlayerDropped(f"player {self.player.number} left"))
+        """Tell the game that the player has left. The game may go on without it."""
+        self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
-    async def _heard(self) -> tuple[Message, ...]:
-        """What the player is asked; nothing where the game is over."""
-        news = await self.player.news.get()
-        if isinstance(news, str):
-            return (Message.user(news),)
-        if news.failure is not None:
-            raise AgentR1Error(f"the game failed: {news.failure}")
+    async def _next_question(self) -> tuple[Message, ...]:
+        """Return the next question, or no message if the game is over."""
+        question = await self.player.questions.get()
+        if isinstance(question, str):
+            return (Message.user(question),)
+        if question.failure is not None:
+            raise AgentR1Error(f"the game failed: {question.failure}")
         return ()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agent_r1.core.environment import Episode, ModelClient, RolloutContext, Transition
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Message, Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
@@ -130,29 +131,35 @@ NUDGE = "(You said nothing. Please answer.)"
 
 @dataclass(frozen=True, slots=True)
 class ModelUser:
-    """A user that a model plays: it is told in a system message who it is, and hears the agent as its user.
+    """A user simulated by a model, which gets its persona as a system message and the agent's messages as its user's.
 
-    ``ask`` is any model: a frozen policy (:func:`agent_r1.rollout.model_client.chat_client`) or an endpoint. ``part(task)`` says
-    who the user is and what it wants. The user ends the conversation by saying ``farewell``, or by saying nothing
-    though it was asked twice. It hears what the agent says to it, without thoughts that the chat keeps apart; an action
-    that calls tools, well or badly, was not said to it, and what calls gave it does not see either. The two sides
-    alternate, and the agent's is first, as chat templates ask for.
+    The user ends the conversation with ``farewell``, or by returning no text twice in a row. It sees what the agent
+    writes to it, without reasoning; actions that call tools and the results of calls are hidden from it. The roles
+    alternate and the agent's comes first, as chat templates require.
+
+    Attributes:
+        persona: returns the system message: who the user is and what it wants.
+        farewell: the text with which the user ends the conversation.
+        client: the model (:func:`agent_r1.rollout.model_client.chat_client` wraps a frozen policy). None takes
+            ``context.models["user"]``.
 
     Example:
-        ModelUser(ask, lambda task: f"You want {task.data['wish']}. Say DONE when you have it.", "DONE")
+        ModelUser(lambda task: f"You want {task.data['wish']}. Say DONE when you have it.", "DONE", client)
     """
 
-    ask: ModelClient
-    part: Callable[[Task], str]
+    persona: Callable[[Task], str]
     farewell: str
+    client: ModelClient | None = None
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
-        told = (Message.system(self.part(task)), *_alternating(_heard(said)))
-        text = await self._says(told) or await self._says(_alternating((*told, Message.user(NUDGE))))
+        client = self.client or context.models.get("user")
+        if client is None:
+            raise InvalidInput("ModelUser", got="no model", do='give it a client, or a rollout context with models["user"]')
+        messages = (Message.system(self.persona(task)), *_alternating(_heard(said)))
+        text = (await client(messages)).text.strip()
+        if not text:
+            text = (await client(tuple(_alternating((*messages, Message.user(NUDGE)))))).text.strip()
         return Reply(text, end=not text or self.farewell in text)
-
-    async def _says(self, told: Sequence[Message]) -> str:
-        return (await self.ask(tuple(told))).text.strip()
 
 
 def _heard(said: Sequence[Message]) -> Iterator[Message]:

@@ -1,1 +1,58 @@
-"""Acting: messages to tokens and back, engines, the agent loop, and the collector of groups."""
+"""Rollouts: sessions that make turns, the agent loop and other drivers, context policies, and the collector.
+
+The names are imported on first use, so that ``agent_r1.rollout.config`` loads neither torch nor transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_r1.rollout.agent_loop import Agent, AgentLoop
+    from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+    from agent_r1.rollout.config import ContextPolicyConfig
+    from agent_r1.rollout.context_policy import ContextPolicy, build_context_policy
+    from agent_r1.rollout.model_client import chat_client
+    from agent_r1.rollout.multi_agent import play_game
+    from agent_r1.rollout.scripted_agent import ScriptedAgent
+    from agent_r1.rollout.scripted_engine import ScriptedEngine
+    from agent_r1.rollout.session import Rollout, Session, Stopped
+    from agent_r1.rollout.staleness import StalenessController
+
+__all__ = [
+    "Agent",
+    "AgentLoop",
+    "Collector",
+    "ContextPolicy",
+    "ContextPolicyConfig",
+    "GroupRequest",
+    "Rollout",
+    "RolloutLimits",
+    "ScriptedAgent",
+    "ScriptedEngine",
+    "Session",
+    "StalenessController",
+    "Stopped",
+    "build_context_policy",
+    "chat_client",
+    "play_game",
+]
+
+_MODULES = {
+    "agent_loop": ("Agent", "AgentLoop"),
+    "collector": ("Collector", "GroupRequest", "RolloutLimits"),
+    "config": ("ContextPolicyConfig",),
+    "context_policy": ("ContextPolicy", "build_context_policy"),
+    "model_client": ("chat_client",),
+    "multi_agent": ("play_game",),
+    "scripted_agent": ("ScriptedAgent",),
+    "scripted_engine": ("ScriptedEngine",),
+    "session": ("Rollout", "Session", "Stopped"),
+    "staleness": ("StalenessController",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,283 +1,200 @@
-"""The agent loop: one attempt at one task, from the first prompt to the end, whatever happens.
+"""The agent loop: one attempt of a policy in an environment.
 
-Nothing that an environment or an engine does leaves this module as an exception: it becomes the
-trajectory's status and reason. Only cancellation from outside passes.
+Exceptions of the environment and the engine become the trajectory's status and reason. Only cancellation is raised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
+from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
-from agent_r1.core.inference import Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.inference import InferenceEngine, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
-from agent_r1.renderers.protocol import RenderedPrompt
-from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.context_policy import Append, ContextPolicy, History, Messages, with_request
-from agent_r1.rollout.user_code import validate_messages, validate_transition, isolate, told
+from agent_r1.rollout.model_client import chat_client
+from agent_r1.rollout.session import Session, SessionPrompt, Stopped, close_quietly
+from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
 from agent_r1.tools.execution import run_detached
 
 log = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 10.0
-"""How long an episode may take to close; after that it is left alone."""
-
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A policy that can act: an engine behind a chat format.
+    """A policy that can act: an engine, its renderer, and how actions are sampled.
 
-    ``sampling.max_tokens`` bounds one turn; ``context`` bounds the tokens of a state and its action.
-    ``seed`` is the run's root seed, from which every turn draws its own. ``rule`` says what of the episode it sees.
+    Attributes:
+        params: sampling parameters; ``params.max_tokens`` limits one action.
+        context_length: limits the tokens of a prompt and its action.
+        seed: the root seed of the run, from which the seed of each turn is derived.
+        context_policy: how much of a long episode the policy sees.
     """
 
     engine: InferenceEngine
-    renderer: TemplateRenderer
-    sampling: SamplingParams
-    context: int
+    renderer: Renderer
+    params: SamplingParams
+    context_length: int
     seed: int = 0
-    rule: ContextPolicy = field(default_factory=Append)
+    context_policy: ContextPolicy = field(default_factory=Append)
 
-    async def live(self, env: Env, task: Task, context: RolloutContext) -> Trajectory:
-        """One attempt. Returns a trajectory with the turns that were completed, however it ended."""
-        life = _Life(self, env, task, context)
+    def open_session(self, attempt: AttemptId) -> Session:
+        """Return a session in which this agent makes an attempt."""
+        return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLoop:
+    """A rollout in which an agent acts in an environment until the episode ends.
+
+    Example:
+        (trajectory,) = await AgentLoop(agent, env).run(task, context)
+    """
+
+    agent: Agent
+    env: Env
+
+    async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
+        """Make one attempt. The trajectory holds the completed turns, also if the attempt failed."""
+        agent = self.agent
+        policy = chat_client(agent.engine, agent.renderer, replace(agent.params, seed=context.seed))
+        context = replace(context, models={"policy": policy, **context.models})
+        rollout = _AgentRollout(agent, self.env, task, context, agent.open_session(context.id))
         try:
             async with asyncio.timeout_at(context.deadline):
-                await life.run()
-        except _Failure as failure:
-            life.status, life.reason = failure.status, failure.reason
+                await rollout.run()
+        except _RolloutEnd as end:
+            rollout.status, rollout.reason = end.status, end.reason
         except TimeoutError:
-            life.status, life.reason = Status.CANCELLED, "the episode ran past its deadline"
-        except Exception as error:
-            # What an environment gave is only seen to be wrong where it is used.
-            life.status, life.reason = Status.ENVIRONMENT_FAILED, told(error)
+            rollout.status, rollout.reason = Status.CANCELLED, "the episode ran past its deadline"
+        except Exception as error:  # a value from the environment can still fail when it is used
+            rollout.status, rollout.reason = Status.ENVIRONMENT_FAILED, format_error(error)
         finally:
-            await life.close()
-        return life.trajectory()
+            await rollout.close()
+        return (rollout.trajectory(),)
 
 
-class _Failure(Exception):
-    """Carries a failure to the end of the episode."""
+class _RolloutEnd(Exception):
+    """Ends the rollout with a status."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str | None) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
 
 
-def _ends(status: Status) -> AbstractContextManager[None]:
-    """What is raised inside ends the episode with this status."""
-    return isolate(partial(_Failure, status))
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What the policy sees: the messages ``said``, their ``view``, all its ``ids``, and the turn that it continues
-    (None: a new branch, of which the view holds every token)."""
-
-    said: Messages
-    view: RenderedPrompt
-    ids: tuple[int, ...]
-    parent: int | None = None
+def _environment_code() -> AbstractContextManager[None]:
+    """Return a context in which any exception ends the rollout as ENVIRONMENT_FAILED."""
+    return isolate(partial(_RolloutEnd, Status.ENVIRONMENT_FAILED))
 
 
 @dataclass(slots=True)
-class _Life:
-    """The state of one attempt under way."""
+class _AgentRollout:
+    """The state of one attempt."""
 
     agent: Agent
     env: Env
     task: Task
     context: RolloutContext
-    began: float = field(default_factory=time.perf_counter)
+    session: Session
     episode: Episode | None = None
-    lived: History = field(default_factory=lambda: History(()))
-    turns: list[Turn] = field(default_factory=list)
+    history: History = field(default_factory=lambda: History(()))
     status: Status = Status.COMPLETED
     reason: str | None = None
 
     async def run(self) -> None:
-        """The loop: state -> action -> what happens -> next state."""
-        with _ends(Status.ENVIRONMENT_FAILED):
+        """Alternate between the policy and the environment: prompt -> action -> transition -> next prompt."""
+        with _environment_code():
             self.episode = await run_detached(self.env.open(self.task, self.context))
-            self.lived = History(validate_messages(self.episode.start))
-            state = self._opened(self.lived.messages)
-        while len(state.ids) < self.agent.context:
-            completion = await self._sample(state)
-            action = self._parsed(completion)
-            transition = await self._happen(action)
-            self._remember(state, completion, action, transition)
+            self.history = History(validate_messages(self.episode.start))
+            prompt = self.session.new_branch(self.history.messages, self.env.tools)
+        while True:
+            action = await self._sample(prompt)
+            with _environment_code():
+                transition = validate_transition(await run_detached(self.episode.step(action)))
+            turn = self.session.observe(transition)
             if transition.end is not None:
-                self.status = _ending(transition, completion)
+                self.status = _final_status(transition, turn)
                 return
-            state = await self._next(state, completion, action, transition.messages)
-        self.status = Status.OUT_OF_TOKENS
-        if not self.turns:
-            _warn_of_long_opening(self.agent.context)
+            prompt = await self._next_prompt(prompt, action, transition.messages)
 
-    async def _sample(self, state: _State) -> Completion:
-        """The tokens of an action."""
-        agent, turn = self.agent, len(self.turns)
-        sampling = replace(
-            agent.sampling,
-            max_tokens=min(agent.sampling.max_tokens, agent.context - len(state.ids)),
-            stop_token_ids=agent.renderer.stop_token_ids,
-            stop_condition=agent.renderer.stop_condition(self.env.tools),
-            seed=self.context.id.seed(agent.seed, turn),
-        )
-        with _ends(Status.ENGINE_FAILED):
-            completion = await agent.engine.generate(Prompt(state.ids), sampling, session_id=str(self.context.id))
-        if completion.finish_reason == "cancelled":
-            raise _Failure(Status.CANCELLED, "the engine cancelled the generation")
-        return _first(completion, agent.renderer.action_length(completion.token_ids, self.env.tools))
+    async def _sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action:
+        result = await self.session.sample(prompt, kind)
+        if isinstance(result, Stopped):
+            if result.status is Status.OUT_OF_TOKENS and not self.session.turns:
+                _warn_about_long_opening(self.agent.context_length)
+            raise _RolloutEnd(result.status, result.reason)
+        return result
 
-    def _parsed(self, completion: Completion) -> Action:
-        return self.agent.renderer.parse(completion.token_ids, len(self.turns), self.env.tools)
+    async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
+        """Return the next prompt: the last one continued, or a new branch if the context policy rewrites it."""
+        policy, session = self.agent.context_policy, self.session
+        self.history = self.history.append(action.message, observation)
+        before = (*prompt.messages, action.message)
+        with _environment_code():
+            continued = session.prompt((*before, *observation), self.env.tools)
+            fits = session.fits(continued)
+            if fits and len(continued.token_ids) <= policy.after_tokens:
+                return continued
+            request = policy.summary_request(self.history, fits)
+            summary_prompt = None if request is None else self._summary_prompt(before, observation, request)
+        if summary_prompt is not None:
+            await self._summarize(summary_prompt)
+        with _environment_code():
+            return self._first_that_fits(continued)
 
-    async def _happen(self, action: Action) -> Transition:
-        assert self.episode is not None
-        with _ends(Status.ENVIRONMENT_FAILED):
-            return validate_transition(await run_detached(self.episode.step(action)))
-
-    def _remember(
-        self,
-        state: _State,
-        completion: Completion,
-        action: Action,
-        transition: Transition,
-        kind: TurnKind = "act",
-    ) -> None:
-        renderer, tools = self.agent.renderer, self.env.tools
-        self.turns.append(
-            Turn(
-                index=len(self.turns),
-                parent=state.parent,
-                new_ids=state.view.token_ids,
-                action_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                version_spans=completion.version_spans,
-                finish_reason=completion.finish_reason,
-                action=action,
-                observation=transition.messages,
-                results=transition.results,
-                rewards=transition.rewards,
-                kind=kind,
-                call_rewards=transition.call_rewards,
-                call_ends=renderer.call_ends(completion.token_ids, tools) if action.message.calls else (),
-            )
-        )
-
-    def _opened(self, messages: Messages) -> _State:
-        """A state that continues none."""
-        view = self.agent.renderer.render(messages, self.env.tools)
-        return _State(messages, view, view.token_ids)
-
-    def _grown(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State:
-        """The state that follows, with nothing left out of it."""
-        view = self.agent.renderer.bridge_to_next_turn(
-            state.view, state.said, action, completion.token_ids, observed, self.env.tools
-        )
-        said = (*state.said, action.message, *observed)
-        if view is None:
-            return self._opened(said)
-        return _State(said, view, state.ids + completion.token_ids + view.token_ids, self.turns[-1].index)
-
-    async def _next(self, state: _State, completion: Completion, action: Action, observed: Messages) -> _State:
-        """The next state, as the context rule wants it: the one that grew, or a new branch."""
-        rule = self.agent.rule
-        self.lived = self.lived.after(action.message, observed)
-        with _ends(Status.ENVIRONMENT_FAILED):
-            grown = self._grown(state, completion, action, observed)
-            fits = self._fits(grown)
-            if fits and len(grown.ids) <= rule.after:
-                return grown
-            request = rule.asks(self.lived, fits)
-            asked = None if request is None else self._asked(state, completion, action, observed, request)
-        if asked is not None:
-            await self._sum_up(asked)
-        with _ends(Status.ENVIRONMENT_FAILED):
-            return self._shown(grown)
-
-    def _fits(self, state: _State) -> bool:
-        """Whether there is room for a whole action."""
-        return len(state.ids) + self.agent.sampling.max_tokens <= self.agent.context
-
-    def _shown(self, grown: _State) -> _State:
-        """The mildest view of what was lived that has room, or the tightest; what was seen goes on where it can."""
-        shown = grown
-        for messages in self.agent.rule.views(self.lived):
-            shown = grown if messages == grown.said else self._opened(messages)
-            if self._fits(shown):
+    def _first_that_fits(self, continued: SessionPrompt) -> SessionPrompt:
+        """Return the first context of the policy that leaves room for an action, or else the last one."""
+        prompt = continued
+        for messages in self.agent.context_policy.candidates(self.history):
+            unchanged = messages == continued.messages
+            prompt = continued if unchanged else self.session.new_branch(messages, self.env.tools)
+            if self.session.fits(prompt):
                 break
-        return shown
+        return prompt
 
-    def _asked(
-        self, state: _State, completion: Completion, action: Action, observed: Messages, request: Message
-    ) -> _State | None:
-        """The state in which the policy sums up: all it saw, or the latest of it that has room; None where none has."""
-        asked = self._grown(state, completion, action, with_request(observed, request))
-        if self._fits(asked):
-            return asked
-        views = (self._opened(with_request(messages, request)) for messages in self.agent.rule.views(self.lived))
-        return next(filter(self._fits, views), None)
+    def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
+        """Return the prompt for a summary of the most complete context that leaves room for it; None if none does."""
+        prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
+        if self.session.fits(prompt):
+            return prompt
+        shorter = (
+            self.session.new_branch(with_request(messages, request), self.env.tools)
+            for messages in self.agent.context_policy.candidates(self.history)
+        )
+        return next(filter(self.session.fits, shorter), None)
 
-    async def _sum_up(self, asked: _State) -> None:
-        completion = await self._sample(asked)
-        action = self._parsed(completion)
-        self._remember(asked, completion, action, Transition(()), "summary")
+    async def _summarize(self, prompt: SessionPrompt) -> None:
+        """Let the policy summarize, and replace the exchanges by its notes."""
+        action = await self._sample(prompt, "summary")
+        self.session.observe(Transition(()))
         if notes := self.agent.renderer.spoken_text(action, self.env.tools):
-            self.lived = replace(self.lived, exchanges=(), notes=notes)
+            self.history = replace(self.history, exchanges=(), notes=notes)
 
     async def close(self) -> None:
-        """Give back what the attempt held. A failing close is logged: the attempt is over all the same."""
-        await self._give_back("releasing the session", self.agent.engine.release(str(self.context.id)))
+        """Release the session and close the episode."""
+        await self.session.close()
         if self.episode is not None:
-            await self._give_back("closing the episode", self.episode.close())
-
-    async def _give_back(self, what: str, giving: Awaitable[None]) -> None:
-        try:
-            with isolate(RuntimeError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await run_detached(giving)
-        except RuntimeError as failure:
-            log.warning("%s of %s failed: %s", what, self.context.id, failure)
+            await close_quietly(f"closing the episode of {self.context.id}", self.episode.close())
 
     def trajectory(self) -> Trajectory:
-        return Trajectory(
-            attempt=self.context.id,
-            task_id=self.task.id,
-            turns=tuple(self.turns),
-            status=self.status,
-            truncated=self.status in (Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS),
-            reason=self.reason,
-            start=self.lived.start,
-            seconds=time.perf_counter() - self.began,
-        )
+        return self.session.trajectory(self.task.id, self.status, reason=self.reason, start=self.history.start)
 
 
 @cache
-def _warn_of_long_opening(context: int) -> None:
-    """Once, because it may be so of many tasks."""
-    told = "the opening of an episode leaves no room in a context of %d tokens: nothing is learned of such episodes"
-    log.warning(told, context)
+def _warn_about_long_opening(context_length: int) -> None:
+    """Log a warning. Cached, so that it is logged once: many tasks may have long openings."""
+    message = "the opening of an episode leaves no room in a context of %d tokens: such episodes cannot be trained"
+    log.warning(message, context_length)
 
 
-def _ending(transition: Transition, completion: Completion) -> Status:
+def _final_status(transition: Transition, turn: Turn) -> Status:
     if transition.end == "truncated":
         return Status.OUT_OF_TURNS
-    return Status.OUT_OF_TOKENS if completion.finish_reason == "length" else Status.COMPLETED
-
-
-def _first(completion: Completion, count: int) -> Completion:
-    """The first ``count`` tokens of a completion: a text that was sampled past an end that no token marks."""
-    if count == len(completion.token_ids):
-        return completion
-    version_spans = tuple(span for span in completion.version_spans if span.start < count)
-    return Completion(completion.token_ids[:count], completion.logprobs[:count], "stop", version_spans)
+    return Status.OUT_OF_TOKENS if turn.finish_reason == "length" else Status.COMPLETED

@@ -1,35 +1,40 @@
-"""The collector: groups of attempts, concurrently, each scored and written down, in the order they were asked for."""
+"""The collector: runs groups of attempts concurrently, scores and records them, and yields them in order."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.environment import ModelClient, RolloutContext
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Recorder
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.user_code import as_rewards, boundary, objections
-from agent_r1.tools.execution import severed
+from agent_r1.rollout.session import Rollout
+from agent_r1.rollout.user_code import isolate, unscored_reasons, validate_rewards
+from agent_r1.tools.execution import run_detached
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Ask for a group: ``size`` attempts at ``task``; ``serial`` is the group's number in the run."""
+class GroupRequest:
+    """A request for ``size`` attempts at ``task``. ``group_id`` is the number of the group in the run."""
 
-    serial: int
+    group_id: int
     task: Task
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds the attempts under way, one attempt's seconds, and one scorer's seconds.
+class RolloutLimits:
+    """Limits of the attempts.
 
-    An attempt whose status says so is tried again up to ``retries`` times, after ``retry_seconds``, doubled each time.
+    Attributes:
+        concurrency: attempts at the same time.
+        episode_seconds: the time limit of an attempt.
+        score_seconds: the time limit of a scorer for a group.
+        retries: how often a failed attempt is repeated if its status allows it.
+        retry_seconds: the pause before the first repetition; it doubles with each further one.
     """
 
     concurrency: int = 256
@@ -39,40 +44,49 @@ class Limits:
     retry_seconds: float = 0.5
 
 
-Permit = Callable[[Order], Awaitable[int]]
-"""Waits until a group may start; returns the version of the weights it starts under."""
+Acquire = Callable[[GroupRequest], Awaitable[int]]
+"""Waits until a group may start and returns the version of the weights that it starts with."""
 
 
 class Collector:
-    """Runs attempts in an environment and scores them.
+    """Runs attempts and scores them.
 
-    Where there is a ``greedy`` agent, it makes one more attempt at each task, whose member is the group's size. It
-    is scored by itself, so that scorers which compare the attempts of a group see the same ones with and without it.
+    Args:
+        rollout: makes the attempts.
+        scorers: compute the rewards of a group.
+        recorder: stores each start and end of an attempt.
+        run: the name of the run, part of each attempt's id.
+        seed: the root seed, from which each attempt's seed is derived.
+        greedy: makes one more attempt at each task, whose sample index is the size of the group. It is scored
+            separately, so that it does not influence scorers that compare the attempts of a group.
+        models: models that environments may query, by role.
     """
 
     def __init__(
         self,
-        agent: Agent,
-        env: Env,
+        rollout: Rollout,
         scorers: tuple[Scorer, ...],
         recorder: Recorder,
         run: str,
-        limits: Limits,
-        greedy: Agent | None = None,
+        limits: RolloutLimits,
+        *,
+        seed: int = 0,
+        greedy: Rollout | None = None,
+        models: Mapping[str, ModelClient] | None = None,
     ) -> None:
-        self._agent, self._greedy, self._env, self._scorers = agent, greedy, env, scorers
-        self._recorder, self._run = recorder, run
-        self._limits = limits
-        self._places = asyncio.Semaphore(limits.concurrency)
+        self._rollout, self._greedy, self._scorers = rollout, greedy, scorers
+        self._recorder, self._run, self._limits = recorder, run, limits
+        self._seed, self._models = seed, models or {}
+        self._slots = asyncio.Semaphore(limits.concurrency)
 
-    async def collect(self, orders: Iterable[Order], permit: Permit) -> AsyncGenerator[Group, None]:
-        """Groups in the order of ``orders``, each as soon as it and all before it are complete.
+    async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
+        """Yield the groups in the order of ``requests``, each as soon as it and all earlier ones are complete.
 
-        Consumes orders. Waits for: ``permit`` before a group starts, a free place before an attempt.
-        Closing the iterator cancels what is under way.
+        Waits for ``acquire`` before a group starts and for a free slot before an attempt starts. Closing the iterator
+        cancels the attempts that are running.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
-        starter = asyncio.create_task(self._start(orders, permit, started))
+        starter = asyncio.create_task(self._start_groups(requests, acquire, started))
         try:
             while (group := await started.get()) is not None:
                 yield await group
@@ -80,17 +94,20 @@ class Collector:
         finally:
             starter.cancel()
             while not started.empty():
-                if (left := started.get_nowait()) is not None:
-                    left.cancel()
+                if (unfinished := started.get_nowait()) is not None:
+                    unfinished.cancel()
 
-    async def _start(
-        self, orders: Iterable[Order], permit: Permit, started: asyncio.Queue[asyncio.Task[Group] | None]
+    async def _start_groups(
+        self,
+        requests: Iterable[GroupRequest],
+        acquire: Acquire,
+        started: asyncio.Queue[asyncio.Task[Group] | None],
     ) -> None:
-        """Start groups in order. Unblocked by: ``permit``, and the consumer taking groups."""
+        """Start groups in order. Waits for ``acquire`` and, if the queue is full, for the consumer."""
         try:
-            for order in orders:
-                version = await permit(order)
-                group = asyncio.create_task(self._group(order, version))
+            for request in requests:
+                version = await acquire(request)
+                group = asyncio.create_task(self._run_group(request, version))
                 try:
                     await started.put(group)
                 except asyncio.CancelledError:
@@ -99,96 +116,98 @@ class Collector:
         finally:
             await started.put(None)
 
-    async def _group(self, order: Order, version: int) -> Group:
-        actors = [self._agent] * order.size + ([] if self._greedy is None else [self._greedy])
-        attempts = [AttemptId(self._run, order.task.id, order.serial, member) for member in range(len(actors))]
-        await self._recorder.record(*(AttemptStarted(attempt, order.task.split, version) for attempt in attempts))
-        trying = (self._try(actor, order, attempt, version) for actor, attempt in zip(actors, attempts, strict=True))
-        tries = await asyncio.gather(*trying)
-        lived = [of_place[-1] for of_place in tries]
-        compared, apart = await asyncio.gather(
-            self._score(lived[: order.size], order.task), self._score(lived[order.size :], order.task)
+    async def _run_group(self, request: GroupRequest, version: int) -> Group:
+        """Make all attempts of a group, score them and record the results."""
+        task, size = request.task, request.size
+        rollouts = [self._rollout] * size + ([] if self._greedy is None else [self._greedy])
+        ids = [AttemptId(self._run, task.id, request.group_id, index) for index in range(len(rollouts))]
+        await self._recorder.record(*(AttemptStarted(id, task.split, version) for id in ids))
+        tries = await asyncio.gather(
+            *(self._attempt(rollout, task, id, version) for rollout, id in zip(rollouts, ids, strict=True))
         )
-        await self._recorder.record(*(AttemptFinished(trajectory) for trajectory in (*compared, *apart)))
-        retried = tuple(trajectory for of_place in tries for trajectory in of_place[:-1])
-        return Group(order.serial, order.task, compared, next(iter(apart), None), retried)
+        final = [same_index[-1] for same_index in tries]
+        compared, greedy = await asyncio.gather(self._score(final[:size], task), self._score(final[size:], task))
+        await self._recorder.record(*(AttemptFinished(trajectory) for trajectory in (*compared, *greedy)))
+        retried = tuple(trajectory for same_index in tries for trajectory in same_index[:-1])
+        return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
-    async def _try(self, agent: Agent, order: Order, attempt: AttemptId, version: int) -> list[Trajectory]:
-        """The attempt, and others in its place while they fail in a way that may pass; the last is the one that counts.
+    async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
+        """Make an attempt, and repeat it while its status asks for that. Only the last trajectory counts.
 
-        An attempt that was tried again is over: its fate is the learner's to tell, with those of its group.
+        The ends of the earlier ones are recorded here; their fates are decided with those of the group.
         """
-        lived = [await self._live(agent, order.task, attempt)]
-        while STATUS_POLICY[lived[-1].status] == "retry" and attempt.retry < self._limits.retries:
-            await asyncio.sleep(self._limits.retry_seconds * 2**attempt.retry)
-            attempt = replace(attempt, retry=attempt.retry + 1)
-            await self._recorder.record(AttemptFinished(lived[-1]), AttemptStarted(attempt, order.task.split, version))
-            lived.append(await self._live(agent, order.task, attempt))
-        return lived
+        trajectories = [await self._run_attempt(rollout, task, id)]
+        while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
+            await asyncio.sleep(self._limits.retry_seconds * 2**id.retry)
+            id = replace(id, retry=id.retry + 1)
+            await self._recorder.record(AttemptFinished(trajectories[-1]), AttemptStarted(id, task.split, version))
+            trajectories.append(await self._run_attempt(rollout, task, id))
+        return trajectories
 
-    async def _live(self, agent: Agent, task: Task, attempt: AttemptId) -> Trajectory:
-        async with self._places:
+    async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
+        async with self._slots:
             deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
-            context = RolloutContext(attempt, attempt.seed(agent.seed), deadline)
-            return await agent.live(self._env, task, context)
+            context = RolloutContext(id, id.seed(self._seed), deadline, self._models)
+            try:
+                with isolate(_UserCodeFailure):  # a rollout may be user code
+                    trajectories = await rollout.run(task, context)
+                    return next(trajectory for trajectory in trajectories if trajectory.attempt == id)
+            except _UserCodeFailure as failure:
+                return Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=f"the rollout failed: {failure}")
 
-    async def _score(self, lived: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Give rewards to the trajectories that are to be trained; a failing scorer fails those."""
-        survivors = tuple(trajectory for trajectory in lived if STATUS_POLICY[trajectory.status] == "train")
-        if not survivors:
-            return tuple(lived)
+    async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
+        """Return the trajectories, with rewards if they can be trained. If a scorer fails, all of these fail."""
+        scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
+        if not scorable:
+            return tuple(trajectories)
         try:
-            with boundary(_ScorerFailed):
-                scores = await self._rewards(survivors, task)
-            scored = {t.attempt: _rewarded(t, given) for t, given in zip(survivors, scores, strict=True)}
-        except _ScorerFailed as failure:
-            scored = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=str(failure)) for t in survivors}
-        return tuple(scored.get(t.attempt, t) for t in lived)
+            with isolate(_UserCodeFailure):
+                scores = await self._compute_rewards(scorable, task)
+            scored = {t.attempt: _with_rewards(t, given) for t, given in zip(scorable, scores, strict=True)}
+        except _UserCodeFailure as failure:
+            scored = {t.attempt: replace(t, status=Status.REWARD_FAILED, reason=str(failure)) for t in scorable}
+        return tuple(scored.get(t.attempt, t) for t in trajectories)
 
-    async def _rewards(self, survivors: tuple[Trajectory, ...], task: Task) -> list[Scores]:
-        """What all scorers gave, merged by name, one mapping per trajectory."""
-        merged: list[dict[str, RewardValue | Unscored]] = [{} for _ in survivors]
+    async def _compute_rewards(self, trajectories: tuple[Trajectory, ...], task: Task) -> list[Scores]:
+        """Return the rewards of all scorers by name, one mapping per trajectory."""
+        merged: list[dict[str, RewardValue | Unscored]] = [{} for _ in trajectories]
         for scorer in self._scorers:
-            given = await self._within(scorer.score(survivors, task))
-            for names, more in zip(merged, given, strict=True):
-                names.update(more)
+            limit = asyncio.timeout(self._limits.score_seconds)
+            try:
+                async with limit:
+                    scores = await run_detached(scorer.score(trajectories, task))
+            except TimeoutError as error:
+                if limit.expired():  # otherwise the scorer itself raised TimeoutError
+                    raise TimeoutError(f"a scorer took more than {self._limits.score_seconds:g} s") from error
+                raise
+            for rewards, more in zip(merged, scores, strict=True):
+                rewards.update(more)
         return list(merged)
 
-    async def _within(self, scoring: Awaitable[tuple[Scores, ...]]) -> tuple[Scores, ...]:
-        """What a scorer gives in its time; TimeoutError of ours is told from one of its own."""
-        limit = asyncio.timeout(self._limits.score_seconds)
-        try:
-            async with limit:
-                return await severed(scoring)
-        except TimeoutError as error:
-            if limit.expired():
-                raise TimeoutError(f"a scorer took more than {self._limits.score_seconds:g} s") from error
-            raise
+
+class _UserCodeFailure(Exception):
+    """A scorer or a rollout failed; the message says why."""
 
 
-class _ScorerFailed(Exception):
-    """A scorer failed; says why."""
+def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
+    """Return the trajectory with its rewards, or as REWARD_FAILED if they are invalid.
 
-
-def _rewarded(trajectory: Trajectory, scores: Scores) -> Trajectory:
-    """The trajectory with its rewards.
-
-    It fails where one is none, where a name stands for two levels, because one weight could not fit both, and where a
-    reward per turn has not one number for each.
+    A reward name may be used at one level only (call, turn or trajectory), because its weight could not fit two. A
+    reward per turn needs one number for each turn.
     """
     try:
-        with boundary(_ScorerFailed):  # numbers are somebody else's objects too
-            rewards, missing = as_rewards(scores), "; ".join(objections(scores))
-    except _ScorerFailed as failure:
+        with isolate(_UserCodeFailure):  # converting a number may call user code too
+            rewards, unscored = validate_rewards(scores), "; ".join(unscored_reasons(scores))
+    except _UserCodeFailure as failure:
         return replace(trajectory, status=Status.REWARD_FAILED, reason=str(failure))
-    calls = {name for turn in trajectory.turns for given in turn.call_rewards for name in given}
-    turns = {name for turn in trajectory.turns for name in turn.rewards}
-    twice = sorted((calls & turns) | ((calls | turns) & rewards.keys()))
-    if twice:
-        reason = f"reward {twice[0]} is given at two levels: name calls, turns and trajectories apart"
+    of_calls = {name for turn in trajectory.turns for call in turn.call_rewards for name in call}
+    of_turns = {name for turn in trajectory.turns for name in turn.rewards}
+    ambiguous = sorted((of_calls & of_turns) | ((of_calls | of_turns) & rewards.keys()))
+    if ambiguous:
+        reason = f"reward {ambiguous[0]} is given at two levels: use different names for calls, turns and trajectories"
         return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
     for name, reward in rewards.items():
         if isinstance(reward, tuple) and trajectory.turns_for_rewards(len(reward)) is None:
             reason = f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
             return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
-    return replace(trajectory, rewards=rewards, reason=missing or trajectory.reason)
+    return replace(trajectory, rewards=rewards, reason=unscored or trajectory.reason)

@@ -1,4 +1,4 @@
-"""What can be set of how an agent reads and writes. Free of torch."""
+"""Settings of rollouts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,36 +6,34 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-RuleName = Literal["append", "window", "truncate", "summary", "evidence"]
+ContextPolicyName = Literal["append", "window", "truncate", "summary", "evidence"]
 
 
-class ViewConfig(BaseModel):
-    """The context rule: what of an episode the policy sees before it acts."""
+class ContextPolicyConfig(BaseModel):
+    """How much of a long episode the policy sees before each action."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    rule: RuleName = "append"
-    """append, window, truncate, summary or evidence; docs/contexts.md says what each does."""
+    name: ContextPolicyName = "append"
+    """append (everything), window, truncate, summary or evidence; see docs/contexts.md."""
 
-    turns: int = Field(default=2, ge=1)
-    """The latest turns that stay as they are; for summary, how many there may be before they are summed up."""
+    keep_turns: int = Field(default=2, ge=1)
+    """The latest turns that are never rewritten; for summary, the number of turns above which they are summarized."""
 
-    after: int = Field(default=0, ge=0)
-    """Tokens up to which nothing is rewritten."""
+    after_tokens: int = Field(default=0, ge=0)
+    """Nothing is rewritten until the context exceeds this number of tokens."""
 
-    characters: int = Field(default=200, ge=1)
-    """With truncate: characters that stay of an older result."""
+    max_characters: int = Field(default=200, ge=1)
+    """With truncate: characters kept of each older result."""
 
-    pieces: int = Field(default=3, ge=1)
-    """With evidence: pieces of older results that stay."""
+    max_lines: int = Field(default=3, ge=1)
+    """With evidence: lines kept of all older results."""
 
     @model_validator(mode="after")
-    def _does_something(self) -> Self:
-        """A knob that would do nothing is refused."""
-        uses = {"append": (), "truncate": ("characters",), "evidence": ("pieces",)}.get(self.rule, ())
-        usual = {name: field.default for name, field in type(self).model_fields.items()}
-        common = () if self.rule == "append" else ("turns", "after")
-        for name in ("turns", "after", "characters", "pieces"):
-            if name not in (*uses, *common) and usual[name] != dict(self)[name]:
-                raise ValueError(f"view.{name} does nothing with the rule {self.rule}: leave it out")
+    def _refuse_settings_without_effect(self) -> Self:
+        own: tuple[str, ...] = {"truncate": ("max_characters",), "evidence": ("max_lines",)}.get(self.name, ())
+        used = {"name"} if self.name == "append" else {"name", "keep_turns", "after_tokens", *own}
+        for name, field in type(self).model_fields.items():
+            if name not in used and dict(self)[name] != field.default:
+                raise ValueError(f"context_policy.{name} has no effect with the policy {self.name}: leave it out")
         return self

@@ -1,8 +1,8 @@
-"""Context rules: what of an episode the policy sees before it acts.
+"""Context policies: how much of an episode the policy sees before each action.
 
-A rule offers views of what was lived, the mildest first; the agent takes the first that leaves room for a whole
-action. A view that is not what the policy saw so far, grown by what is new, starts a new branch of the trajectory:
-everything in it is an observation there, also what the policy once said itself.
+A context policy proposes contexts for the history of the episode, the most complete first. The agent loop uses the
+first one that leaves room for a whole action. If the context is not the previous one with new messages appended, a new
+branch of the trajectory begins: all its tokens are observations, including the policy's own earlier messages.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agent_r1.core.messages import Message, Text
-from agent_r1.rollout.config import ViewConfig
+from agent_r1.rollout.config import ContextPolicyConfig
 
 Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An action, and what it led to."""
+    """An action and the observation that followed."""
 
     action: Message
-    observed: Messages
+    observation: Messages
 
     @property
     def messages(self) -> Messages:
-        return (self.action, *self.observed)
+        return (self.action, *self.observation)
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
-    """An episode so far: the messages that opened it, the exchanges since, and the policy's notes on older ones.
+class History:
+    """An episode so far: its opening messages, the exchanges since, and the policy's notes on summarized exchanges.
 
     Example:
-        Lived((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.").messages
+        History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.").messages
         is ("Who?" with the notes below it, call, page)
     """
 
@@ -47,117 +47,138 @@ class Lived:
 
     @property
     def messages(self) -> Messages:
-        return self.seen(self.exchanges)
+        return self.with_exchanges(self.exchanges)
 
-    def seen(self, exchanges: Sequence[Exchange]) -> Messages:
-        """The start, with the notes, and some exchanges."""
-        start = noted(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
+    def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
+        """Return the opening with the notes, followed by some of the exchanges."""
+        start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for exchange in exchanges for message in exchange.messages))
 
-    def after(self, action: Message, observed: Messages) -> Lived:
-        return replace(self, exchanges=(*self.exchanges, Exchange(action, observed)))
+    def append(self, action: Message, observation: Messages) -> History:
+        """Return the history with one more exchange."""
+        return replace(self, exchanges=(*self.exchanges, Exchange(action, observation)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextRule(ABC):
-    """``turns``: the latest exchanges that stay as they are. ``after``: tokens up to which nothing is rewritten."""
+class ContextPolicy(ABC):
+    """Base class of context policies.
 
-    turns: int = 2
-    after: int = 0
+    Attributes:
+        keep_turns: the latest exchanges that are not rewritten.
+        after_tokens: nothing is rewritten until the context exceeds this number of tokens.
+    """
+
+    keep_turns: int = 2
+    after_tokens: int = 0
 
     @abstractmethod
-    def views(self, lived: Lived) -> Iterator[Messages]:
-        """What the policy may be shown, the mildest view first; at least one."""
+    def candidates(self, history: History) -> Iterator[Messages]:
+        """Yield at least one context, the most complete first."""
 
-    def asks(self, lived: Lived, fits: bool) -> Message | None:
-        """What the policy is asked to say to itself first; ``fits`` says whether all that was lived has room."""
+    def summary_request(self, history: History, fits: bool) -> Message | None:
+        """Return a request to summarize the history before the next action, or None.
+
+        Args:
+            fits: whether the full history leaves room for an action.
+        """
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Append(ContextRule):
-    """Everything."""
+class Append(ContextPolicy):
+    """Keep the whole history."""
 
-    def views(self, lived: Lived) -> Iterator[Messages]:
-        yield lived.messages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window(ContextRule):
-    """The start and the latest exchanges."""
-
-    def views(self, lived: Lived) -> Iterator[Messages]:
-        for count in _down(min(self.turns, len(lived.exchanges))):
-            yield lived.seen(lived.exchanges[-count:])
+    def candidates(self, history: History) -> Iterator[Messages]:
+        yield history.messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Truncate(ContextRule):
-    """Results older than the latest exchanges are cut to ``characters``; where that is too much, the oldest go."""
+class Window(ContextPolicy):
+    """Keep the opening and the latest exchanges."""
 
-    characters: int = 200
+    def candidates(self, history: History) -> Iterator[Messages]:
+        for count in _countdown(min(self.keep_turns, len(history.exchanges))):
+            yield history.with_exchanges(history.exchanges[-count:])
 
-    def views(self, lived: Lived) -> Iterator[Messages]:
-        for whole in _down(self.turns):
-            yield lived.seen(self._cut(lived.exchanges, whole))
-        for count in _down(len(lived.exchanges) - 1):
-            yield lived.seen(self._cut(lived.exchanges[-count:], 1))
 
-    def _cut(self, exchanges: Sequence[Exchange], whole: int) -> list[Exchange]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncate(ContextPolicy):
+    """Cut results older than the latest exchanges to ``max_characters``; drop the oldest exchanges if needed."""
+
+    max_characters: int = 200
+
+    def candidates(self, history: History) -> Iterator[Messages]:
+        for uncut in _countdown(self.keep_turns):
+            yield history.with_exchanges(self._cut(history.exchanges, uncut))
+        for count in _countdown(len(history.exchanges) - 1):
+            yield history.with_exchanges(self._cut(history.exchanges[-count:], 1))
+
+    def _cut(self, exchanges: Sequence[Exchange], uncut: int) -> list[Exchange]:
         older = [
-            replace(exchange, observed=tuple(_shortened(message, self.characters) for message in exchange.observed))
-            for exchange in exchanges[:-whole]
+            replace(
+                exchange,
+                observation=tuple(_shortened(message, self.max_characters) for message in exchange.observation),
+            )
+            for exchange in exchanges[:-uncut]
         ]
-        return [*older, *exchanges[-whole:]]
+        return [*older, *exchanges[-uncut:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary(ContextRule):
-    """The policy sums up what it did, once there are more than ``turns`` exchanges or no room, and goes on from the
-    start and its summary. The summary is an action like any other: sampled, recorded, trained. Where it says nothing
-    (a thought, a call), all stays as it was."""
+class Summary(ContextPolicy):
+    """Let the policy summarize the history once it exceeds ``keep_turns`` exchanges or leaves no room for an action.
 
-    def views(self, lived: Lived) -> Iterator[Messages]:
-        yield lived.messages
-        for count in _down(len(lived.exchanges) - 1):
-            yield lived.seen(lived.exchanges[-count:])
+    The episode then continues from the opening and the summary. A summary is an action like any other: sampled,
+    recorded and trained. If it has no text besides reasoning and tool calls, the history stays as it is.
+    """
 
-    def asks(self, lived: Lived, fits: bool) -> Message | None:
-        return SUM_UP if lived.exchanges and (len(lived.exchanges) > self.turns or not fits) else None
+    def candidates(self, history: History) -> Iterator[Messages]:
+        yield history.messages
+        for count in _countdown(len(history.exchanges) - 1):
+            yield history.with_exchanges(history.exchanges[-count:])
+
+    def summary_request(self, history: History, fits: bool) -> Message | None:
+        too_long = len(history.exchanges) > self.keep_turns or not fits
+        return SUMMARY_REQUEST if history.exchanges and too_long else None
 
 
-SUM_UP = Message.user(
+SUMMARY_REQUEST = Message.user(
     "Sum up what you found and what is left to do. You will see only the task and this summary. Do not call tools."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence(ContextRule):
-    """Of results older than the latest exchanges the ``pieces`` (lines) that share most with the task and those
-    exchanges; the rare words count most. The rest of the older exchanges goes."""
+class Evidence(ContextPolicy):
+    """Keep the most relevant ``max_lines`` lines of the results older than the latest exchanges.
 
-    pieces: int = 3
+    Lines are ranked by the words that they share with the task and the latest exchanges; rare words weigh more. The
+    rest of the older exchanges is dropped.
+    """
 
-    def views(self, lived: Lived) -> Iterator[Messages]:
-        if len(lived.exchanges) <= self.turns:
-            yield lived.messages
-        for whole in _down(min(self.turns, len(lived.exchanges) - 1)):
-            for pieces in _down(self.pieces):
-                yield self._seen(lived, whole, pieces)
-        yield lived.seen(lived.exchanges[-1:])
+    max_lines: int = 3
 
-    def _seen(self, lived: Lived, whole: int, pieces: int) -> Messages:
-        latest = lived.exchanges[-whole:]
-        older = [message.text for exchange in lived.exchanges[:-whole] for message in exchange.observed]
-        asked = [message.text for message in lived.start if message.role == "user"]
-        asked += [message.text for exchange in latest for message in exchange.messages]
-        chosen = best_lines(older, "\n".join(asked), pieces)
-        kept = replace(lived, start=noted(lived.start, "What you found so far:\n" + "\n".join(chosen)))
-        return (kept if chosen else lived).seen(latest)
+    def candidates(self, history: History) -> Iterator[Messages]:
+        if len(history.exchanges) <= self.keep_turns:
+            yield history.messages
+        for latest in _countdown(min(self.keep_turns, len(history.exchanges) - 1)):
+            for lines in _countdown(self.max_lines):
+                yield self._context(history, latest, lines)
+        yield history.with_exchanges(history.exchanges[-1:])
+
+    def _context(self, history: History, count: int, lines: int) -> Messages:
+        latest = history.exchanges[-count:]
+        older = [message.text for exchange in history.exchanges[:-count] for message in exchange.observation]
+        query = [message.text for message in history.start if message.role == "user"]
+        query += [message.text for exchange in latest for message in exchange.messages]
+        chosen = best_lines(older, "\n".join(query), lines)
+        start = with_notes(history.start, "What you found so far:\n" + "\n".join(chosen)) if chosen else history.start
+        return replace(history, start=start).with_exchanges(latest)
 
 
-def best_lines(texts: Sequence[str], asked: str, count: int) -> list[str]:
-    """The ``count`` lines that share most with ``asked``, in their order; a word weighs log(1 + lines / lines with it).
+def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
+    """Return the ``count`` lines that share most words with ``query``, in their original order.
+
+    The weight of a word is log(1 + number of lines / number of lines with the word).
 
     Example:
         >>> best_lines(["Alba: mayor Bruno.\\nIt rains."], "Who is mayor of Alba?", 1)
@@ -165,60 +186,64 @@ def best_lines(texts: Sequence[str], asked: str, count: int) -> list[str]:
     """
     lines = list(dict.fromkeys(line.strip() for text in texts for line in text.splitlines() if line.strip()))
     words = [_words(line) for line in lines]
-    spread = Counter(word for held in words for word in held)
-    wanted = _words(asked)
-    scores = [math.fsum(math.log1p(len(lines) / spread[word]) for word in held & wanted) for held in words]
-    best = sorted(range(len(lines)), key=lambda place: (-scores[place], -place))[:count]
-    return [lines[place] for place in sorted(best)]
+    frequency = Counter(word for line_words in words for word in line_words)
+    query_words = _words(query)
+    # fsum: the score must not depend on the order in which a set is iterated
+    scores = [math.fsum(math.log1p(len(lines) / frequency[word]) for word in line & query_words) for line in words]
+    best = sorted(range(len(lines)), key=lambda index: (-scores[index], -index))[:count]
+    return [lines[index] for index in sorted(best)]
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text.lower()))
 
 
-def noted(start: Messages, notes: str) -> Messages:
-    """The opening messages with notes below the last thing that a user said: no template minds that."""
-    place = max((place for place, message in enumerate(start) if message.role == "user"), default=None)
-    if place is None:
+def with_notes(start: Messages, notes: str) -> Messages:
+    """Return the opening messages with notes appended to the last user message, which every template accepts."""
+    last = max((index for index, message in enumerate(start) if message.role == "user"), default=None)
+    if last is None:
         return (*start, Message.user(notes))
-    return (*start[:place], _below(start[place], notes), *start[place + 1 :])
+    return (*start[:last], _with_text(start[last], notes), *start[last + 1 :])
 
 
-def requested(messages: Messages, request: Message) -> Messages:
-    """The messages and then a user's request, below what a user said last: some templates take no two in a row."""
+def with_request(messages: Messages, request: Message) -> Messages:
+    """Return the messages with a user's request at the end.
+
+    It is appended to a final user message, because some templates refuse two user messages in a row.
+    """
     if messages and messages[-1].role == "user":
-        return (*messages[:-1], _below(messages[-1], request.text))
+        return (*messages[:-1], _with_text(messages[-1], request.text))
     return (*messages, request)
 
 
-def _below(message: Message, text: str) -> Message:
+def _with_text(message: Message, text: str) -> Message:
     return replace(message, parts=(*message.parts, Text(f"\n\n{text}")))
 
 
-def _shortened(message: Message, characters: int) -> Message:
+def _shortened(message: Message, max_characters: int) -> Message:
     text = message.text
-    if len(text) <= characters:
+    if len(text) <= max_characters:
         return message
-    cut = f"{text[:characters]}\n[cut here: {len(text) - characters} more characters]"
+    cut = f"{text[:max_characters]}\n[cut here: {len(text) - max_characters} more characters]"
     return replace(message, parts=(Text(cut),))
 
 
-def _down(count: int) -> range:
-    """count, count - 1, .., 1."""
+def _countdown(count: int) -> range:
+    """Return count, count - 1, .., 1."""
     return range(count, 0, -1)
 
 
-def rule_of(config: ViewConfig) -> ContextRule:
-    """The rule that a configuration names."""
-    turns, after = config.turns, config.after
-    match config.rule:
+def build_context_policy(config: ContextPolicyConfig) -> ContextPolicy:
+    """Return the context policy that the settings describe."""
+    keep, after = config.keep_turns, config.after_tokens
+    match config.name:
         case "append":
             return Append()
         case "window":
-            return Window(turns=turns, after=after)
+            return Window(keep_turns=keep, after_tokens=after)
         case "truncate":
-            return Truncate(turns=turns, after=after, characters=config.characters)
+            return Truncate(keep_turns=keep, after_tokens=after, max_characters=config.max_characters)
         case "summary":
-            return Summary(turns=turns, after=after)
+            return Summary(keep_turns=keep, after_tokens=after)
         case "evidence":
-            return Evidence(turns=turns, after=after, pieces=config.pieces)
+            return Evidence(keep_turns=keep, after_tokens=after, max_lines=config.max_lines)

@@ -1,4 +1,4 @@
-"""A frozen policy as something an environment can ask: what a user that a model plays speaks with."""
+"""A policy as a model client: environments query it, for example to simulate a user or a judge."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from dataclasses import replace
 from agent_r1.core.environment import ModelClient
 from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.renderers.protocol import Renderer
 
 
-def chat_client(engine: InferenceEngine, renderer: TemplateRenderer, sampling: SamplingParams) -> ModelClient:
-    """Asks the model behind ``engine``. Its weights are nobody's to change: give it an engine of its own.
+def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
+    """Return a client that answers conversations with samples from ``engine``.
 
-    The draw depends on ``sampling.seed`` and on the conversation, and on nothing else, so that an episode that is lived
-    again hears the same. What is asked raises EngineError where the engine cannot answer.
+    The sample depends only on ``params.seed``, the conversation and the engine's weights, so a repeated episode gets
+    the same answers. For a frozen model, use an engine whose weights are not updated. The client raises EngineError if
+    the engine cannot answer.
     """
 
-    async def ask(messages: tuple[Message, ...]) -> Message:
-        view = renderer.render(messages, ())
-        drawn = replace(sampling, stop_token_ids=renderer.stop_token_ids, seed=_seed(sampling.seed, view.text))
-        completion = await engine.generate(Prompt(view.token_ids), drawn)
+    async def complete(messages: tuple[Message, ...], /) -> Message:
+        prompt = renderer.render(messages, ())
+        digest = hashlib.sha256(f"{params.seed}|{prompt.text}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "big") >> 1  # 63 bits
+        sampling = replace(params, stop_token_ids=renderer.stop_token_ids, seed=seed)
+        completion = await engine.generate(Prompt(prompt.token_ids), sampling)
         return renderer.parse(completion.token_ids).message
 
-    return ask
-
-
-def _seed(root: int, text: str) -> int:
-    """63 bits."""
-    return int.from_bytes(hashlib.sha256(f"{root}|{text}".encode()).digest()[:8], "big") >> 1
+    return complete

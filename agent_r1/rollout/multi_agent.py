@@ -1,4 +1,4 @@
-"""Agents that play one match with each other: an episode of several policies, a trajectory for each."""
+"""Games of several agents: one match, with a trajectory for each player."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Status, Trajectory
-from agent_r1.envs.multi_agent import GAME_SECONDS, Game, Match, Seat
-from agent_r1.rollout.agent_loop import Agent
+from agent_r1.envs.multi_agent import GAME_SECONDS, Game, Match, PlayerEnv
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
 
 RETURN = "return"
-"""The name of the reward that the game gives."""
+"""The name of the reward that the game gives to each player."""
 
 
-async def play(
+async def play_game(
     game: Game,
     agents: Sequence[Agent],
     task: Task,
@@ -24,39 +24,49 @@ async def play(
     seed: int,
     seconds: float = GAME_SECONDS,
 ) -> tuple[Trajectory, ...]:
-    """One match; each agent's trajectory with what the game gave it, in the order of the agents.
+    """Play one match and return each player's trajectory with its return, in the order of ``agents``.
 
-    The same agent may sit on more than one seat (self-play). ``contexts`` name an attempt for each seat, and ``seed``
-    fixes the game's chance. ``task.messages`` open every player's episode, before the game's first question to it.
-    Where the game has no result, because it failed or took longer than ``seconds``, no trajectory is left to train:
-    those that had ended well are REWARD_FAILED. A player whom the game never asked has its return and no turns, of
-    which nothing can be learned.
+    ``task.messages`` open every player's episode, before the game's first question. If the game has no result, because
+    it failed or exceeded its time, no trajectory can be trained: those that completed become REWARD_FAILED. A player
+    that the game never asked has a return but no turns.
+
+    Args:
+        agents: the players. An agent may appear more than once (self-play).
+        contexts: one per player, each with an attempt id of its own.
+        seed: fixes the chance in the game.
+        seconds: the time limit of the game.
     """
     match = Match(game, task, seed, len(agents), seconds)
-    lives = (_seated(agent, seat, task, own) for agent, seat, own in zip(agents, match.seats, contexts, strict=True))
-    returns, lived = await asyncio.gather(match.play(), asyncio.gather(*lives))
+    episodes = (
+        _play_episode(agent, env, task, context)
+        for agent, env, context in zip(agents, match.players, contexts, strict=True)
+    )
+    returns, trajectories = await asyncio.gather(match.play(), asyncio.gather(*episodes))
     if returns is None:
-        return tuple(_unscored(trajectory) for trajectory in lived)
-    ends = zip(match.seats, lived, returns, strict=True)
-    return tuple(replace(_spared(seat, one), rewards={RETURN: earned}) for seat, one, earned in ends)
+        return tuple(_without_result(trajectory) for trajectory in trajectories)
+    return tuple(
+        replace(_excuse_unasked(env, trajectory), rewards={RETURN: earned})
+        for env, trajectory, earned in zip(match.players, trajectories, returns, strict=True)
+    )
 
 
-async def _seated(agent: Agent, seat: Seat, task: Task, context: RolloutContext) -> Trajectory:
-    """The player's episode. The agent closes only what it opened; a player may have left before it was asked."""
+async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
+    """Run a player's episode and tell the game that the player has left, also if its episode never opened."""
     try:
-        return await agent.live(seat, task, context)
+        (trajectory,) = await AgentLoop(agent, env).run(task, context)
+        return trajectory
     finally:
-        await seat.close()
+        await env.close()
 
 
-def _spared(seat: Seat, trajectory: Trajectory) -> Trajectory:
-    """That the game could do without a player is no failure of the player's."""
-    if seat.player.asked or trajectory.status != Status.ENVIRONMENT_FAILED:
+def _excuse_unasked(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
+    """Mark the attempt of a player as completed if it failed only because the game never asked that player."""
+    if env.player.was_asked or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)
 
 
-def _unscored(trajectory: Trajectory) -> Trajectory:
+def _without_result(trajectory: Trajectory) -> Trajectory:
     if STATUS_POLICY[trajectory.status] != "train":
         return trajectory
     return replace(trajectory, status=Status.REWARD_FAILED, reason="the game had no result")

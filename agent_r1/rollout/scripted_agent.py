@@ -1,10 +1,9 @@
-"""An agent that is no model: what it says next, someone decides who sees the messages and no tokens."""
+"""A scripted agent: a callback chooses each message instead of a model."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
@@ -12,83 +11,83 @@ from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingPa
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.reference_solution import Responder
 from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Trajectory
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.scripted_engine import completion_of
+from agent_r1.rollout.user_code import validate_messages, validate_transition
 
 UNLIMITED_TOKENS = 10**9
-"""Tokens: nobody who is no model runs out of them."""
+"""The token limit of scripted agents (effectively unlimited)."""
 
 
 class ScriptedAgent:
-    """Engine and environment in one: it says what ``casting(attempt)`` decides, in the episodes of ``env``.
+    """A rollout whose messages come from ``policy_for(attempt_id)``, in episodes of ``env``.
 
-    What it says goes the way of all that a policy says: through the chat's tokens, the parser, the agent loop and the
-    environment. Live it as ``performer.agent.live(performer, task, context)``, or give both to a collector. An ``Responder``
-    that raises fails the engine for its attempt.
+    The messages take the same path as a model's: tokens, parser, agent loop and environment. If the responder raises,
+    the attempt ends as ENGINE_FAILED.
 
     Example:
         ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))
     """
 
-    def __init__(self, env: Env, casting: Callable[[AttemptId], Responder]) -> None:
-        self._env, self._casting = env, casting
+    def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder]) -> None:
+        self._env, self._policy_for = env, policy_for
         self._renderer = TemplateRenderer(byte_tokenizer())
-        self._roles: dict[str, _Role] = {}
+
+    async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
+        scripted = _ScriptedEpisode(self._env, self._policy_for, self._renderer)
+        agent = Agent(scripted, self._renderer, SamplingParams(max_tokens=UNLIMITED_TOKENS), UNLIMITED_TOKENS)
+        return await AgentLoop(agent, scripted).run(task, context)
+
+
+class _ScriptedEpisode:
+    """Environment, episode and engine of one attempt: follows the conversation and answers it by the responder."""
+
+    capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
+
+    def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder], renderer: TemplateRenderer) -> None:
+        self._env, self._policy_for, self._renderer = env, policy_for, renderer
+        self._episode: Episode | None = None
+        self._respond: Responder | None = None
+        self._conversation: tuple[Message, ...] = ()
+        self._turn = 0
         self.tools = env.tools
-        self.capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
-        self.agent = Agent(self, self._renderer, SamplingParams(max_tokens=UNLIMITED_TOKENS), UNLIMITED_TOKENS)
+        self.start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> Episode:
-        episode = await self._env.open(task, context)
-        role = _Role(episode, self._casting(context.id), list(episode.start))
-        self._roles[str(context.id)] = role
-        return role
-
-    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        await asyncio.sleep(0)
-        role = self._roles[str(session_id)]
-        message = role.act(tuple(role.said), role.turn)
-        return completion_of(self._renderer, self._worded(tuple(role.said), message), params, 0)
-
-    def _worded(self, said: tuple[Message, ...], message: Message) -> str:
-        """The message as the chat's template words it."""
-        before = self._renderer.render_text(said, self.tools, add_generation_prompt=True)
-        after = self._renderer.render_text((*said, message), self.tools, add_generation_prompt=False)
-        end = str(self._renderer.tokenizer.decode([self._renderer.end_token_id]))
-        return after.removeprefix(before).rpartition(end)[0]
-
-    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """There are no weights to replace."""
-        return update.version
-
-    async def release(self, session_id: str) -> None:
-        self._roles.pop(session_id, None)
-
-    async def close(self) -> None:
-        """Nothing runs between two calls."""
-
-
-@dataclass(slots=True)
-class _Role:
-    """An episode whose conversation is followed."""
-
-    episode: Episode
-    act: Responder
-    said: list[Message]
-    start: tuple[Message, ...] = field(init=False)
-    turn: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self.start = self.episode.start
+        self._episode = await self._env.open(task, context)
+        self._respond = self._policy_for(context.id)
+        self.start = self._conversation = validate_messages(self._episode.start)
+        return self
 
     async def step(self, action: Action) -> Transition:
-        self.turn += 1
-        transition = await self.episode.step(action)
-        self.said += (action.message, *transition.messages)
+        assert self._episode is not None
+        self._turn += 1
+        transition = validate_transition(await self._episode.step(action))
+        self._conversation += (action.message, *transition.messages)
         return transition
 
     async def close(self) -> None:
-        await self.episode.close()
+        if self._episode is not None:
+            await self._episode.close()
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        """Return the responder's next message, in the words of the chat template."""
+        assert self._respond is not None
+        await asyncio.sleep(0)
+        before, tools, renderer = self._conversation, self.tools, self._renderer
+        message = self._respond(before, self._turn)
+        opening = renderer.render_text(before, tools, add_generation_prompt=True)
+        whole = renderer.render_text((*before, message), tools, add_generation_prompt=False)
+        end = str(renderer.tokenizer.decode([renderer.end_token_id]))
+        return completion_of(renderer, whole.removeprefix(opening).rpartition(end)[0], params, 0)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        """Return the version of the update; there are no weights to replace."""
+        return update.version
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing: the session holds nothing."""

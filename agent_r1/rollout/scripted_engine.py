@@ -1,4 +1,4 @@
-"""The fake engine we ship: it says what a script says, through the real tokenizer and template."""
+"""A fake inference engine for tests, whose replies come from a function."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 LOGPROB = math.log(0.5)
+"""The log-probability of every token."""
 
 
-def completion_of(renderer: TemplateRenderer, text: str, sampling: SamplingParams, version: int) -> Completion:
-    """A text as if a model had sampled it, with the token that ends a turn; it stops where a model's would."""
+def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
+    """Return a text as a sampled completion, which ends at the end token, a stop condition or the limit."""
     ids = (*renderer.encode(text), renderer.end_token_id)
-    if sampling.stop_condition is not None:
-        ids = _up_to(sampling.stop_condition, ids)
-    kept = ids[: sampling.max_tokens]
-    stop: FinishReason = "stop" if len(kept) == len(ids) else "length"
-    return Completion(kept, (LOGPROB,) * len(kept), stop, (PolicyVersionSpan(0, version),))
+    if params.stop_condition is not None:
+        ids = _up_to_stop(params.stop_condition, ids)
+    kept = ids[: params.max_tokens]
+    finish_reason: FinishReason = "stop" if len(kept) == len(ids) else "length"
+    return Completion(kept, (LOGPROB,) * len(kept), finish_reason, (PolicyVersionSpan(0, version),))
 
 
-def _up_to(ending: StopCondition, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens up to the one with which the ending is reached; all where none does."""
-    count = next((count for count in range(1, len(ids)) if ending.is_met(ids[:count])), len(ids))
+def _up_to_stop(condition: StopCondition, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tokens up to the one that meets the stop condition, or all of them."""
+    count = next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))
     return ids[:count]
 
 
 class ScriptedEngine:
-    """Implements core ``Engine``: ``reply(prompt text) -> text`` decides each completion.
+    """A fake InferenceEngine for tests: ``reply(prompt text)`` returns the text of each completion.
 
-    Every token gets the log-probability log 0.5. A reply stops where a model's would: after ``max_tokens``, or where
-    the format ends it.
+    Text passes through the real tokenizer and template. Every token has the log-probability log 0.5. A reply stops like
+    a model's: after ``max_tokens``, or where the tool format ends it.
 
     Example:
-        ScriptedEngine(chat, lambda prompt: "<answer>Bruno</answer>")
+        ScriptedEngine(renderer, lambda prompt: "<answer>Bruno</answer>")
     """
 
     def __init__(self, renderer: TemplateRenderer, reply: Callable[[str], str]) -> None:
@@ -66,4 +67,4 @@ class ScriptedEngine:
         self.released.append(session_id)
 
     async def close(self) -> None:
-        """Nothing runs between two calls."""
+        """Do nothing."""

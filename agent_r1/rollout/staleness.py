@@ -1,27 +1,29 @@
-"""When a group may start: the one rule that makes training synchronous or not, and that refills a step."""
+"""Staleness control: decides when a group may start, and how many groups an optimizer step takes."""
 
 from __future__ import annotations
 
 import asyncio
 
-from agent_r1.rollout.collector import Order
+from agent_r1.rollout.collector import GroupRequest
 
 
-class Clock:
-    """Counts optimizer steps, and the groups that each takes.
+class StalenessController:
+    """Starts groups so that no attempt is trained more than ``max_staleness`` optimizer steps after its oldest token.
 
-    Groups are one stream, by serial number, and a step takes the next ``wanted`` of it. These are
-    ``groups_per_step``, and one more for each that taught nothing, up to ``1 + refill`` times as many in all
-    (dynamic sampling: DAPO, 2503.14476). How many later steps will take is not known, but none takes fewer than
-    ``groups_per_step``. A group may start as soon as it is certain to be taken within the next ``max_staleness``
-    steps after the one under way. So the oldest token of an attempt is at most that stale when it is trained, and
-    no group is begun in vain. With ``max_staleness`` 0 training is synchronous, and an extra group starts once the
-    regular ones are certain to fall short.
+    Groups form one stream, ordered by ``group_id``, and each step takes the next ``groups_wanted`` of it. That is
+    ``groups_per_step``, plus one for each group without a training signal, up to ``1 + refill`` times as many in total
+    (dynamic sampling: DAPO, arXiv:2503.14476). Later steps take at least ``groups_per_step`` groups. A group may start
+    as soon as it is certain that one of the next ``max_staleness`` steps after the current one takes it, so no group is
+    sampled in vain. With ``max_staleness`` 0, training is synchronous: an extra group starts when the regular ones of
+    the step are certain to be too few.
 
-    Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start at once. Where group 2 teaches
-    nothing, group 4 may start, and where that teaches nothing either, group 5; group 7 is the last for this step.
+    Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start at once. If group 2 has no
+    training signal, group 4 may start; if that has none either, group 5. Group 7 is the last one of this step.
 
-    A run that is resumed has ``steps`` left, has ``taken`` groups already, and acts by weights of ``version``.
+    Args:
+        steps: the remaining optimizer steps.
+        taken: the groups that a resumed run has already used.
+        version: the version of the weights that the engine serves.
     """
 
     def __init__(
@@ -35,43 +37,43 @@ class Clock:
         version: int = 0,
     ) -> None:
         self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
-        self._most = groups_per_step * (1 + refill)
-        self._left = steps
+        self._max_groups = groups_per_step * (1 + refill)
+        self._steps_left = steps
         self._taken = taken
         self._wanted = groups_per_step
         self._version = version
         self._changed = asyncio.Condition()
 
     @property
-    def wanted(self) -> int:
-        """How many groups the step under way takes, as far as is known."""
+    def groups_wanted(self) -> int:
+        """The number of groups that the current step takes, including the refills requested so far."""
         return self._wanted
 
-    async def permit(self, order: Order) -> int:
-        """Wait until the group may start; the version of the weights it starts under.
+    async def acquire(self, request: GroupRequest) -> int:
+        """Wait until the group may start, and return the version of the weights that it starts with.
 
-        Unblocked by: ``miss``, ``advance``. After the last step nothing starts any more.
+        Unblocked by ``request_refill`` and ``on_step_end``. After the last step no group starts.
         """
         async with self._changed:
-            await self._changed.wait_for(lambda: order.serial < self._certain())
+            await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
         return self._version
 
-    def _certain(self) -> int:
-        """How many groups are taken, at the least, by this step and the ``max_staleness`` steps after it."""
-        ahead = min(self._max_staleness, self._left - 1)  # -1 after the last step: nothing is wanted any more
+    def _certain_groups(self) -> int:
+        """Return a lower bound of the groups taken up to ``max_staleness`` steps after the current step."""
+        ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step: no group may start
         return self._taken + self._wanted + ahead * self._groups_per_step
 
-    async def miss(self) -> None:
-        """A group of the step under way taught nothing: the step takes one more, if it may."""
+    async def request_refill(self) -> None:
+        """Let the current step take one more group, up to the limit, because a group had no training signal."""
         async with self._changed:
-            self._wanted = min(self._wanted + 1, self._most)
+            self._wanted = min(self._wanted + 1, self._max_groups)
             self._changed.notify_all()
 
-    async def advance(self, version: int) -> None:
-        """One more step was taken, with all the groups it wanted; the engine now uses weights of ``version``."""
+    async def on_step_end(self, version: int) -> None:
+        """Finish a step that took all its groups; the engine now serves weights of ``version``."""
         async with self._changed:
             self._taken += self._wanted
             self._wanted = self._groups_per_step
-            self._left -= 1
+            self._steps_left -= 1
             self._version = version
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A world proves itself: its gold solutions earn full marks and its wrong ones do not, played in its environment."""
+"""Check a task set: its gold solutions have to earn the expected rewards, its wrong ones must not."""
 
 from __future__ import annotations
 
@@ -13,78 +13,67 @@ from typing import Any
 
 from rich.text import Text
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, Responder
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.rollout.collector import Collector, Limits, Order
-from agent_r1.rollout.scripted_agent import Performer
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+from agent_r1.rollout.scripted_agent import ScriptedAgent
 from agent_r1.training.config import CheckConfig
-from agent_r1.training.null_recorder import Unrecorded, at_once
-from agent_r1.training.report import Progress
-from agent_r1.training.reward_totals import marks_of
+from agent_r1.training.null_recorder import NullRecorder, no_gate
+from agent_r1.training.progress import Progress
+from agent_r1.training.reward_totals import sum_rewards
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A solution that is played, and what it should come to: ``full`` marks where it is ``gold``, none of them else.
+class SolutionCheck:
+    """A solution to play: a gold one has to earn all ``expected_rewards``, a wrong one none of them.
 
     Example:
-        Trial(task, ReferenceSolution("the answer", act), gold=True, full={"em": 1.0})
+        SolutionCheck(task, ReferenceSolution("the answer", respond), is_gold=True, expected_rewards={"em": 1.0})
     """
 
     task: Task
     solution: ReferenceSolution
-    gold: bool
-    full: Mapping[str, float]
+    is_gold: bool
+    expected_rewards: Mapping[str, float]
 
-    def judged(self, lived: Trajectory) -> Played:
-        return Played(self.task.id, self.solution.name, self.gold, self._fault(lived))
-
-    def _fault(self, lived: Trajectory) -> str | None:
-        if not lived.rewards:
-            return f"it was not scored: {lived.status}, {lived.reason}"
-        marks: dict[str, float | None] = dict.fromkeys(self.full, 0.0)  # of a reward for calls, where none was made
-        marks.update(marks_of(lived))
-        unscored = [name for name in self.full if marks[name] is None]
+    def failure(self, trajectory: Trajectory) -> str | None:
+        """Return why the played solution fails the check, or None if it passes."""
+        if not trajectory.rewards:
+            return f"it was not scored: {trajectory.status}, {trajectory.reason}"
+        earned = sum_rewards(trajectory)
+        # A reward for calls is absent if no call was made.
+        totals: dict[str, float | None] = {**dict.fromkeys(self.expected_rewards, 0.0), **earned}
+        unscored = [name for name in self.expected_rewards if totals[name] is None]
         if unscored:
             return f"{', '.join(unscored)} could not be scored"
-        earned = [name for name, full in self.full.items() if _reaches(marks[name], full)]
-        if self.gold:
-            short = [f"{name} {marks[name]:g} of {full:g}" for name, full in self.full.items() if name not in earned]
-            return f"gold, but earned {', '.join(short)}{self._unknown(lived)}" if short else None
-        return f"wrong, but earned {', '.join(f'{name} {marks[name]:g}' for name in earned)}" if earned else None
-
-    def _unknown(self, lived: Trajectory) -> str:
-        """Names that nobody rewarded are misspelt, mostly."""
-        given = marks_of(lived)
-        unknown = [name for name in self.full if name not in given]
-        return f" (no reward {', '.join(unknown)} was given; there are: {', '.join(given)})" if unknown else ""
-
-
-def _reaches(mark: float | None, full: float) -> bool:
-    return mark is not None and (mark > full or math.isclose(mark, full, abs_tol=1e-9))
+        reached = [name for name, expected in self.expected_rewards.items() if _reaches(totals[name], expected)]
+        if not self.is_gold:
+            return f"wrong, but earned {', '.join(f'{name} {totals[name]:g}' for name in reached)}" if reached else None
+        short = [
+            f"{name} {totals[name]:g} of {expected:g}"
+            for name, expected in self.expected_rewards.items()
+            if name not in reached
+        ]
+        # A reward that is never given is most likely misspelled.
+        unknown = [name for name in self.expected_rewards if name not in earned]
+        hint = f" (no reward {', '.join(unknown)} was given; there are: {', '.join(earned)})" if unknown else ""
+        return f"gold, but earned {', '.join(short)}{hint}" if short else None
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """How a solution came out: ``fault`` says what is wrong with that, None where it is as it should be."""
-
-    task: str
-    solution: str
-    gold: bool
-    fault: str | None
+def _reaches(total: float | None, expected: float) -> bool:
+    return total is not None and (total > expected or math.isclose(total, expected, abs_tol=1e-9))
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One solution, or a task, that did not come out as it should.
+class CheckFailure:
+    """A solution or a task that failed the check.
 
     Example:
-        Fault("test/7", "the answer", "gold, but earned em 0 of 1")
+        CheckFailure("test/7", "the answer", "gold, but earned em 0 of 1")
     """
 
     task: str
@@ -93,142 +82,145 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """How many solutions were played, and how many came out as they should."""
+class SolutionCount:
+    """The number of solutions played, and how many of them passed."""
 
     played: int
-    held: int
-
-    @classmethod
-    def of(cls, played: Sequence[Played]) -> Count:
-        return cls(len(played), sum(each.fault is None for each in played))
+    passed: int
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What checking a world came to."""
+class CheckReport:
+    """The result of checking a task set. ``tasks`` is the number of tasks by split."""
 
-    world: str
+    taskset: str
     tasks: Mapping[str, int]
-    gold: Count
-    wrong: Count
-    faults: tuple[Fault, ...]
+    gold: SolutionCount
+    wrong: SolutionCount
+    failures: tuple[CheckFailure, ...]
 
     @property
-    def holds(self) -> bool:
-        return not self.faults
+    def passed(self) -> bool:
+        return not self.failures
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON of ``check``."""
-        return {"holds": self.holds, **asdict(self)}
+        """Return the JSON output of ``agent-r1 check``."""
+        return {"holds": self.passed, **asdict(self)}
 
 
-SHOWN = 20
-"""At most so many faults are listed on a terminal; the JSON has all."""
+MAX_FAILURES_SHOWN = 20
+"""More failures are not listed in the terminal; the JSON output has all of them."""
 
 
-def render_checked(checked: Checked) -> Text:
-    """The counts for a terminal, and the faults."""
-    counts = ", ".join(f"{split} {count}" for split, count in checked.tasks.items())
+def render_report(report: CheckReport) -> Text:
+    """Return the counts and the failures for a terminal."""
+    counts = ", ".join(f"{split} {count}" for split, count in report.tasks.items())
+    failures, more = report.failures[:MAX_FAILURES_SHOWN], len(report.failures) - MAX_FAILURES_SHOWN
     lines = [
-        f"{checked.world}: {sum(checked.tasks.values())} tasks ({counts})",
-        f"gold solutions with full marks: {checked.gold.held} of {checked.gold.played}",
-        f"wrong solutions without: {checked.wrong.held} of {checked.wrong.played}",
-        *(f"{fault.task}, {fault.solution}: {fault.reason}" for fault in checked.faults[:SHOWN]),
-        *([f"and {len(checked.faults) - SHOWN} more"] if len(checked.faults) > SHOWN else []),
+        f"{report.taskset}: {sum(report.tasks.values())} tasks ({counts})",
+        f"gold solutions that earned the expected rewards: {report.gold.passed} of {report.gold.played}",
+        f"wrong solutions that did not: {report.wrong.passed} of {report.wrong.played}",
+        *(f"{failure.task}, {failure.solution}: {failure.reason}" for failure in failures),
+        *([f"and {more} more"] if more > 0 else []),
     ]
     return Text("\n".join(lines))
 
 
-def check(config: CheckConfig, world: TaskSet, progress: Progress) -> Checked:
-    """Play the solutions of ``config.n`` tasks of every split.
+def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
+    """Play the solutions of ``config.n`` tasks of each split and compare their rewards with the expected ones.
 
-    Raises InvalidInput where the world brings no solutions, or those of a task cannot be made.
+    Raises InvalidInput if the task set has no solutions, or if those of a task cannot be created.
     """
-    return asyncio.run(_check(config, world, progress))
+    return asyncio.run(_check(config, taskset, progress))
 
 
-async def _check(config: CheckConfig, world: TaskSet, progress: Progress) -> Checked:
+async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
     counts: dict[str, int] = {}
-    faults: list[Fault] = []
-    played: list[Played] = []
-    for split in splits_of(world):
-        tasks = _drawn(world.tasks(split), config.n, f"{config.seed}/{split}")
-        trials = [_trials(world, task) for task in tasks]
-        progress.say(f"{split}: {sum(map(len, trials))} solutions of {len(tasks)} tasks")
+    failures: list[CheckFailure] = []
+    played: list[tuple[SolutionCheck, str | None]] = []
+    for split in splits_to_check(taskset):
+        tasks = _sample(taskset.tasks(split), config.n, f"{config.seed}/{split}")
+        checks = [_solution_checks(taskset, task) for task in tasks]
+        progress.print_line(f"{split}: {sum(map(len, checks))} solutions of {len(tasks)} tasks")
         counts[split] = len(tasks)
-        faults += [fault for task, own in zip(tasks, trials, strict=True) for fault in _lacks(task, own)]
-        played += await _play(list(chain(*trials)), world, world.env_for_split(split), config)
-    faults += [Fault(each.task, each.solution, each.fault) for each in played if each.fault is not None]
-    gold, wrong = (Count.of([each for each in played if each.gold is kind]) for kind in (True, False))
-    return Checked(world.name, counts, gold, wrong, tuple(faults))
+        failures += [failure for task, own in zip(tasks, checks, strict=True) for failure in _missing(task, own)]
+        played += await _play(list(chain(*checks)), taskset, taskset.env_for_split(split), config)
+    failures += [CheckFailure(item.task.id, item.solution.name, why) for item, why in played if why is not None]
+    gold, wrong = ([why for item, why in played if item.is_gold is kind] for kind in (True, False))
+    counted = [SolutionCount(len(kind), kind.count(None)) for kind in (gold, wrong)]
+    return CheckReport(taskset.name, counts, counted[0], counted[1], tuple(failures))
 
 
-def splits_of(world: TaskSet) -> tuple[str, ...]:
-    """Every split that a world names and has tasks in; the one of all tasks where there is one."""
-    if world.whole is not None:
-        return (world.whole,)
-    named = ("train", world.validation, *world.evaluation, *world.variants)
-    return tuple(dict.fromkeys(split for split in named if split is not None and _has(world, split)))
+def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
+    """Return the split with all tasks if there is one, or else every split of the task set that has tasks."""
+    if taskset.whole is not None:
+        return (taskset.whole,)
+    splits = ("train", taskset.validation, *taskset.evaluation, *taskset.variants)
+    return tuple(dict.fromkeys(split for split in splits if split is not None and _has_tasks(taskset, split)))
 
 
-def _has(world: TaskSet, split: str) -> bool:
+def _has_tasks(taskset: TaskSet, split: str) -> bool:
     try:
-        return bool(world.tasks(split))
-    except InvalidInput:  # a world that is only tested has nothing to train on
+        return bool(taskset.tasks(split))
+    except InvalidInput:  # a task set for evaluation only has no training split
         return False
 
 
-def _drawn(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """``n`` of the tasks at random, in their order; all of them where ``n`` is 0."""
+def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
+    """Return ``n`` random tasks in their original order, or all of them if ``n`` is 0."""
     if n == 0 or n >= len(tasks):
         return list(tasks)
-    return [tasks[place] for place in sorted(random.Random(seed).sample(range(len(tasks)), n))]
+    return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]
 
 
-def _trials(world: TaskSet, task: Task) -> list[Trial]:
-    if world.solutions is None:
-        do = "give it some (in a FILE.py: a function solutions(task) -> ReferenceSolutions); docs/worlds.md shows how"
-        raise InvalidInput(f"solutions of {world.name}", got="none", do=do)
+def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
+    if taskset.solutions is None:
+        do = "add some (in a FILE.py: a function solutions(task) -> ReferenceSolutions), see docs/tasksets.md"
+        raise InvalidInput(f"solutions of {taskset.name}", got="none", do=do)
     try:
-        given = _well_formed(world.solutions(task))
+        given = _validate(taskset.solutions(task))
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
-        raise InvalidInput(f"solutions of task {task.id}", got=got, do="mend the function that gives them") from error
+        raise InvalidInput(f"solutions of task {task.id}", got=got, do="fix the function that returns them") from error
     kinds = ((given.gold, True), (given.wrong, False))
-    return [Trial(task, solution, kind, given.full) for solutions, kind in kinds for solution in solutions]
+    return [
+        SolutionCheck(task, solution, is_gold, given.expected_rewards)
+        for solutions, is_gold in kinds
+        for solution in solutions
+    ]
 
 
-def _well_formed(given: ReferenceSolutions) -> ReferenceSolutions:
-    """Raises TypeError where it is something else: solutions may come from a user."""
+def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
+    """Return the solutions. Raises TypeError if a user's function returned anything else."""
     if not isinstance(given, ReferenceSolutions):
-        raise TypeError(f"it gave an object of type {type(given).__name__}, no ReferenceSolutions")
+        raise TypeError(f"it returned an object of type {type(given).__name__}, not ReferenceSolutions")
     for solution in (*given.gold, *given.wrong):
-        if not isinstance(solution, ReferenceSolution) or not callable(solution.act):
-            raise TypeError(f"{solution!r:.80} is no ReferenceSolution with a function to act by")
-    if not isinstance(given.full, Mapping) or not all(isinstance(mark, int | float) for mark in given.full.values()):
-        raise TypeError(f"full is {given.full!r:.80}, no numbers by the name of a reward")
+        if not isinstance(solution, ReferenceSolution) or not callable(solution.respond):
+            raise TypeError(f"{solution!r:.80} is not a ReferenceSolution with a function")
+    rewards = given.expected_rewards
+    if not isinstance(rewards, Mapping) or not all(isinstance(value, int | float) for value in rewards.values()):
+        raise TypeError(f"expected_rewards is {rewards!r:.80}, not numbers by the name of a reward")
     return given
 
 
-def _lacks(task: Task, trials: Sequence[Trial]) -> Iterator[Fault]:
-    """A task without a right solution, a wrong one, or full marks proves nothing."""
-    for name, kind in (("gold", True), ("wrong", False)):
-        if not any(trial.gold is kind for trial in trials):
-            yield Fault(task.id, name, f"it has no {name} solution")
-    if any(not trial.full for trial in trials):
-        yield Fault(task.id, "full", "its solutions name no reward")
+def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
+    """Yield a failure if the task has no gold solution, no wrong one, or no expected rewards: it proves nothing."""
+    for name, is_gold in (("gold", True), ("wrong", False)):
+        if not any(check.is_gold is is_gold for check in checks):
+            yield CheckFailure(task.id, name, f"it has no {name} solution")
+    if any(not check.expected_rewards for check in checks):
+        yield CheckFailure(task.id, "expected_rewards", "its solutions name no reward")
 
 
-async def _play(trials: Sequence[Trial], world: TaskSet, env: Env, config: CheckConfig) -> list[Played]:
-    """Every trial is a group of one."""
-
-    def casting(attempt: AttemptId) -> Responder:
-        return trials[attempt.group].solution.act
-
-    performer = Performer(env, casting)
-    limits = Limits(concurrency=config.concurrency, retries=0)
-    collector = Collector(performer.agent, performer, world.scorers, Unrecorded(), "check", limits)
-    orders = (Order(serial, trial.task, 1) for serial, trial in enumerate(trials))
-    async with aclosing(collector.collect(orders, at_once)) as groups:
-        return [trials[group.serial].judged(group.trajectories[0]) async for group in groups]
+async def _play(
+    checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env, config: CheckConfig
+) -> list[tuple[SolutionCheck, str | None]]:
+    """Play each solution as a group of one attempt. Returns each check with the reason of its failure, or None."""
+    agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
+    limits = RolloutLimits(concurrency=config.concurrency, retries=0)
+    collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)
+    requests = (GroupRequest(index, check.task, 1) for index, check in enumerate(checks))
+    async with aclosing(collector.collect(requests, no_gate)) as groups:
+        return [
+            (checks[group.group_id], checks[group.group_id].failure(group.trajectories[0])) async for group in groups
+        ]

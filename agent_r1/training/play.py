@@ -1,4 +1,4 @@
-"""A person plays an episode: sees what a policy sees, says what a policy may say, and is scored like one."""
+"""Play an episode in the terminal: a person sees what a policy sees, acts in its place, and is scored like one."""
 
 from __future__ import annotations
 
@@ -19,107 +19,113 @@ from agent_r1.core.messages import Media, Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Trajectory
-from agent_r1.rollout.collector import Collector, Limits, Order
-from agent_r1.rollout.scripted_agent import Performer
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+from agent_r1.rollout.scripted_agent import ScriptedAgent
 from agent_r1.training.config import PlayConfig
-from agent_r1.training.human_input import HELP, read, signature
-from agent_r1.training.null_recorder import Unrecorded, at_once
-from agent_r1.training.reward_totals import Marks, marks_of
+from agent_r1.training.human_input import HELP, format_signature, parse_line
+from agent_r1.training.null_recorder import NullRecorder, no_gate
+from agent_r1.training.reward_totals import RewardTotals, sum_rewards
 
-PATIENCE = 86400.0
-"""Seconds that an episode may take: a person thinks."""
-
+EPISODE_SECONDS = 86400.0
+"""The time limit of an episode of human play (24 h)."""
 
 LEFT = "left"
-"""The status of an episode whose person did not wait for its end."""
+"""The status of an episode that the person left before its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """An episode that was played, and the right answers where its task has any.
+class PlayResult:
+    """The result of an episode of human play, with the right answers if the task has any.
 
     Example:
-        Played("style-a/7", "completed", 3, {"em": 1.0, "f1": 1.0}, ("Bruno",))
+        PlayResult("style-a/7", "completed", 3, {"em": 1.0, "f1": 1.0}, ("Bruno",))
     """
 
     task: str
     status: str
     turns: int
-    rewards: Marks = field(default_factory=dict)
+    rewards: RewardTotals = field(default_factory=dict)
     answers: tuple[str, ...] = ()
     reason: str | None = None
 
     @property
     def text(self) -> str:
-        """The end of the episode, as a person reads it."""
+        """The result as lines for the terminal."""
         after = f"after {self.turns} {'turn' if self.turns == 1 else 'turns'}"
         if self.status == LEFT:
             return f"left {after}; nothing was scored"
-        why = f" ({self.reason})" if self.reason else ""
+        reason = f" ({self.reason})" if self.reason else ""
         rewards = ", ".join(
-            f"{name} {'unscored' if mark is None else f'{mark:g}'}" for name, mark in self.rewards.items()
+            f"{name} {'unscored' if total is None else f'{total:g}'}" for name, total in self.rewards.items()
         )
         gold = [f"gold: {' or '.join(self.answers)}"] if self.answers else []
-        return "\n".join([f"{self.status} {after}{why}", f"rewards: {rewards or 'none'}", *gold])
+        return "\n".join([f"{self.status} {after}{reason}", f"rewards: {rewards or 'none'}", *gold])
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON of ``play``."""
+        """Return the JSON output of ``agent-r1 play``."""
         return asdict(self)
 
 
-class Person:
-    """The ``Act`` of a person: shows what is new in the conversation, and reads what is said next.
+class HumanPlayer:
+    """A responder that shows the new messages of the conversation and reads the next message from the terminal.
 
-    Leaving (Ctrl-D, Ctrl-C, the end of a pipe) fails the engine, as nothing more will be said.
+    If the person leaves (Ctrl-D, Ctrl-C, or the end of a pipe), it raises EngineError, which ends the episode.
+
+    Attributes:
+        shown: the number of messages already on the screen.
+        turns: the number of completed turns.
+        has_left: whether the person has left.
     """
 
     def __init__(self, console: Console, tools: Sequence[ToolSpec]) -> None:
         self._console, self._tools = console, tools
-        self.seen, self.turns, self.left = 0, 0, False
+        self.shown, self.turns, self.has_left = 0, 0, False
 
-    def act(self, conversation: tuple[Message, ...], turn: int) -> Message:
-        self.show(conversation[self.seen :])
-        self.seen, self.turns = len(conversation), turn
+    def respond(self, conversation: tuple[Message, ...], turn: int) -> Message:
+        self.show(conversation[self.shown :])
+        self.shown, self.turns = len(conversation), turn
         if turn == 0:
-            self._help()
+            self._print_help()
         try:
-            line = self._said()
+            line = self._read()
         except (EOFError, KeyboardInterrupt):
-            self.left = True
-            self._print("")  # the prompt stands open
+            self.has_left = True
+            self._print("")  # end the line of the open prompt
             raise EngineError("the person left") from None
-        self.seen += 1  # what was typed need not be shown
-        return read(line, self._tools)
+        self.shown += 1  # the typed message is on the screen already
+        return parse_line(line, self._tools)
 
     def show(self, messages: Sequence[Message]) -> None:
+        """Print messages, with images as their MIME type."""
         for message in messages:
             parts = (f"[{part.mime}]" if isinstance(part, Media) else part.text for part in message.parts)
             self._print(f"{message.role}: {''.join(parts)}")
 
-    def _help(self) -> None:
-        self._print("\n".join(("", *(f"tool: {signature(tool)}" for tool in self._tools), HELP, "")))
+    def _print_help(self) -> None:
+        self._print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
 
-    def _said(self) -> str:
-        """The next line that is not empty, with those it goes on in."""
-        said = _line("> ", self._print)
-        if said.strip() == "?":
-            self._help()
-        while said.endswith("\\"):
-            said = said[:-1] + "\n" + _line(". ", self._print)
-        return said if said.strip() not in ("", "?") else self._said()
+    def _read(self) -> str:
+        """Return the next input that is not empty. A line that ends with a backslash continues on the next one."""
+        while True:
+            text = _read_line("> ", self._print)
+            if text.strip() == "?":
+                self._print_help()
+            while text.endswith("\\"):
+                text = text[:-1] + "\n" + _read_line(". ", self._print)
+            if text.strip() not in ("", "?"):
+                return text
 
     def _print(self, text: str) -> None:
-        """As it stands; a page must not be able to steer the terminal."""
+        # A page must not be able to control the terminal: replace control characters.
         safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
         self._console.print(Line(safe), soft_wrap=True)
 
 
-def _line(prompt: str, echo: Callable[[str], None]) -> str:
-    """A typed line; one that comes from a pipe is shown, as a terminal shows what is typed.
+def _read_line(prompt: str, echo: Callable[[str], None]) -> str:
+    """Return a line of standard input; echo it if it comes from a pipe, as a terminal does.
 
-    It is waited for in the event loop's own thread. There Ctrl-C has to raise: asyncio's handler would only tell the
-    loop, which is waiting here.
+    Blocks in the thread of the event loop. Ctrl-C has to raise here: the handler of asyncio would only notify the loop,
+    which is blocked by this call.
     """
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -131,54 +137,44 @@ def _line(prompt: str, echo: Callable[[str], None]) -> str:
     return line.encode("utf-8", "replace").decode("utf-8")
 
 
-def play(config: PlayConfig, world: TaskSet, console: Console) -> Played:
-    """One episode, in the terminal or from a pipe. Raises InvalidInput where there is no such task."""
-    task = _chosen(config, world)
-    person = Person(console, world.env_for_split(task.split).tools)
-    console.print(Line(f"{world.name}, task {task.id}"))
-    try:
-        return asyncio.run(_play(world, task, person))
-    except KeyboardInterrupt:  # while a tool was at work
-        return _left(task, person)
-
-
-def _chosen(config: PlayConfig, world: TaskSet) -> Task:
-    tasks = world.tasks(config.split or world.evaluation[0])
+def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
+    """Play one episode in the terminal or from a pipe. Raises InvalidInput if there is no such task."""
+    tasks = taskset.tasks(config.split or taskset.evaluation[0])
     if config.number is None:
-        return random.Random(config.seed).choice(tasks)
-    if config.number >= len(tasks):
+        task = random.Random(config.seed).choice(tasks)
+    elif config.number < len(tasks):
+        task = tasks[config.number]
+    else:
         raise InvalidInput("--number", got=config.number, do=f"give one below {len(tasks)}")
-    return tasks[config.number]
+    person = HumanPlayer(console, taskset.env_for_split(task.split).tools)
+    console.print(Line(f"{taskset.name}, task {task.id}"))
+    try:
+        return asyncio.run(_play(taskset, task, person))
+    except KeyboardInterrupt:  # Ctrl-C while a tool was running
+        return PlayResult(task.id, LEFT, person.turns)
 
 
-async def _play(world: TaskSet, task: Task, person: Person) -> Played:
-    performer = Performer(world.env_for_split(task.split), lambda attempt: person.act)
-    limits = Limits(concurrency=1, episode_seconds=PATIENCE, retries=0)
-    collector = Collector(performer.agent, performer, world.scorers, Unrecorded(), "play", limits)
-    async with aclosing(collector.collect([Order(0, task, 1)], at_once)) as groups:
-        (lived,) = [group.trajectories[0] async for group in groups]
-    if person.left:
-        return _left(task, person)
-    person.show(lived.messages[person.seen :])
-    gold = _gold(world, task)
-    return Played(task.id, lived.status.value, len(lived.turns), _earned(lived), gold, reason=lived.reason)
+async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult:
+    agent = ScriptedAgent(taskset.env_for_split(task.split), lambda attempt: person.respond)
+    limits = RolloutLimits(concurrency=1, episode_seconds=EPISODE_SECONDS, retries=0)
+    collector = Collector(agent, taskset.scorers, NullRecorder(), "play", limits)
+    async with aclosing(collector.collect([GroupRequest(0, task, 1)], no_gate)) as groups:
+        (trajectory,) = [group.trajectories[0] async for group in groups]
+    if person.has_left:
+        return PlayResult(task.id, LEFT, person.turns)
+    person.show(trajectory.messages[person.shown :])
+    rewards = sum_rewards(trajectory) if trajectory.rewards else {}  # a failed episode earns nothing
+    status, turns = trajectory.status.value, len(trajectory.turns)
+    return PlayResult(task.id, status, turns, rewards, _gold_answers(taskset, task), trajectory.reason)
 
 
-def _gold(world: TaskSet, task: Task) -> tuple[str, ...]:
-    """The answers that a task names; without any, what the first right solution says that needs no tool."""
-    named = task.data.get("answers", ())
-    if named:
-        return (named,) if isinstance(named, str) else tuple(map(str, named))
-    with suppress(Exception):  # solutions may be a user's: a broken one must not cost the episode that was played
-        said = [each.act(task.messages, 0) for each in world.solutions(task).gold] if world.solutions else []
-        return tuple(message.text for message in said if not message.calls)[:1]
+def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
+    """Return the answers in the task's data, or else the text of the first gold solution that needs no tool."""
+    answers = task.data.get("answers", ())
+    if answers:
+        return (answers,) if isinstance(answers, str) else tuple(map(str, answers))
+    with suppress(Exception):  # solutions may be user code: the result of the episode must not be lost
+        solutions = taskset.solutions(task).gold if taskset.solutions else ()
+        messages = [solution.respond(task.messages, 0) for solution in solutions]
+        return tuple(message.text for message in messages if not message.calls)[:1]
     return ()
-
-
-def _left(task: Task, person: Person) -> Played:
-    return Played(task.id, LEFT, person.turns)
-
-
-def _earned(lived: Trajectory) -> Marks:
-    """What the episode earned; nothing where it failed, whatever was given on the way."""
-    return marks_of(lived) if lived.rewards else {}

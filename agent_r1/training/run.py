@@ -151,7 +151,7 @@ def _carry_out(
     parts = Parts(config, taskset, policy, row, updater, engine, agent, collector, ledger, folder, start, progress)
     for event in start.events:
         if isinstance(event, LogEvent):
-            told = log.warning if event.kind == DAMAGED else progress.say
+            told = log.warning if event.kind == DAMAGED else progress.print_line
             told(f"{event.kind}: {event.detail}")
     try:
         return asyncio.run(_run(parts))

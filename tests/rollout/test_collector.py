@@ -17,9 +17,9 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rollout import agent_loop as agent
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Collector, RolloutLimits, GroupRequest
+from agent_r1.rollout import session as session_module
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 
 LOOK = ToolSpec("look", "Look.", {"type": "object", "properties": {}, "required": []})
@@ -119,7 +119,7 @@ def collect(renderer, tasks, size=2, context=2000, limits=None, max_tokens=200):
     env, log = CountingEnv(), Log()
     engine = ScriptedEngine(renderer, reply)
     actor = Agent(engine, renderer, SamplingParams(max_tokens=max_tokens), context)
-    collector = Collector(actor, env, (LengthScorer(),), log, "test", limits or RolloutLimits())
+    collector = Collector(AgentLoop(actor, env), (LengthScorer(),), log, "test", limits or RolloutLimits())
 
     async def permit(order):
         return 7
@@ -153,14 +153,16 @@ def test_an_episode_runs_to_its_end_and_its_states_are_exact(renderer):
         (task("x", score=True), Status.REWARD_FAILED, "KeyError: 'no such answer'", 3),
         (task("x", close=True), Status.COMPLETED, None, 3),
         (task("x", closing=60), Status.COMPLETED, None, 3),
-        (task("x", nothing=True), Status.ENVIRONMENT_FAILED, "the step gave None, and no Transition", 0),
+        (task("x", nothing=True), Status.ENVIRONMENT_FAILED, "the step returned None, not a Transition", 0),
         (task("x", text="forever"), Status.OUT_OF_TURNS, None, 3),
         (task("x", seconds=30), Status.CANCELLED, "the episode ran past its deadline", 0),
     ],
     ids=lambda value: str(value) if isinstance(value, Status) else "",
 )
-def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(renderer, broken, status, reason, turns, monkeypatch):
-    monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
+def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(
+    renderer, broken, status, reason, turns, monkeypatch
+):
+    monkeypatch.setattr(session_module, "CLOSE_SECONDS", 0.2)
     tasks = [task("before"), broken, task("after")]
     groups, _, _, engine = collect(renderer, tasks, limits=RolloutLimits(episode_seconds=1.0, retries=0))
     for trajectory in groups[1].trajectories:
@@ -183,10 +185,10 @@ def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(renderer, bro
     ids=str,
 )
 def test_what_swallows_its_cancellation_is_left_behind_in_time(renderer, stubborn, status, turns, monkeypatch):
-    monkeypatch.setattr(agent, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(session_module, "CLOSE_SECONDS", 0.2)
     actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
     limits = RolloutLimits(episode_seconds=0.3, score_seconds=0.3, retries=0)
-    collector = Collector(actor, CountingEnv(), (LengthScorer(),), Log(), "test", limits)
+    collector = Collector(AgentLoop(actor, CountingEnv()), (LengthScorer(),), Log(), "test", limits)
 
     async def permit(order):
         return 0
@@ -238,8 +240,10 @@ def test_a_slow_episode_holds_up_nobody(renderer):
     async def run():
         env, log = CountingEnv(), Log()
         actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
-        collector = Collector(actor, env, (), log, "test", RolloutLimits())
-        orders = [GroupRequest(0, task("slow", seconds=0.3), 1)] + [GroupRequest(i, task(f"t{i}"), 1) for i in range(1, 30)]
+        collector = Collector(AgentLoop(actor, env), (), log, "test", RolloutLimits())
+        orders = [GroupRequest(0, task("slow", seconds=0.3), 1)] + [
+            GroupRequest(i, task(f"t{i}"), 1) for i in range(1, 30)
+        ]
 
         async def permit(order):
             return 0
@@ -254,7 +258,7 @@ def test_leaving_the_collector_early_cancels_what_is_under_way(renderer):
     async def run():
         env = CountingEnv()
         actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
-        collector = Collector(actor, env, (), Log(), "test", RolloutLimits())
+        collector = Collector(AgentLoop(actor, env), (), Log(), "test", RolloutLimits())
 
         async def permit(order):
             return 0

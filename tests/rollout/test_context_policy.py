@@ -14,22 +14,22 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
-from agent_r1.renderers.formats.detect import open_chat
-from agent_r1.renderers.renderer import Chat
-from agent_r1.rollout.agent_loop import Agent, _warn_of_long_opening
-from agent_r1.rollout.config import ViewConfig
+from agent_r1.renderers.formats.detect import open_renderer
+from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.rollout.agent_loop import Agent, AgentLoop, _warn_about_long_opening
+from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.rollout.context_policy import (
-    SUM_UP,
+    SUMMARY_REQUEST,
     Append,
     Evidence,
-    Lived,
+    History,
     Summary,
     Truncate,
     Window,
     best_lines,
-    noted,
-    requested,
-    rule_of,
+    build_context_policy,
+    with_notes,
+    with_request,
 )
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 
@@ -37,9 +37,9 @@ START = (Message.system("Be brief."), Message.user("Who rules Alba?"))
 
 
 def lived(count, page="Page {}: mayor Bruno."):
-    life = Lived(START)
+    life = History(START)
     for number in range(count):
-        life = life.after(Message.assistant(f"look {number}"), (Message.user(page.format(number)),))
+        life = life.append(Message.assistant(f"look {number}"), (Message.user(page.format(number)),))
     return life
 
 
@@ -48,11 +48,11 @@ def texts(messages):
 
 
 def test_append_shows_everything():
-    assert list(Append().views(lived(2))) == [lived(2).messages]
+    assert list(Append().candidates(lived(2))) == [lived(2).messages]
 
 
 def test_a_window_shows_the_start_and_the_latest_exchanges_and_narrows():
-    first, second = Window(turns=2).views(lived(3))
+    first, second = Window(keep_turns=2).candidates(lived(3))
     assert texts(first) == [
         *texts(START),
         "look 1",
@@ -64,15 +64,15 @@ def test_a_window_shows_the_start_and_the_latest_exchanges_and_narrows():
 
 
 def test_truncation_cuts_older_results_and_nothing_the_policy_said():
-    first = next(Truncate(turns=1, characters=6).views(lived(2)))
+    first = next(Truncate(keep_turns=1, max_characters=6).candidates(lived(2)))
     cut = "Page 0\n[cut here: 14 more characters]"
     assert texts(first) == [*texts(START), "look 0", cut, "look 1", "Page 1: mayor Bruno."]
-    assert next(Truncate(turns=2, characters=6).views(lived(2))) == lived(2).messages
+    assert next(Truncate(keep_turns=2, max_characters=6).candidates(lived(2))) == lived(2).messages
 
 
 def test_evidence_keeps_the_lines_that_are_asked_for():
     life = lived(2, "It rains {0}.\nAlba: mayor Bruno {0}.")
-    first = next(Evidence(turns=1, pieces=1).views(life))
+    first = next(Evidence(keep_turns=1, max_lines=1).candidates(life))
     assert texts(first)[1] == "Who rules Alba?\n\nWhat you found so far:\nAlba: mayor Bruno 0."
     assert texts(first)[2:] == ["look 1", "It rains 1.\nAlba: mayor Bruno 1."]
     assert best_lines(["a b", "b c"], "c", 1) == ["b c"] != best_lines(["a b", "b c"], "a", 1)
@@ -80,27 +80,33 @@ def test_evidence_keeps_the_lines_that_are_asked_for():
 
 def test_every_rule_ends_with_the_latest_result_whatever_it_leaves_out():
     for rule in (Window(), Truncate(), Summary(), Evidence()):
-        *_, tightest = rule.views(lived(4))
+        *_, tightest = rule.candidates(lived(4))
         assert texts(tightest)[-1] == "Page 3: mayor Bruno." and len(tightest) == 4
 
 
 def test_a_summary_is_asked_for_when_turns_are_many_or_room_is_short():
-    rule = Summary(turns=2)
+    rule = Summary(keep_turns=2)
     asked = [
-        rule.asks(lived(count), fits) is not None for count, fits in ((2, True), (3, True), (1, False), (0, False))
+        rule.summary_request(lived(count), fits) is not None
+        for count, fits in ((2, True), (3, True), (1, False), (0, False))
     ]
     assert asked == [False, True, True, False]
 
 
 def test_notes_stand_below_the_question():
-    assert texts(noted(START, "So.")) == ["Be brief.", "Who rules Alba?\n\nSo."]
-    assert texts(noted(START[:1], "So.")) == ["Be brief.", "So."]
+    assert texts(with_notes(START, "So.")) == ["Be brief.", "Who rules Alba?\n\nSo."]
+    assert texts(with_notes(START[:1], "So.")) == ["Be brief.", "So."]
 
 
 def test_each_rule_has_a_configuration():
-    made = [rule_of(ViewConfig(rule=name)) for name in ("append", "window", "truncate", "summary", "evidence")]
+    made = [
+        build_context_policy(ContextPolicyConfig(name=name))
+        for name in ("append", "window", "truncate", "summary", "evidence")
+    ]
     assert made == [Append(), Window(), Truncate(), Summary(), Evidence()]
-    assert rule_of(ViewConfig(rule="evidence", turns=1, pieces=7, after=9)) == Evidence(turns=1, pieces=7, after=9)
+    assert build_context_policy(
+        ContextPolicyConfig(name="evidence", keep_turns=1, max_lines=7, after_tokens=9)
+    ) == Evidence(keep_turns=1, max_lines=7, after_tokens=9)
 
 
 class Asking:
@@ -131,66 +137,69 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def chat():
-    return Chat(hermes_tokenizer())
+def renderer():
+    return TemplateRenderer(hermes_tokenizer())
 
 
 def reply(prompt):
     return "I know it all." if "Sum up" in prompt.rpartition("<|im_start|>user")[2] else "go on"
 
 
-def live(chat, rule, pages=4, context=2000, max_tokens=40, **data):
-    agent = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=max_tokens), context, rule=rule)
+def live(renderer, rule, pages=4, context=2000, max_tokens=40, **data):
+    agent = Agent(
+        ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=max_tokens), context, context_policy=rule
+    )
     task = Task("t", (Message.user("Who?"),), data)
-    return asyncio.run(agent.live(Asking(pages), task, RolloutContext(AttemptId("run", "t", 0, 0), 0)))
+    return asyncio.run(AgentLoop(agent, Asking(pages)).run(task, RolloutContext(AttemptId("run", "t", 0, 0), 0)))[0]
 
 
-def seen(chat, trajectory, index):
-    return chat.tokenizer.decode(list(trajectory.prompt_ids(trajectory.turns[index])))
+def seen(renderer, trajectory, index):
+    return renderer.tokenizer.decode(list(trajectory.prompt_ids(trajectory.turns[index])))
 
 
-def test_a_window_starts_a_branch_with_each_turn_that_it_moves_and_appends_before(chat):
-    trajectory = live(chat, Window(turns=2))
+def test_a_window_starts_a_branch_with_each_turn_that_it_moves_and_appends_before(renderer):
+    trajectory = live(renderer, Window(keep_turns=2))
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1, None, None]
-    last = seen(chat, trajectory, 4)
+    last = seen(renderer, trajectory, 4)
     assert "page 2" not in last and "page 3" in last and "page 4" in last and last.count("Who?") == 1
 
 
-def test_a_rule_waits_until_there_are_so_many_tokens(chat):
-    appended = live(chat, replace(Window(turns=1), after=2000))
+def test_a_rule_waits_until_there_are_so_many_tokens(renderer):
+    appended = live(renderer, replace(Window(keep_turns=1), after_tokens=2000))
     assert [turn.parent for turn in appended.turns] == [None, 0, 1, 2, 3]
 
 
-def test_a_summary_is_a_turn_that_the_world_does_not_see(chat):
-    trajectory = live(chat, Summary(turns=2))
+def test_a_summary_is_a_turn_that_the_world_does_not_see(renderer):
+    trajectory = live(renderer, Summary(keep_turns=2))
     assert [turn.kind for turn in trajectory.turns] == ["act", "act", "act", "summary", "act", "act"]
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1, 2, None, 4]
-    assert seen(chat, trajectory, 3).count("Sum up") == 1 and "page 3" in seen(chat, trajectory, 3)
-    after = seen(chat, trajectory, 4)
+    assert seen(renderer, trajectory, 3).count("Sum up") == 1 and "page 3" in seen(renderer, trajectory, 3)
+    after = seen(renderer, trajectory, 4)
     assert "Who?\n\nYour notes so far:\nI know it all." in after and "page" not in after
     assert len(trajectory.messages) == 1 + 2 * 4 + 1 and trajectory.last_text == "go on"
     assert trajectory.start == (Message.user("Who?"),) and trajectory.status is Status.COMPLETED
 
 
-def test_a_second_summary_takes_the_place_of_the_first(chat):
-    trajectory = live(chat, Summary(turns=1), pages=5)
+def test_a_second_summary_takes_the_place_of_the_first(renderer):
+    trajectory = live(renderer, Summary(keep_turns=1), pages=5)
     assert [turn.kind for turn in trajectory.turns].count("summary") == 2
-    assert seen(chat, trajectory, -1 % len(trajectory.turns)).count("Your notes") == 1
+    assert seen(renderer, trajectory, -1 % len(trajectory.turns)).count("Your notes") == 1
 
 
 @pytest.mark.parametrize(
-    "rule", [Window(turns=3), Truncate(turns=3, characters=5), Summary(turns=9), Evidence(turns=3)]
+    "rule",
+    [Window(keep_turns=3), Truncate(keep_turns=3, max_characters=5), Summary(keep_turns=9), Evidence(keep_turns=3)],
 )
-def test_room_for_an_action_is_kept_and_an_episode_that_append_would_end_goes_on(chat, rule):
-    assert live(chat, Append(), pages=6, context=300, letters=30).status is Status.OUT_OF_TOKENS
-    trajectory = live(chat, rule, pages=6, context=300, letters=30)
+def test_room_for_an_action_is_kept_and_an_episode_that_append_would_end_goes_on(renderer, rule):
+    assert live(renderer, Append(), pages=6, context=300, letters=30).status is Status.OUT_OF_TOKENS
+    trajectory = live(renderer, rule, pages=6, context=300, letters=30)
     assert trajectory.status is Status.COMPLETED
     assert max(len(trajectory.prompt_ids(turn)) for turn in trajectory.turns) <= 300 - 40
 
 
 @pytest.mark.parametrize("rule", [Append(), Window(), Truncate(), Summary(), Evidence()])
-def test_a_result_that_fits_no_view_ends_the_episode_with_its_status(chat, rule):
-    trajectory = live(chat, rule, context=300, letters=400)
+def test_a_result_that_fits_no_view_ends_the_episode_with_its_status(renderer, rule):
+    trajectory = live(renderer, rule, context=300, letters=400)
     assert trajectory.status is Status.OUT_OF_TOKENS and trajectory.truncated
     assert all(len(trajectory.prompt_ids(t) + t.action_ids) <= 300 for t in trajectory.turns)
 
@@ -207,13 +216,13 @@ class Rambling(ScriptedEngine):
 
 
 def test_of_what_is_said_past_a_call_in_tags_nothing_is_recorded():
-    chat = open_chat(hermes_tokenizer(), "tags")
+    renderer = open_renderer(hermes_tokenizer(), "tags")
     env = Asking(1)
     env.tools = (ToolSpec("find", "", {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}),)
     call = "<find>Alba</find>"
-    agent = Agent(Rambling(chat, lambda prompt: f"{call} and more"), chat, SamplingParams(max_tokens=40), 2000)
+    agent = Agent(Rambling(renderer, lambda prompt: f"{call} and more"), renderer, SamplingParams(max_tokens=40), 2000)
     context = RolloutContext(AttemptId("run", "t", 0, 0), 0)
-    turn = asyncio.run(agent.live(env, Task("t", (Message.user("Who?"),)), context)).turns[0]
+    turn = asyncio.run(AgentLoop(agent, env).run(Task("t", (Message.user("Who?"),)), context))[0].turns[0]
     assert (
         turn.action.text == call and turn.finish_reason == "stop" and turn.version_spans == (PolicyVersionSpan(0, 0),)
     )
@@ -221,40 +230,46 @@ def test_of_what_is_said_past_a_call_in_tags_nothing_is_recorded():
 
 
 @pytest.mark.parametrize("said", ["<think>Hm.</think>", '<tool_call>{"name": "search"}</tool_call>'])
-def test_a_summary_that_says_nothing_loses_nothing(chat, said):
+def test_a_summary_that_says_nothing_loses_nothing(renderer, said):
     agent = Agent(
-        ScriptedEngine(chat, lambda prompt: said), chat, SamplingParams(max_tokens=60), 2000, rule=Summary(turns=1)
+        ScriptedEngine(renderer, lambda prompt: said),
+        renderer,
+        SamplingParams(max_tokens=60),
+        2000,
+        context_policy=Summary(keep_turns=1),
     )
     task = Task("t", (Message.user("Who?"),))
-    trajectory = asyncio.run(agent.live(Asking(3), task, RolloutContext(AttemptId("run", "t", 0, 0), 0)))
+    trajectory = asyncio.run(AgentLoop(agent, Asking(3)).run(task, RolloutContext(AttemptId("run", "t", 0, 0), 0)))[0]
     assert [turn.kind for turn in trajectory.turns] == ["act", "act", "summary", "act", "summary", "act"]
-    last = seen(chat, trajectory, -1 % len(trajectory.turns))
+    last = seen(renderer, trajectory, -1 % len(trajectory.turns))
     assert "page 1" in last and "page 2" in last and "notes" not in last
 
 
-def test_notes_hold_no_thought(chat):
+def test_notes_hold_no_thought(renderer):
     says = iter(["a", "b", "<think>\nHm.\n</think>\n\nAlba is it.", "c"])
-    agent = Agent(ScriptedEngine(chat, lambda prompt: next(says)), chat, SamplingParams(max_tokens=60), 2000)
-    agent = replace(agent, rule=Summary(turns=1))
+    agent = Agent(ScriptedEngine(renderer, lambda prompt: next(says)), renderer, SamplingParams(max_tokens=60), 2000)
+    agent = replace(agent, context_policy=Summary(keep_turns=1))
     task = Task("t", (Message.user("Who?"),))
-    trajectory = asyncio.run(agent.live(Asking(2), task, RolloutContext(AttemptId("run", "t", 0, 0), 0)))
-    assert "Who?\n\nYour notes so far:\nAlba is it.<|im_end|>" in seen(chat, trajectory, 3)
+    trajectory = asyncio.run(AgentLoop(agent, Asking(2)).run(task, RolloutContext(AttemptId("run", "t", 0, 0), 0)))[0]
+    assert "Who?\n\nYour notes so far:\nAlba is it.<|im_end|>" in seen(renderer, trajectory, 3)
 
 
 def test_a_request_stands_below_what_a_user_said_last_for_roles_may_have_to_alternate():
-    assert texts(requested(START, SUM_UP)) == ["Be brief.", f"Who rules Alba?\n\n{SUM_UP.text}"]
+    assert texts(with_request(START, SUMMARY_REQUEST)) == ["Be brief.", f"Who rules Alba?\n\n{SUMMARY_REQUEST.text}"]
     page = Message.tool("A page.", "call_0_0")
-    assert requested((page,), SUM_UP) == (page, SUM_UP) and requested((), SUM_UP) == (SUM_UP,)
-    gemma = open_chat(real_tokenizer("gemma3"))
-    trajectory = live(gemma, Summary(turns=1))
+    assert with_request((page,), SUMMARY_REQUEST) == (page, SUMMARY_REQUEST) and with_request((), SUMMARY_REQUEST) == (
+        SUMMARY_REQUEST,
+    )
+    gemma = open_renderer(real_tokenizer("gemma3"))
+    trajectory = live(gemma, Summary(keep_turns=1))
     assert trajectory.status is Status.COMPLETED and "summary" in [turn.kind for turn in trajectory.turns]
 
 
-def test_an_opening_without_room_is_warned_of_once(chat, caplog):
-    _warn_of_long_opening.cache_clear()
+def test_an_opening_without_room_is_warned_of_once(renderer, caplog):
+    _warn_about_long_opening.cache_clear()
     for _ in range(2):
-        trajectory = live(chat, Append(), context=20)
+        trajectory = live(renderer, Append(), context=20)
         assert trajectory.status is Status.OUT_OF_TOKENS and not trajectory.turns
     assert [record.getMessage() for record in caplog.records] == [
-        "the opening of an episode leaves no room in a context of 20 tokens: nothing is learned of such episodes"
+        "the opening of an episode leaves no room in a context of 20 tokens: such episodes cannot be trained"
     ]

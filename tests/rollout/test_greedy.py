@@ -15,9 +15,9 @@ from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.renderers.renderer import Chat
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Collector, Limits, Order
+from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
@@ -54,18 +54,25 @@ class Comparing:
 
 
 @pytest.fixture(scope="module")
-def chat():
-    return Chat(hermes_tokenizer())
+def renderer():
+    return TemplateRenderer(hermes_tokenizer())
 
 
-def collect(chat, scorer, greedy=True, reply="greedy"):
+def collect(renderer, scorer, greedy=True, reply="greedy"):
     """Groups of two, and the log."""
     log = Log()
     agent, best = (
-        Agent(ScriptedEngine(chat, lambda prompt, said=said: said), chat, SamplingParams(max_tokens=99), 999)
+        Agent(ScriptedEngine(renderer, lambda prompt, said=said: said), renderer, SamplingParams(max_tokens=99), 999)
         for said in ("sampled", reply)
     )
-    collector = Collector(agent, ToolEnv([look]), (scorer,), log, "test", Limits(), best if greedy else None)
+    collector = Collector(
+        AgentLoop(agent, ToolEnv([look])),
+        (scorer,),
+        log,
+        "test",
+        RolloutLimits(),
+        greedy=AgentLoop(best, ToolEnv([look])) if greedy else None,
+    )
     return asyncio.run(groups_of(collector, TASKS, 2)), log
 
 
@@ -73,17 +80,17 @@ async def groups_of(collector, tasks, size):
     async def permit(order):
         return 0
 
-    orders = [Order(serial, task, size) for serial, task in enumerate(tasks)]
+    orders = [GroupRequest(serial, task, size) for serial, task in enumerate(tasks)]
     return [group async for group in collector.collect(orders, permit)]
 
 
-def test_the_greedy_attempt_is_the_member_after_the_last_and_stands_apart(chat):
+def test_the_greedy_attempt_is_the_member_after_the_last_and_stands_apart(renderer):
     scorer = Comparing()
-    groups, log = collect(chat, scorer)
+    groups, log = collect(renderer, scorer)
     for group in groups:
         assert [t.last_text for t in group.trajectories] == ["sampled"] * 2
-        assert [t.attempt.member for t in group.trajectories] == [0, 1]
-        assert group.greedy.last_text == "greedy" and group.greedy.attempt.order == (group.serial, 2, 0)
+        assert [t.attempt.sample_index for t in group.trajectories] == [0, 1]
+        assert group.greedy.last_text == "greedy" and group.greedy.attempt.sort_key == (group.group_id, 2, 0)
         assert group.greedy.rewards == {"size": 1.0}
         assert [t.rewards for t in group.trajectories] == [{"size": 2.0}] * 2
     started = [event.attempt for event in log.events if isinstance(event, AttemptStarted)]
@@ -91,32 +98,35 @@ def test_the_greedy_attempt_is_the_member_after_the_last_and_stands_apart(chat):
     assert len(started) == 9 and sorted(started) == sorted(ended)
 
 
-def test_without_a_greedy_agent_there_is_none(chat):
+def test_without_a_greedy_agent_there_is_none(renderer):
     scorer = Comparing()
-    groups, log = collect(chat, scorer, greedy=False)
+    groups, log = collect(renderer, scorer, greedy=False)
     assert [group.greedy for group in groups] == [None] * 3
     assert scorer.sizes == [2] * 3 and len(log.events) == 12
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_the_greedy_attempt_and_the_group_fail_apart(chat, size):
-    groups, _ = collect(chat, Comparing(lambda group: len(group) == size))
+def test_the_greedy_attempt_and_the_group_fail_apart(renderer, size):
+    groups, _ = collect(renderer, Comparing(lambda group: len(group) == size))
     for group in groups:
         statuses = [group.greedy.status, *{t.status for t in group.trajectories}]
         assert statuses == [Status.REWARD_FAILED, Status.COMPLETED][:: 1 if size == 1 else -1]
 
 
 def test_sampled_attempts_keep_their_bits_beside_a_greedy_one():
-    world = build("tinywiki", None, None, 0)
-    chat = Chat(load_tokenizer(str(TINY_BASE_FOLDER)))
+    taskset = build("tinywiki", None, None, 0)
+    renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
 
     def lived(with_greedy, seed=0):
         async def run():
             engine = TorchEngine(load_model(str(TINY_BASE_FOLDER), torch.float32), 512)
-            agent = Agent(engine, chat, SamplingParams(max_tokens=32), 512, seed)
-            best = replace(agent, sampling=replace(agent.sampling, temperature=0.0)) if with_greedy else None
-            collector = Collector(agent, world.env, world.scorers, Log(), "test", Limits(), best)
-            groups = await groups_of(collector, world.tasks("train")[:4], 3)
+            agent = Agent(engine, renderer, SamplingParams(max_tokens=32), 512, seed)
+            sampling = AgentLoop(agent, taskset.env)
+            best = replace(sampling, agent=replace(agent, params=replace(agent.params, temperature=0.0)))
+            greedy = best if with_greedy else None
+            limits = RolloutLimits()
+            collector = Collector(sampling, taskset.scorers, Log(), "test", limits, seed=seed, greedy=greedy)
+            groups = await groups_of(collector, taskset.tasks("train")[:4], 3)
             await engine.close()
             return groups
 

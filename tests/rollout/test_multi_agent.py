@@ -15,17 +15,17 @@ from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.envs.multi_agent import Game, Player, PlayerLeft
+from agent_r1.envs.multi_agent import Game, Player, PlayerDropped
 from agent_r1.model.load import load_tokenizer
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.model_client import asking
-from agent_r1.rollout.multi_agent import play
+from agent_r1.rollout.model_client import chat_client
+from agent_r1.rollout.multi_agent import play_game
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 
 TASK = Task("nim", (Message.system("Play."),), {"pile": 5})
-CHAT = Chat(load_tokenizer(str(TINY_BASE_FOLDER)))
+CHAT = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
 
 
 class Failing(ScriptedEngine):
@@ -39,7 +39,7 @@ def agent(reply: Callable[[str], str], engine: type[ScriptedEngine] = ScriptedEn
     return Agent(engine(CHAT, reply), CHAT, SamplingParams(max_tokens=64), context)
 
 
-async def nim(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+async def nim(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
     """Whoever takes the last wins; the first player is told of the other's move."""
     pile, turn = task.data["pile"], 0
     while pile > 0:
@@ -58,7 +58,7 @@ def played(
         now = asyncio.get_running_loop().time()
         deadlines = [None if own is None else now + own for own in given]
         contexts = [RolloutContext(AttemptId("run", "nim", seat, 0), seat, own) for seat, own in enumerate(deadlines)]
-        return await asyncio.wait_for(play(game, agents, TASK, contexts, seed, seconds), 10)
+        return await asyncio.wait_for(play_game(game, agents, TASK, contexts, seed, seconds), 10)
 
     return asyncio.run(playing())
 
@@ -79,7 +79,7 @@ def test_each_side_has_a_trajectory_of_its_own_with_its_own_return() -> None:
     assert texts(second) == [("system", "Play."), ("user", "they took 2\npile 3"), ("assistant", "1")]
     assert (first.rewards, second.rewards) == ({"return": 1.0}, {"return": 0.0})
     assert (first.status, second.status) == (Status.COMPLETED, Status.COMPLETED)
-    assert [trajectory.attempt.group for trajectory in (first, second)] == [0, 1]
+    assert [trajectory.attempt.group_id for trajectory in (first, second)] == [0, 1]
 
 
 def test_what_the_other_says_is_no_action_of_mine() -> None:
@@ -96,9 +96,9 @@ def test_one_agent_may_sit_on_both_seats() -> None:
 
 
 def test_the_seed_fixes_the_chance_of_the_game() -> None:
-    async def dice(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def dice(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await asyncio.gather(*(player.ask("ready") for player in players))
-        return [draws.random(), draws.random()]
+        return [rng.random(), rng.random()]
 
     silent = agent(lambda prompt: "yes")
 
@@ -110,7 +110,7 @@ def test_the_seed_fixes_the_chance_of_the_game() -> None:
 
 @pytest.mark.parametrize("wrong", [[1.0], [1.0, float("nan")], [1.0, "won"], None])
 def test_a_game_without_a_return_for_each_player_fails_all(wrong: list[float]) -> None:
-    async def game(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def game(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await asyncio.gather(*(player.ask("ready") for player in players))
         return wrong
 
@@ -126,11 +126,11 @@ def test_a_side_whose_engine_fails_ends_the_match_and_hangs_nobody() -> None:
 
 
 def test_a_game_may_go_on_without_a_player() -> None:
-    async def forgiving(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def forgiving(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         try:
             await players[1].ask("ready")
-        except PlayerLeft:
+        except PlayerDropped:
             return [1.0, 0.0]
         return [0.0, 0.0]
 
@@ -140,7 +140,7 @@ def test_a_game_may_go_on_without_a_player() -> None:
 
 
 def test_a_side_that_runs_out_of_tokens_is_not_trained_where_the_game_had_no_result() -> None:
-    async def endless(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def endless(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         while True:
             await players[0].ask("more")
             await players[1].ask("more")
@@ -151,14 +151,14 @@ def test_a_side_that_runs_out_of_tokens_is_not_trained_where_the_game_had_no_res
 
 
 def test_a_player_whose_time_is_over_before_it_is_asked_hangs_nobody() -> None:
-    heard: list[PlayerLeft] = []
+    heard: list[PlayerDropped] = []
 
-    async def slow(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def slow(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         await asyncio.sleep(0.2)
         try:
             await players[1].ask("ready")
-        except PlayerLeft as left:
+        except PlayerDropped as left:
             heard.append(left)
         return [1.0, 0.0]
 
@@ -168,7 +168,7 @@ def test_a_player_whose_time_is_over_before_it_is_asked_hangs_nobody() -> None:
 
 
 def test_a_game_that_takes_too_long_has_no_result() -> None:
-    async def stuck(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def stuck(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         await asyncio.Event().wait()
         return [1.0, 0.0]
@@ -179,7 +179,7 @@ def test_a_game_that_takes_too_long_has_no_result() -> None:
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError("own"), SystemExit(3)])
 def test_a_game_that_gives_up_in_any_way_fails_the_match_alone(raised: BaseException) -> None:
-    async def giving_up(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def giving_up(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         raise raised
 
@@ -188,7 +188,7 @@ def test_a_game_that_gives_up_in_any_way_fails_the_match_alone(raised: BaseExcep
 
 
 def test_a_match_that_is_cancelled_from_outside_ends() -> None:
-    async def endless(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def endless(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         while True:
             await players[0].ask("more")
 
@@ -197,14 +197,14 @@ def test_a_match_that_is_cancelled_from_outside_ends() -> None:
 
     async def cancelling() -> None:
         async with asyncio.timeout(0.1):
-            await play(endless, (speaking, speaking), TASK, contexts, 0)
+            await play_game(endless, (speaking, speaking), TASK, contexts, 0)
 
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(cancelling(), 10))
 
 
 def test_a_player_whom_the_game_never_asks_has_its_return_and_nothing_to_learn_from() -> None:
-    async def alone(players: Sequence[Player], task: Task, draws: random.Random) -> list[float]:
+    async def alone(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         return [1.0, 0.5]
 
@@ -223,7 +223,7 @@ def test_a_frozen_policy_is_asked_with_a_draw_that_the_conversation_fixes() -> N
             seeds.append(params.seed)
             return await super().generate(prompt, params, session_id=session_id)
 
-    ask = asking(Noting(CHAT, lambda prompt: "Tea."), CHAT, SamplingParams(max_tokens=32, seed=3))
+    ask = chat_client(Noting(CHAT, lambda prompt: "Tea."), CHAT, SamplingParams(max_tokens=32, seed=3))
     said = [(Message.system("You want tea."), Message.user(text)) for text in ("What?", "What?", "Why?")]
 
     async def answers() -> list[Message]:

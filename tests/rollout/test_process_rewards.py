@@ -12,10 +12,10 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rewards import FunctionScorer
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Collector, Limits, Order
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tools import tool
 
@@ -39,44 +39,46 @@ def words(action, results):
 
 
 @pytest.fixture(scope="module")
-def chat():
-    return Chat(hermes_tokenizer())
+def renderer():
+    return TemplateRenderer(hermes_tokenizer())
 
 
-def agent_of(chat, max_tokens=400):
+def agent_of(renderer, max_tokens=400):
     """Calls twice in its first turn, then answers."""
-    engine = ScriptedEngine(chat, lambda prompt: "<answer>so</answer>" if "tool_response" in prompt else SAID)
-    return Agent(engine, chat, SamplingParams(max_tokens=max_tokens), 4000)
+    engine = ScriptedEngine(renderer, lambda prompt: "<answer>so</answer>" if "tool_response" in prompt else SAID)
+    return Agent(engine, renderer, SamplingParams(max_tokens=max_tokens), 4000)
 
 
-def live(chat, env, **options):
-    return asyncio.run(agent_of(chat, **options).live(env, TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0)))
+def live(renderer, env, **options):
+    return asyncio.run(
+        AgentLoop(agent_of(renderer, **options), env).run(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
+    )[0]
 
 
-def test_each_call_brings_its_rewards_and_the_token_it_ends_with(chat):
-    trajectory = live(chat, ToolEnv([look], call_rewards=found, turn_rewards=words))
+def test_each_call_brings_its_rewards_and_the_token_it_ends_with(renderer):
+    trajectory = live(renderer, ToolEnv([look], call_rewards=found, turn_rewards=words))
     acted, answered = trajectory.turns
     assert acted.call_rewards == ({"found": 1.0}, {"found": 0.0})
     assert acted.rewards == {"words": float(len(SAID.split()))}
-    texts = [chat.tokenizer.decode(list(acted.action_ids[: end + 1])) for end in acted.call_ends]
+    texts = [renderer.tokenizer.decode(list(acted.action_ids[: end + 1])) for end in acted.call_ends]
     assert [text[-len("</tool_call>") :] for text in texts] == ["</tool_call>"] * 2
     assert [text.count("</tool_call>") for text in texts] == [1, 2]
     assert (answered.call_rewards, answered.call_ends) == ((), ())
 
 
-def test_a_cut_call_is_rewarded_at_the_last_token(chat):
-    acted = live(chat, ToolEnv([look], call_rewards=found), max_tokens=30).turns[0]
+def test_a_cut_call_is_rewarded_at_the_last_token(renderer):
+    acted = live(renderer, ToolEnv([look], call_rewards=found), max_tokens=30).turns[0]
     assert acted.finish_reason == "length" and acted.call_rewards == ({"found": 0.0},)
     assert acted.call_ends == (len(acted.action_ids) - 1,)
 
 
-def test_the_end_of_a_call_is_known_where_no_call_is_rewarded(chat):
-    acted = live(chat, ToolEnv([look])).turns[0]
+def test_the_end_of_a_call_is_known_where_no_call_is_rewarded(renderer):
+    acted = live(renderer, ToolEnv([look])).turns[0]
     assert acted.call_rewards == () and len(acted.call_ends) == 2
 
 
-def test_a_call_reward_that_raises_fails_the_episode(chat):
-    trajectory = live(chat, ToolEnv([look], call_rewards=lambda call, result: {"found": 1 / result.ok}))
+def test_a_call_reward_that_raises_fails_the_episode(renderer):
+    trajectory = live(renderer, ToolEnv([look], call_rewards=lambda call, result: {"found": 1 / result.ok}))
     assert trajectory.status is Status.ENVIRONMENT_FAILED and "ZeroDivisionError" in trajectory.reason
 
 
@@ -85,15 +87,15 @@ class Log:
         return None
 
 
-def scored(chat, env, scorers=()):
+def scored(renderer, env, scorers=()):
     """One attempt as the collector hands it over."""
 
     async def run():
         async def permit(order):
             return 0
 
-        collector = Collector(agent_of(chat), env, scorers, Log(), "test", Limits())
-        (group,) = [group async for group in collector.collect([Order(0, TASK, 1)], permit)]
+        collector = Collector(AgentLoop(agent_of(renderer), env), scorers, Log(), "test", RolloutLimits())
+        (group,) = [group async for group in collector.collect([GroupRequest(0, TASK, 1)], permit)]
         return group.trajectories[0]
 
     return asyncio.run(run())
@@ -102,16 +104,16 @@ def scored(chat, env, scorers=()):
 @pytest.mark.parametrize(
     ("turn", "call", "whole"), [("same", "same", "em"), ("turn", "same", "same"), ("same", "call", "same")]
 )
-def test_a_name_at_two_levels_fails_the_attempt_and_says_so(chat, turn, call, whole):
+def test_a_name_at_two_levels_fails_the_attempt_and_says_so(renderer, turn, call, whole):
     env = ToolEnv(
         [look], call_rewards=lambda one, result: {call: 1.0}, turn_rewards=lambda action, results: {turn: 1.0}
     )
-    trajectory = scored(chat, env, (FunctionScorer({whole: lambda trajectory, task: 1.0}),))
+    trajectory = scored(renderer, env, (FunctionScorer({whole: lambda trajectory, task: 1.0}),))
     assert trajectory.status is Status.REWARD_FAILED and not trajectory.rewards
-    assert trajectory.reason == "reward same is given at two levels: name calls, turns and trajectories apart"
+    assert trajectory.reason == "reward same is given at two levels: use different names for calls, turns and trajectories"
 
 
-def test_names_of_their_own_are_fine(chat):
+def test_names_of_their_own_are_fine(renderer):
     env = ToolEnv([look], call_rewards=found, turn_rewards=words)
-    trajectory = scored(chat, env, (FunctionScorer({"em": lambda trajectory, task: 1.0}),))
+    trajectory = scored(renderer, env, (FunctionScorer({"em": lambda trajectory, task: 1.0}),))
     assert trajectory.status is Status.COMPLETED and trajectory.rewards == {"em": 1.0}

@@ -16,9 +16,9 @@ from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Rewards, Status, Trajectory
-from agent_r1.renderers.renderer import Chat
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Collector, Limits, Order
+from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 
 Fails = Callable[[RolloutContext], Exception | None]
@@ -68,24 +68,30 @@ class Unsure:
 
 
 @pytest.fixture(scope="module")
-def chat() -> Chat:
-    return Chat(hermes_tokenizer())
+def renderer() -> TemplateRenderer:
+    return TemplateRenderer(hermes_tokenizer())
 
 
 def collect(
-    chat: Chat, fails: Fails, retries: int = 2, scorer: Any = None, greedy: bool = False, **limits: float
+    renderer: TemplateRenderer,
+    fails: Fails,
+    retries: int = 2,
+    scorer: Any = None,
+    greedy: bool = False,
+    **limits: float,
 ) -> tuple[Group, Log]:
-    log, engine = Log(), ScriptedEngine(chat, lambda prompt: "done")
-    actor = Agent(engine, chat, SamplingParams(max_tokens=50), 2000)
-    bounds = Limits(retries=retries, retry_seconds=0.01, **limits)
+    log, engine = Log(), ScriptedEngine(renderer, lambda prompt: "done")
+    actor = Agent(engine, renderer, SamplingParams(max_tokens=50), 2000)
+    bounds = RolloutLimits(retries=retries, retry_seconds=0.01, **limits)
     scorers = (scorer or One(),)
-    collector = Collector(actor, OneStep(fails), scorers, log, "run", bounds, actor if greedy else None)
+    rollout = AgentLoop(actor, OneStep(fails))
+    collector = Collector(rollout, scorers, log, "run", bounds, greedy=rollout if greedy else None)
 
-    async def permit(order: Order) -> int:
+    async def permit(order: GroupRequest) -> int:
         return 3
 
     async def only() -> Group:
-        order = Order(5, Task("t", (Message.user("hello"),)), 3)
+        order = GroupRequest(5, Task("t", (Message.user("hello"),)), 3)
         (group,) = [group async for group in collector.collect([order], permit)]
         return group
 
@@ -94,48 +100,48 @@ def collect(
 
 def failing_before(retry: int, member: int = 1) -> Fails:
     def fails(context: RolloutContext) -> Exception | None:
-        attempt = context.attempt
-        return OSError(f"try {attempt.retry}") if attempt.member == member and attempt.retry < retry else None
+        attempt = context.id
+        return OSError(f"try {attempt.retry}") if attempt.sample_index == member and attempt.retry < retry else None
 
     return fails
 
 
-def test_a_place_is_tried_again_until_it_is_filled(chat: Chat) -> None:
-    group, log = collect(chat, failing_before(2))
-    assert [t.attempt.order for t in group.trajectories] == [(5, 0, 0), (5, 1, 2), (5, 2, 0)]
+def test_a_place_is_tried_again_until_it_is_filled(renderer: TemplateRenderer) -> None:
+    group, log = collect(renderer, failing_before(2))
+    assert [t.attempt.sort_key for t in group.trajectories] == [(5, 0, 0), (5, 1, 2), (5, 2, 0)]
     assert all(t.rewards == {"one": 1.0} for t in group.trajectories)
-    assert [t.attempt.order for t in group.retried] == [(5, 1, 0), (5, 1, 1)]
+    assert [t.attempt.sort_key for t in group.retried] == [(5, 1, 0), (5, 1, 1)]
     reasons = [t.reason or "" for t in group.retried]
     assert reasons[0].startswith("OSError: try 0 (test_retries.py:") and reasons[1].startswith("OSError: try 1 (")
     assert not any(t.rewards for t in group.retried)
-    dispatched = [event.attempt.order for event in log.events if isinstance(event, AttemptStarted)]
-    finished = [event.trajectory.attempt.order for event in log.events if isinstance(event, AttemptFinished)]
+    dispatched = [event.attempt.sort_key for event in log.events if isinstance(event, AttemptStarted)]
+    finished = [event.trajectory.attempt.sort_key for event in log.events if isinstance(event, AttemptFinished)]
     assert sorted(dispatched) == sorted(finished) and len(set(finished)) == 5
     # what failed is written down with the dispatch of what takes its place
     again = log.events.index(AttemptStarted(group.retried[1].attempt, "train", 3))
     assert log.events[again - 1] == AttemptFinished(group.retried[0])
 
 
-def test_retries_are_bounded_and_the_last_failure_stays(chat: Chat) -> None:
-    group, _ = collect(chat, failing_before(99), retries=1)
+def test_retries_are_bounded_and_the_last_failure_stays(renderer: TemplateRenderer) -> None:
+    group, _ = collect(renderer, failing_before(99), retries=1)
     assert group.trajectories[1].attempt.retry == 1
     assert group.trajectories[1].status is Status.ENVIRONMENT_FAILED and len(group.retried) == 1
-    group, _ = collect(chat, failing_before(99), retries=0)
+    group, _ = collect(renderer, failing_before(99), retries=0)
     assert group.trajectories[1].attempt.retry == 0 and group.retried == ()
 
 
-def test_a_greedy_attempt_is_tried_again_too(chat: Chat) -> None:
-    group, _ = collect(chat, failing_before(1, member=3), greedy=True)
-    assert group.greedy is not None and group.greedy.attempt.order == (5, 3, 1)
-    assert [t.attempt.order for t in group.retried] == [(5, 3, 0)]
+def test_a_greedy_attempt_is_tried_again_too(renderer: TemplateRenderer) -> None:
+    group, _ = collect(renderer, failing_before(1, member=3), greedy=True)
+    assert group.greedy is not None and group.greedy.attempt.sort_key == (5, 3, 1)
+    assert [t.attempt.sort_key for t in group.retried] == [(5, 3, 0)]
 
 
-def test_another_try_draws_other_numbers(chat: Chat) -> None:
-    group, _ = collect(chat, failing_before(1))
+def test_another_try_draws_other_numbers(renderer: TemplateRenderer) -> None:
+    group, _ = collect(renderer, failing_before(1))
     assert group.retried[0].attempt.seed(0) != group.trajectories[1].attempt.seed(0)
 
 
-def test_a_dead_engine_is_asked_again_and_then_given_up(chat: Chat) -> None:
+def test_a_dead_engine_is_asked_again_and_then_given_up(renderer: TemplateRenderer) -> None:
     asked = []
 
     class Dead(ScriptedEngine):
@@ -145,15 +151,15 @@ def test_a_dead_engine_is_asked_again_and_then_given_up(chat: Chat) -> None:
             asked.append(session_id)
             raise EngineError("it is gone")
 
-    log, limits = Log(), Limits(retries=2, retry_seconds=0.01)
-    actor = Agent(Dead(chat, str), chat, SamplingParams(max_tokens=50), 2000)
-    collector = Collector(actor, OneStep(lambda context: None), (One(),), log, "run", limits)
+    log, limits = Log(), RolloutLimits(retries=2, retry_seconds=0.01)
+    actor = Agent(Dead(renderer, str), renderer, SamplingParams(max_tokens=50), 2000)
+    collector = Collector(AgentLoop(actor, OneStep(lambda context: None)), (One(),), log, "run", limits)
 
-    async def permit(order: Order) -> int:
+    async def permit(order: GroupRequest) -> int:
         return 0
 
     async def only() -> Group:
-        orders = [Order(0, Task("t", (Message.user("x"),)), 1)]
+        orders = [GroupRequest(0, Task("t", (Message.user("x"),)), 1)]
         (group,) = [group async for group in collector.collect(orders, permit)]
         return group
 
@@ -162,15 +168,15 @@ def test_a_dead_engine_is_asked_again_and_then_given_up(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("what", ["reward", "deadline"])
-def test_what_would_fail_again_is_not_tried_again(chat: Chat, what: str) -> None:
+def test_what_would_fail_again_is_not_tried_again(renderer: TemplateRenderer, what: str) -> None:
     def slow(context: RolloutContext) -> None:
         return None
 
     if what == "reward":
-        group, _ = collect(chat, slow, scorer=Unsure())
+        group, _ = collect(renderer, slow, scorer=Unsure())
         assert {t.status for t in group.trajectories} == {Status.REWARD_FAILED}
     else:
-        group, _ = collect(chat, slow, episode_seconds=0.0)
+        group, _ = collect(renderer, slow, episode_seconds=0.0)
         assert {t.status for t in group.trajectories} == {Status.CANCELLED}
     assert group.retried == ()
 
@@ -185,26 +191,28 @@ def test_the_table_knows_every_status() -> None:
     ("given", "status"),
     [((1.0,), Status.COMPLETED), ((1.0, 2.0), Status.REWARD_FAILED), ("1.0", Status.REWARD_FAILED)],
 )
-def test_rewards_that_fit_no_turn_or_are_no_numbers_fail_the_attempt(chat: Chat, given: Any, status: Status) -> None:
+def test_rewards_that_fit_no_turn_or_are_no_numbers_fail_the_attempt(
+    renderer: TemplateRenderer, given: Any, status: Status
+) -> None:
     class Given:
         async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
             return tuple({"em": given} for _ in group)
 
-    group, _ = collect(chat, lambda context: None, scorer=Given())
+    group, _ = collect(renderer, lambda context: None, scorer=Given())
     assert {t.status for t in group.trajectories} == {status}
 
 
-def test_a_reward_that_is_none_fails_its_own_attempt_only(chat: Chat) -> None:
+def test_a_reward_that_is_none_fails_its_own_attempt_only(renderer: TemplateRenderer) -> None:
     class Given:
         async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Any, ...]:
-            return tuple({"em": "high"} if t.attempt.member == 1 else {"em": 1.0} for t in group)
+            return tuple({"em": "high"} if t.attempt.sample_index == 1 else {"em": 1.0} for t in group)
 
-    group, _ = collect(chat, lambda context: None, scorer=Given())
+    group, _ = collect(renderer, lambda context: None, scorer=Given())
     assert [t.status for t in group.trajectories] == [Status.COMPLETED, Status.REWARD_FAILED, Status.COMPLETED]
     assert "reward em is an object of type str" in (group.trajectories[1].reason or "")
 
 
-def test_a_scorers_own_timeout_is_not_taken_for_ours(chat: Chat) -> None:
+def test_a_scorers_own_timeout_is_not_taken_for_ours(renderer: TemplateRenderer) -> None:
     class Late:
         def __init__(self, seconds: float) -> None:
             self.seconds = seconds
@@ -213,7 +221,7 @@ def test_a_scorers_own_timeout_is_not_taken_for_ours(chat: Chat) -> None:
             await asyncio.sleep(self.seconds)
             raise TimeoutError("the judge did not answer")
 
-    own, _ = collect(chat, lambda context: None, scorer=Late(0), score_seconds=5)
-    ours, _ = collect(chat, lambda context: None, scorer=Late(5), score_seconds=0.05)
+    own, _ = collect(renderer, lambda context: None, scorer=Late(0), score_seconds=5)
+    ours, _ = collect(renderer, lambda context: None, scorer=Late(5), score_seconds=0.05)
     assert "the judge did not answer" in (own.trajectories[0].reason or "")
     assert "a scorer took more than 0.05 s" in (ours.trajectories[0].reason or "")

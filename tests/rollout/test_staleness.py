@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.core.task import Task
-from agent_r1.rollout.collector import Order
-from agent_r1.rollout.staleness import Clock
+from agent_r1.rollout.collector import GroupRequest
+from agent_r1.rollout.staleness import StalenessController
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Pace:
     max_staleness: int
     refill: int
 
-    def clock(self, kind=Clock):
+    def staleness(self, kind=StalenessController):
         return kind(self.steps, self.groups_per_step, max_staleness=self.max_staleness, refill=self.refill)
 
 
@@ -33,7 +33,7 @@ class Lived:
 
 
 def order(serial):
-    return Order(serial, Task("task", ()), 1)
+    return GroupRequest(serial, Task("task", ()), 1)
 
 
 async def spin(turns):
@@ -41,7 +41,7 @@ async def spin(turns):
         await asyncio.sleep(0)
 
 
-async def live(clock, steps, useful, pauses):
+async def live(staleness, steps, useful, pauses):
     """A run: groups take some turns of the event loop each, and so does every update."""
     started, taken = [], []
     under_way = asyncio.Queue()
@@ -52,27 +52,27 @@ async def live(clock, steps, useful, pauses):
 
     async def start():
         for serial in count():
-            started.append(await clock.permit(order(serial)))
+            started.append(await staleness.acquire(order(serial)))
             under_way.put_nowait(asyncio.create_task(group(serial)))
 
     starter = asyncio.create_task(start())
     for step in range(steps):
         batch = []
-        while len(batch) < clock.wanted:
+        while len(batch) < staleness.groups_wanted:
             batch.append(await (await under_way.get()))
             if not useful[batch[-1] % len(useful)]:
-                await clock.miss()
+                await staleness.request_refill()
         await spin(pauses[step % len(pauses)])
         taken.append(batch)
-        await clock.advance(step + 1)
+        await staleness.on_step_end(step + 1)
     await spin(50)
     starter.cancel()
     return Lived(started, taken)
 
 
-def run(clock, steps, useful, pauses, patience=2.0):
+def run(staleness, steps, useful, pauses, patience=2.0):
     """The run; TimeoutError where it is not over after ``patience`` seconds: it takes some hundred turns of a loop."""
-    return asyncio.run(asyncio.wait_for(live(clock, steps, useful, pauses), patience))
+    return asyncio.run(asyncio.wait_for(live(staleness, steps, useful, pauses), patience))
 
 
 def expected(pace, useful):
@@ -87,8 +87,8 @@ def expected(pace, useful):
         yield batch
 
 
-def check(pace, useful, pauses, kind=Clock):
-    lived = run(pace.clock(kind), pace.steps, useful, pauses)
+def check(pace, useful, pauses, kind=StalenessController):
+    lived = run(pace.staleness(kind), pace.steps, useful, pauses)
     assert lived.taken == list(expected(pace, useful))
     assert len(lived.started) == sum(map(len, lived.taken)), "a group was started in vain"
     for step, batch in enumerate(lived.taken):
@@ -114,18 +114,18 @@ def test_without_staleness_and_refilling_each_group_starts_with_its_own_step(ste
     assert lived.started == [serial // groups for serial in range(steps * groups)]
 
 
-class Hasty(Clock):
+class Hasty(StalenessController):
     """Lets one group more start than is certain to be taken."""
 
-    def _certain(self):
-        return super()._certain() + 1
+    def _certain_groups(self):
+        return super()._certain_groups() + 1
 
 
-class Deaf(Clock):
+class Deaf(StalenessController):
     """Wants more groups where some teach nothing, and does not let them start."""
 
-    def _certain(self):
-        return min(super()._certain(), self._taken + self._groups_per_step)
+    def _certain_groups(self):
+        return min(super()._certain_groups(), self._taken + self._groups_per_step)
 
 
 def test_a_group_too_many_and_a_group_too_few_would_be_seen():
@@ -134,12 +134,12 @@ def test_a_group_too_many_and_a_group_too_few_would_be_seen():
     with pytest.raises(AssertionError):
         check(pace, [True, False, False], [1], Hasty)
     with pytest.raises(TimeoutError):
-        run(pace.clock(Deaf), pace.steps, [True, False, False], [1], patience=0.3)
+        run(pace.staleness(Deaf), pace.steps, [True, False, False], [1], patience=0.3)
 
 
-async def permitted(clock, serials):
+async def permitted(staleness, serials):
     """Those of the groups that may start at once."""
-    waiting = {serial: asyncio.create_task(clock.permit(order(serial))) for serial in serials}
+    waiting = {serial: asyncio.create_task(staleness.acquire(order(serial))) for serial in serials}
     await spin(5)
     found = [serial for serial, permit in waiting.items() if permit.done()]
     for permit in waiting.values():
@@ -149,13 +149,13 @@ async def permitted(clock, serials):
 
 def test_groups_start_as_early_as_they_may():
     async def look():
-        clock = Clock(4, 4, max_staleness=0, refill=1)
-        seen = [await permitted(clock, range(20))]
+        staleness = StalenessController(4, 4, max_staleness=0, refill=1)
+        seen = [await permitted(staleness, range(20))]
         for _ in range(6):
-            await clock.miss()
-            seen.append(await permitted(clock, range(20)))
-        await clock.advance(1)
-        return seen, await permitted(clock, range(20))
+            await staleness.request_refill()
+            seen.append(await permitted(staleness, range(20)))
+        await staleness.on_step_end(1)
+        return seen, await permitted(staleness, range(20))
 
     during, after = asyncio.run(look())
     assert during == [list(range(number)) for number in (4, 5, 6, 7, 8, 8, 8)]
@@ -164,29 +164,29 @@ def test_groups_start_as_early_as_they_may():
 
 def test_what_runs_ahead_never_runs_past_the_last_step():
     async def look():
-        clock = Clock(3, 2, max_staleness=2)
-        seen = [await permitted(clock, range(20))]
+        staleness = StalenessController(3, 2, max_staleness=2)
+        seen = [await permitted(staleness, range(20))]
         for version in (1, 2, 3):
-            await clock.advance(version)
-            seen.append(await permitted(clock, range(20)))
+            await staleness.on_step_end(version)
+            seen.append(await permitted(staleness, range(20)))
         return seen
 
     assert asyncio.run(look()) == [list(range(6))] * 4
 
 
 def test_a_clock_that_begins_in_the_middle_counts_on_from_there():
-    clock = Clock(2, 3, max_staleness=1, taken=7, version=4)
+    staleness = StalenessController(2, 3, max_staleness=1, taken=7, version=4)
 
     async def permitted(serial):
         try:
             async with asyncio.timeout(0.01):
-                return await clock.permit(order(serial))
+                return await staleness.acquire(order(serial))
         except TimeoutError:
             return None
 
     async def live():
         before = [await permitted(serial) for serial in (7, 12, 13)]
-        await clock.advance(5)
+        await staleness.on_step_end(5)
         after = [await permitted(serial) for serial in (12, 13)]
         return before, after
 

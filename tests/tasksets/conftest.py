@@ -17,13 +17,13 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.renderers.renderer import Chat
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Collector, Order
-from agent_r1.rollout.collector import Limits as CollectorLimits
+from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.collector import Collector, GroupRequest
+from agent_r1.rollout.collector import RolloutLimits as CollectorLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.sandbox import Limits, Sandbox
-from agent_r1.training.null_recorder import Unrecorded, at_once
+from agent_r1.training.null_recorder import NullRecorder, no_gate
 
 Reply = Callable[[str], str]
 
@@ -51,15 +51,16 @@ def live() -> Callable[..., list[Trajectory]]:
     ``script`` gives what is said in each turn; it is told the text so far. Or it is a list with one text per turn.
     """
 
-    def living(world: TaskSet, tasks: Sequence[Task], script: Reply | list[str], size: int = 1) -> list[Trajectory]:
-        chat = Chat(hermes_tokenizer())
+    def living(taskset: TaskSet, tasks: Sequence[Task], script: Reply | list[str], size: int = 1) -> list[Trajectory]:
+        renderer = TemplateRenderer(hermes_tokenizer())
         reply = script if callable(script) else _by_turn(script)
-        agent = Agent(ScriptedEngine(chat, reply), chat, SamplingParams(max_tokens=10**6), 10**6)
+        agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=10**6), 10**6)
 
         async def collect() -> list[Trajectory]:
-            collector = Collector(agent, world.env, world.scorers, Unrecorded(), "test", CollectorLimits(retries=0))
-            orders = (Order(serial, task, size) for serial, task in enumerate(tasks))
-            async with aclosing(collector.collect(orders, at_once)) as groups:
+            rollout, limits = AgentLoop(agent, taskset.env), CollectorLimits(retries=0)
+            collector = Collector(rollout, taskset.scorers, NullRecorder(), "test", limits)
+            orders = (GroupRequest(serial, task, size) for serial, task in enumerate(tasks))
+            async with aclosing(collector.collect(orders, no_gate)) as groups:
                 return [trajectory async for group in groups for trajectory in group.trajectories]
 
         return asyncio.run(collect())

@@ -12,10 +12,10 @@ from sandboxed import sandbox_or_skip
 from agent_r1.core.taskset import TaskSet
 from agent_r1.rewards import FunctionScorer
 from agent_r1.sandbox import Limits
-from agent_r1.tasksets import WORLDS, build
-from agent_r1.training.check import Checked, check
+from agent_r1.tasksets import TASKSETS, build
+from agent_r1.training.check import CheckReport, check
 from agent_r1.training.config import CheckConfig
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 
 ROWS = [
     {"id": f"q{i}", "question": f"Who rules town {i}, or is it {name} or X?", "answers": [name, f"{name} the Great"]}
@@ -75,33 +75,33 @@ SMALL: dict[str, Callable[[Path], TaskSet]] = {
 """Each world, made of little. One that is not here has nobody who checks it: the first test says so."""
 
 
-def checked(world: TaskSet, n: int = 8) -> Checked:
-    return check(CheckConfig(n=n), world, Silence())
+def checked(taskset: TaskSet, n: int = 8) -> CheckReport:
+    return check(CheckConfig(n=n), taskset, SilentProgress())
 
 
 def test_every_world_that_can_be_named_is_checked_here() -> None:
-    assert set(SMALL) == set(WORLDS)
+    assert set(SMALL) == set(TASKSETS)
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", TASKSETS)
 def test_a_world_holds(name: str, tmp_path: Path) -> None:
     found = checked(SMALL[name](tmp_path))
-    assert found.holds, found.faults[:5]
-    assert found.gold.held == found.gold.played >= sum(found.tasks.values()) > 0
-    assert found.wrong.held == found.wrong.played >= 3 * sum(found.tasks.values())
+    assert found.passed, found.failures[:5]
+    assert found.gold.passed == found.gold.played >= sum(found.tasks.values()) > 0
+    assert found.wrong.passed == found.wrong.played >= 3 * sum(found.tasks.values())
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", TASKSETS)
 @pytest.mark.parametrize(("mark", "side"), [(1.0, "wrong"), (0.0, "gold")])
 def test_a_scorer_that_always_says_the_same_does_not_hold(name: str, mark: float, side: str, tmp_path: Path) -> None:
-    world = SMALL[name](tmp_path)
-    assert world.solutions is not None
-    full = world.solutions(world.tasks(world.whole or world.evaluation[0])[0]).full
+    taskset = SMALL[name](tmp_path)
+    assert taskset.solutions is not None
+    full = taskset.solutions(taskset.tasks(taskset.whole or taskset.evaluation[0])[0]).expected_rewards
     same = FunctionScorer({reward: lambda trajectory, task: mark for reward in full})
-    found = checked(replace(world, scorers=(same,)), n=2)
+    found = checked(replace(taskset, scorers=(same,)), n=2)
     count = {"gold": found.gold, "wrong": found.wrong}[side]
-    assert not found.holds and count.held == 0 < count.played
-    assert {fault.reason.split(",")[0] for fault in found.faults} == {side}
+    assert not found.passed and count.passed == 0 < count.played
+    assert {fault.reason.split(",")[0] for fault in found.failures} == {side}
 
 
 def test_every_split_of_tinywiki_is_checked_also_its_variants() -> None:
@@ -122,11 +122,11 @@ def test_other_names_of_an_answer_are_right_too(tmp_path: Path) -> None:
 
 def test_an_answer_that_cannot_be_scored_is_found(tmp_path: Path) -> None:
     """Among the questions is one whose gold answer normalises to nothing, so that nobody can give it."""
-    world = multihop("musique")(tmp_path)
-    task = world.tasks("all")[0]
+    taskset = multihop("musique")(tmp_path)
+    task = taskset.tasks("all")[0]
     broken = replace(task, data={**task.data, "answers": ("Bruno",)})
     right = replace(task, data={**task.data, "answers": ("Corin",)})
-    solutions = world.solutions
+    solutions = taskset.solutions
     assert solutions is not None
-    found = checked(replace(world, tasks=lambda split: [broken], solutions=lambda task: solutions(right)))
-    assert found.gold.held == 0 and {fault.task for fault in found.faults} == {task.id}
+    found = checked(replace(taskset, tasks=lambda split: [broken], solutions=lambda task: solutions(right)))
+    assert found.gold.passed == 0 and {fault.task for fault in found.failures} == {task.id}

@@ -12,10 +12,10 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox import Sandbox, SandboxConfig, Verdict
 from agent_r1.tasksets.code.exam import Exam, packages_for
-from agent_r1.tasksets.code.examples import Example, of_assertion, of_docstring
+from agent_r1.tasksets.code.examples import Example, example_from_assertion, examples_from_docstring
 from agent_r1.tasksets.code.problems import Problem, read_problems
-from agent_r1.tasksets.code.source import parsed
-from agent_r1.tasksets.code.tool import trial
+from agent_r1.tasksets.code.source import parse_source
+from agent_r1.tasksets.code.tool import trial_program
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
@@ -90,7 +90,7 @@ def test_what_is_asked_and_what_is_shown(rows_file: Callable[..., Path]) -> None
 def test_hidden_tests_reach_neither_the_agent_nor_its_trials(row: Any, rows_file: Callable[..., Path]) -> None:
     problem = only(rows_file(row))
     seen = "".join(message.text for message in problem.task("test").messages)
-    seen += trial("pass", problem.exam, problem.examples)
+    seen += trial_program("pass", problem.exam, problem.examples)
     hidden = row["test_list"][1:] if "test_list" in row else [row["test"]]
     assert hidden and not [test for test in hidden if test in seen]
     assert problem.solution not in seen
@@ -179,7 +179,7 @@ def test_an_odd_row_is_a_problem_like_any_other(
     ],
 )
 def test_an_assertion_is_an_example(source: str, example: Example) -> None:
-    assert of_assertion(source) == example
+    assert example_from_assertion(source) == example
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_an_assertion_is_an_example(source: str, example: Example) -> None:
 )
 def test_examples_are_read_from_docstrings(docs: str, examples: list[tuple[str, str]]) -> None:
     source = f"def f(x):\n    '''Docs.\n    {docs}\n    '''"
-    assert [(example.call, example.wanted) for example in of_docstring(source, "f")] == examples
+    assert [(example.call, example.wanted) for example in examples_from_docstring(source, "f")] == examples
 
 
 @real_data
@@ -204,4 +204,4 @@ def test_the_benchmarks_own_files_are_read(name: str, count: int, bare: int) -> 
     problems = read_problems(SHARED / name)
     assert len(problems) == count
     assert sum(not problem.examples for problem in problems) <= bare  # without an example to try a solution on
-    assert all(parsed(problem.solution).body for problem in problems)
+    assert all(parse_source(problem.solution).body for problem in problems)

@@ -17,13 +17,13 @@ from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.sandbox import Sandbox, Verdict
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code.exam import Exam
-from agent_r1.tasksets.code.scorer import repairs, solution_in
+from agent_r1.tasksets.code.scorer import extract_solution, repair_rates
 
 RIGHT, WRONG, RAISES = (f"def double(x):\n    return {value}" for value in ("2 * x", "2", "x.no"))
 
 
 @pytest.fixture
-def world(sandbox: Sandbox, rows_file: Callable[..., Path]) -> TaskSet:
+def taskset(sandbox: Sandbox, rows_file: Callable[..., Path]) -> TaskSet:
     tests = ["assert double(1) == 2", "assert double(5) == 10"]
     rows = ({"task_id": n, "text": f"Double it, {n} ways.", "code": RIGHT, "test_list": tests} for n in range(30))
     return build("code", rows_file(*rows), None, 0)
@@ -54,9 +54,9 @@ def marks(passed: float | None, form: float, first: float | None) -> dict[str, f
         (["try " + RIGHT] * 5, marks(0, 0, 1)),
     ],
 )
-def test_every_way_to_solve_is_scored(script: list[str], wanted: Any, world: TaskSet, live: Any, call: Any) -> None:
+def test_every_way_to_solve_is_scored(script: list[str], wanted: Any, taskset: TaskSet, live: Any, call: Any) -> None:
     said = [call("run_tests", text[4:]) if text.startswith("try ") else text for text in script]
-    (lived,) = live(world, world.tasks("test")[:1], said)
+    (lived,) = live(taskset, taskset.tasks("test")[:1], said)
     assert lived.rewards == wanted
     assert lived.status == (Status.OUT_OF_TURNS if len(script) == 5 else Status.COMPLETED)
 
@@ -73,8 +73,8 @@ def test_every_way_to_solve_is_scored(script: list[str], wanted: Any, world: Tas
         ("import os; os._exit(3)", "[died: the process ended (exit status 3)]"),
     ],
 )
-def test_the_agent_sees_what_its_code_does(code: str, shown: str, world: TaskSet, live: Any, call: Any) -> None:
-    (lived,) = live(world, world.tasks("test")[:1], [call("run_tests", code), block(RIGHT)])
+def test_the_agent_sees_what_its_code_does(code: str, shown: str, taskset: TaskSet, live: Any, call: Any) -> None:
+    (lived,) = live(taskset, taskset.tasks("test")[:1], [call("run_tests", code), block(RIGHT)])
     (seen,) = lived.turns[0].observation
     assert shown in seen.text and "double(5)" not in seen.text
     (result,) = lived.turns[0].results
@@ -82,18 +82,18 @@ def test_the_agent_sees_what_its_code_does(code: str, shown: str, world: TaskSet
     assert all(isinstance(part, Text) for part in result.parts)
 
 
-def test_the_rate_of_repairs_is_counted_over_many_episodes_at_once(world: TaskSet, live: Any, call: Any) -> None:
+def test_the_rate_of_repairs_is_counted_over_many_episodes_at_once(taskset: TaskSet, live: Any, call: Any) -> None:
     ways = ([block(RIGHT)], [block(WRONG)], [call("run_tests", WRONG), block(RIGHT)], [call("run_tests", WRONG), ""])
 
     def reply(text: str) -> str:
         way = ways[int(text.split("Double it, ")[1].split()[0]) % 4]
         return way[text.count("<|im_start|>assistant") - 1]
 
-    tasks = sorted(world.tasks("all"), key=lambda task: int(task.id.rpartition("/")[2]))[:24]
-    lived = live(world, tasks, reply)
+    tasks = sorted(taskset.tasks("all"), key=lambda task: int(task.id.rpartition("/")[2]))[:24]
+    lived = live(taskset, tasks, reply)
     assert [t.rewards["passed"] for t in lived] == [1, 0, 1, 0] * 6
-    assert world.measures is not None
-    assert world.measures(lived) == pytest.approx(
+    assert taskset.measures is not None
+    assert taskset.measures(lived) == pytest.approx(
         {"first_pass_rate": 1 / 4, "no_second_try_rate": 2 / 3, "fix_rate": 1.0}
     )
 
@@ -111,27 +111,27 @@ def lived(passed: float | None, first: float | None, codes: int = 2) -> Trajecto
 
 
 def test_the_rate_of_repairs_looks_at_judged_first_failures_only() -> None:
-    assert repairs([lived(1, 0), lived(0, 0), lived(0, 1), lived(None, 0)]) == {
+    assert repair_rates([lived(1, 0), lived(0, 0), lived(0, 1), lived(None, 0)]) == {
         "first_pass_rate": 1 / 3,
         "no_second_try_rate": 0.0,
         "fix_rate": 0.5,
     }
     # Whoever never tries a second time has mended nothing, and failed to mend nothing.
-    assert repairs([lived(1, 0), lived(0, 0, codes=1)]) == {
+    assert repair_rates([lived(1, 0), lived(0, 0, codes=1)]) == {
         "first_pass_rate": 0.0,
         "no_second_try_rate": 0.5,
         "fix_rate": 1.0,
     }
-    assert repairs([lived(1, 1)]) == {"first_pass_rate": 1.0}
-    assert repairs([lived(None, None)]) == {} == repairs([])
+    assert repair_rates([lived(1, 1)]) == {"first_pass_rate": 1.0}
+    assert repair_rates([lived(None, None)]) == {} == repair_rates([])
 
 
-def test_what_could_not_be_judged_is_not_scored(world: TaskSet, live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_judged_is_not_scored(taskset: TaskSet, live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(self: Exam, sandbox: Sandbox, solution: str) -> Verdict:
         return Verdict(None, "no more namespaces")
 
     monkeypatch.setattr(Exam, "judge", broken)
-    (attempt,) = live(world, world.tasks("test")[:1], [block(RIGHT)])
+    (attempt,) = live(taskset, taskset.tasks("test")[:1], [block(RIGHT)])
     assert attempt.rewards == marks(None, 1, None)
 
 
@@ -157,13 +157,13 @@ def test_what_could_not_be_judged_is_not_scored(world: TaskSet, live: Any, monke
     ],
 )
 def test_a_solution_is_a_whole_block(text: str, solution: str | None) -> None:
-    assert solution_in(text) == solution
+    assert extract_solution(text) == solution
 
 
-def test_the_world_is_what_the_doors_need(world: TaskSet, rows_file: Any) -> None:
-    assert world.recipe["sandbox"] == "bubblewrap" and world.sandbox is not None
-    assert world.sandbox.startswith("bubblewrap: ")
-    assert (len(world.tasks("all")), world.whole) == (30, "all")
+def test_the_world_is_what_the_doors_need(taskset: TaskSet, rows_file: Any) -> None:
+    assert taskset.recipe["sandbox"] == "bubblewrap" and taskset.sandbox is not None
+    assert taskset.sandbox.startswith("bubblewrap: ")
+    assert (len(taskset.tasks("all")), taskset.whole) == (30, "all")
     for data, corpus, told in ((None, None, "--data for code: got nothing"), (rows_file(), "c", "corpus: got c")):
         with pytest.raises(InvalidInput, match=told):
             build("code", data, corpus, 0)

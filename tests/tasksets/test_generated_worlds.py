@@ -19,9 +19,9 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.formats.hermes import CLOSE, OPEN
-from agent_r1.renderers.renderer import Chat
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import Limits
+from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tasksets import build, orders
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
@@ -39,14 +39,14 @@ def written(message: Message) -> str:
 
 @pytest.fixture(scope="module")
 def play() -> Play:
-    chat = Chat(load_tokenizer(str(TINY_BASE_FOLDER)))
+    renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
 
-    def play(world: TaskSet, task: Task, solution: ReferenceSolution) -> Trajectory:
+    def play(taskset: TaskSet, task: Task, solution: ReferenceSolution) -> Trajectory:
         turn = iter(range(100))
-        engine = ScriptedEngine(chat, lambda prompt: written(solution.act((), next(turn))))
-        agent = Agent(engine, chat, SamplingParams(max_tokens=10_000), 100_000)
-        method = Method("solution", agent, world.env)
-        (group,) = asyncio.run(attempts(method, world.scorers, [task], 1, Limits(retries=0)))
+        engine = ScriptedEngine(renderer, lambda prompt: written(solution.respond((), next(turn))))
+        agent = Agent(engine, renderer, SamplingParams(max_tokens=10_000), 100_000)
+        method = Method("solution", agent, taskset.env)
+        (group,) = asyncio.run(attempts(method, taskset.scorers, [task], 1, RolloutLimits(retries=0)))
         return group.trajectories[0]
 
     return play
@@ -56,7 +56,7 @@ def play() -> Play:
 def test_tasks_depend_on_the_seed_alone_and_test_tasks_not_even_on_that(name: str) -> None:
     first, again, other = (build(name, None, None, seed) for seed in (0, 0, 1))
     assert first.tasks("train") == again.tasks("train")
-    drawn, redrawn = ([task.messages for task in world.tasks("train")] for world in (first, other))
+    drawn, redrawn = ([task.messages for task in taskset.tasks("train")] for taskset in (first, other))
     assert drawn != redrawn
     for split in first.evaluation:
         assert first.tasks(split) == other.tasks(split)
@@ -64,53 +64,53 @@ def test_tasks_depend_on_the_seed_alone_and_test_tasks_not_even_on_that(name: st
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lived_again_an_episode_is_the_same(name: str, play: Play) -> None:
-    world = build(name, None, None, seed=0)
-    assert world.solutions is not None
-    task = world.tasks("train")[5]
-    (solution, *_) = world.solutions(task).gold
+    taskset = build(name, None, None, seed=0)
+    assert taskset.solutions is not None
+    task = taskset.tasks("train")[5]
+    (solution, *_) = taskset.solutions(task).gold
 
     def tokens() -> list[tuple[object, ...]]:
-        return [(turn.new_ids, turn.action_ids) for turn in play(world, task, solution).turns]
+        return [(turn.new_ids, turn.action_ids) for turn in play(taskset, task, solution).turns]
 
     assert tokens() == tokens()
 
 
 def test_what_a_user_says_is_no_action(play: Play) -> None:
     """Each turn's state gains what the user said; the action's tokens are those of the agent alone."""
-    chat = Chat(load_tokenizer(str(TINY_BASE_FOLDER)))
-    world = build("memory", None, None, seed=0)
-    task = next(task for task in world.tasks("train") if len(task.data["told"].turns) == 4)
-    assert world.solutions is not None
-    (solution, *_) = world.solutions(task).gold
-    lived = play(world, task, solution)
+    renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
+    taskset = build("memory", None, None, seed=0)
+    task = next(task for task in taskset.tasks("train") if len(task.data["told"].turns) == 4)
+    assert taskset.solutions is not None
+    (solution, *_) = taskset.solutions(task).gold
+    lived = play(taskset, task, solution)
     assert len(lived.turns) == 4
     for turn, said in zip(lived.turns, task.data["told"].turns, strict=True):
-        observed = chat.tokenizer.decode(turn.new_ids)
-        acted = chat.tokenizer.decode(turn.action_ids)
+        observed = renderer.tokenizer.decode(turn.new_ids)
+        acted = renderer.tokenizer.decode(turn.action_ids)
         assert said in observed and said not in acted
         assert "Noted" not in observed
 
 
 def test_a_solution_of_another_wish_earns_nothing(play: Play) -> None:
     """The control of the checks above."""
-    world = build("orders", None, None, seed=0)
-    assert world.solutions is not None
-    task = world.tasks("test")[0]
-    (solution, *_) = world.solutions(task).gold
+    taskset = build("orders", None, None, seed=0)
+    assert taskset.solutions is not None
+    task = taskset.tasks("test")[0]
+    (solution, *_) = taskset.solutions(task).gold
     wish = task.data["wish"]
     order = next(number for number in task.data["orders"] if number != wish.order)
     other = replace(task, data={**task.data, "wish": replace(wish, order=order)})
-    assert play(world, task, solution).rewards["served"] == 1.0
-    assert play(world, other, solution).rewards["served"] == 0.0
+    assert play(taskset, task, solution).rewards["served"] == 1.0
+    assert play(taskset, other, solution).rewards["served"] == 0.0
 
 
 @pytest.fixture(scope="module")
 def shop() -> tuple[TaskSet, Task, ReferenceSolutions]:
     """The world of orders, and a task in which a colour is to be changed."""
-    world = build("orders", None, None, seed=0)
-    task = next(task for task in world.tasks("train") if task.data["wish"].field == "colour")
-    assert world.solutions is not None
-    return world, task, world.solutions(task)
+    taskset = build("orders", None, None, seed=0)
+    task = next(task for task in taskset.tasks("train") if task.data["wish"].field == "colour")
+    assert taskset.solutions is not None
+    return taskset, task, taskset.solutions(task)
 
 
 def with_thought(trajectory: Trajectory, thought: str, text: str) -> Trajectory:
@@ -121,22 +121,22 @@ def with_thought(trajectory: Trajectory, thought: str, text: str) -> Trajectory:
 
 
 def test_what_is_thought_is_not_told(shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play) -> None:
-    world, task, solutions = shop
-    lived = play(world, task, solutions.gold[0])
+    taskset, task, solutions = shop
+    lived = play(taskset, task, solutions.gold[0])
     prices = {number: order.price for number, order in task.data["orders"].items()}
     price = prices.pop(task.data["wish"].order)
     other = next(iter(prices.values()))
-    assert orders.served(with_thought(lived, f"The price is {price}.", "It is done."), task)["served"] == 0.0
+    assert orders.served_reward(with_thought(lived, f"The price is {price}.", "It is done."), task)["served"] == 0.0
     honest = with_thought(lived, f"Not {other} but {price}.", f"It is done; the price is {price}.")
-    assert orders.served(honest, task)["served"] == 1.0
+    assert orders.served_reward(honest, task)["served"] == 1.0
 
 
 def test_only_a_conversation_that_came_to_its_end_is_served(
     shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play
 ) -> None:
-    world, task, solutions = shop
+    taskset, task, solutions = shop
     endless = [each for each in solutions.wrong if each.name in ("the price in calls only", "told, and never ended")]
-    lived = [play(world, task, solution) for solution in endless]
+    lived = [play(taskset, task, solution) for solution in endless]
     assert [each.status for each in lived] == [Status.OUT_OF_TURNS] * 2
     assert [(each.rewards["state"], each.rewards["served"]) for each in lived] == [(1.0, 0.0)] * 2
 
@@ -162,9 +162,9 @@ def test_the_customer_answers_one_thing_at_a_time(shop: tuple[TaskSet, Task, Ref
 def test_the_number_of_an_order_may_be_written_small(
     shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play
 ) -> None:
-    world, task, _ = shop
+    taskset, task, _ = shop
     wish = task.data["wish"]
     number, price = f" {wish.order.lower()}", task.data["orders"][wish.order].price
     changes = tool_call("change", order=number, field="colour", value=wish.value)
     small = script(tool_call("look_up", order=number), changes, Message.assistant(f"The price is {price}."))
-    assert play(world, task, ReferenceSolution("small", small)).rewards["served"] == 1.0
+    assert play(taskset, task, ReferenceSolution("small", small)).rewards["served"] == 1.0

@@ -10,7 +10,7 @@ import pytest
 from agent_r1.core.task import Task
 from agent_r1.tasksets.math.problems import Problem
 from agent_r1.tasksets.math.scorer import AnswerChecker, Checked
-from agent_r1.tasksets.math.solutions import copies, one_more, solutions_of
+from agent_r1.tasksets.math.solutions import copied_expressions, plus_one, solutions_of
 
 pytestmark = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed (extra math)")
 
@@ -114,15 +114,15 @@ def test_an_expression_of_the_question_is_no_answer_to_it(
     # Control: it is the same mathematics, and without the question nobody would know.
     free = verdicts(checker, [(gold, copied)], "")[gold, copied]
     assert free.correct is True or "worked out" in free.reason
-    assert copies(question, gold) != ()
+    assert copied_expressions(question, gold) != ()
 
 
 def test_an_answer_may_stand_in_the_question(checker: AnswerChecker) -> None:
     assert verdicts(checker, [("5", "5.0"), ("5", "x=5")], "Which of $5$ and $6$ is odd?")["5", "5.0"].correct is True
-    assert copies("Which of $5$ and $6$ is odd?", "5") == ("6",)
+    assert copied_expressions("Which of $5$ and $6$ is odd?", "5") == ("6",)
 
 
 def test_infinity_and_one_more_is_infinity() -> None:
-    assert one_more(r"-\infty") == ()
+    assert plus_one(r"-\infty") == ()
     task: Task = Problem("a", "The limit of $x$?", r"\infty").task("test")
     assert "one more" not in {each.name for each in solutions_of((), 5)(task).wrong}

@@ -16,7 +16,7 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.envs.adapters import packages
+from agent_r1.core import packages
 from agent_r1.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.math.scorer import LONGEST, AnswerChecker, Checked
@@ -91,7 +91,7 @@ def test_an_endless_answer_is_wrong_without_being_parsed() -> None:
 
 
 @pytest.fixture
-def world(sandbox: Sandbox, rows_file: Callable[..., Path]) -> TaskSet:
+def taskset(sandbox: Sandbox, rows_file: Callable[..., Path]) -> TaskSet:
     rows = ({"question": f"What is {n} + {n}?", "answer": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(10, 40))
     return build("math", rows_file(*rows), None, 0)
 
@@ -100,30 +100,30 @@ def rewards(trajectory: Trajectory) -> dict[str, Any]:
     return dict(trajectory.rewards)
 
 
-def test_right_answers_score_one_and_form_is_told_apart(world: TaskSet, live: Any, call: Any) -> None:
-    task = world.tasks("test")[0]
+def test_right_answers_score_one_and_form_is_told_apart(taskset: TaskSet, live: Any, call: Any) -> None:
+    task = taskset.tasks("test")[0]
     gold = task.data["answer"]
-    assert rewards(*live(world, [task], [rf"So \boxed{{{gold}}}."])) == {"correct": 1.0, "form": 1.0}
-    assert rewards(*live(world, [task], [rf"So \boxed{{{gold}0}}."])) == {"correct": 0.0, "form": 1.0}
-    assert rewards(*live(world, [task], [f"So {gold}."])) == {"correct": 0.0, "form": 0.0}
+    assert rewards(*live(taskset, [task], [rf"So \boxed{{{gold}}}."])) == {"correct": 1.0, "form": 1.0}
+    assert rewards(*live(taskset, [task], [rf"So \boxed{{{gold}0}}."])) == {"correct": 0.0, "form": 1.0}
+    assert rewards(*live(taskset, [task], [f"So {gold}."])) == {"correct": 0.0, "form": 0.0}
     # A call that cannot be read spoils the form, not the answer.
     invalid = ["<tool_call>\nnonsense\n</tool_call>", rf"\boxed{{{gold}}}"]
-    assert rewards(*live(world, [task], invalid)) == {"correct": 1.0, "form": 0.0}
-    (endless,) = live(world, [task], [call("python", "1")] * 5)
+    assert rewards(*live(taskset, [task], invalid)) == {"correct": 1.0, "form": 0.0}
+    (endless,) = live(taskset, [task], [call("python", "1")] * 5)
     assert (endless.status, rewards(endless)) == (Status.OUT_OF_TURNS, {"correct": 0.0, "form": 0.0})
 
 
 def test_an_answer_that_cannot_be_scored_is_neither_right_nor_wrong(
-    world: TaskSet, live: Any, monkeypatch: Any
+    taskset: TaskSet, live: Any, monkeypatch: Any
 ) -> None:
     async def hung(self: AnswerChecker, gold: str, said: str, question: str) -> Checked:
         return Checked(None, "score timed out")
 
     monkeypatch.setattr(AnswerChecker, "check", hung)
-    assert rewards(*live(world, world.tasks("test")[:1], [r"\boxed{1}"])) == {"correct": None, "form": 1.0}
+    assert rewards(*live(taskset, taskset.tasks("test")[:1], [r"\boxed{1}"])) == {"correct": None, "form": 1.0}
 
 
-def test_episodes_compute_apart_and_leave_nothing_behind(world: TaskSet, live: Any, call: Any) -> None:
+def test_episodes_compute_apart_and_leave_nothing_behind(taskset: TaskSet, live: Any, call: Any) -> None:
     def reply(text: str) -> str:
         turn = text.count("<|im_start|>assistant")
         if turn == 1:
@@ -131,10 +131,10 @@ def test_episodes_compute_apart_and_leave_nothing_behind(world: TaskSet, live: A
         return call("python", "print('later', n + 41)") if turn == 2 else r"\boxed{1}"
 
     before = set(children(os.getpid())) | set(verifiers())
-    lived = live(world, world.tasks("train")[:6], reply, 4)
+    lived = live(taskset, taskset.tasks("train")[:6], reply, 4)
     said = [[turn.observation[0].text for turn in trajectory.turns[:2]] for trajectory in lived]
     assert said == [["n is 1\n", "later 42\n"]] * 24
-    again = live(world, world.tasks("train")[:6], reply, 4)
+    again = live(taskset, taskset.tasks("train")[:6], reply, 4)
     tokens = [[[(turn.new_ids, turn.action_ids) for turn in t.turns] for t in some] for some in (lived, again)]
     assert tokens[0] == tokens[1]  # the same bits, whatever the timing
     left = [pid for pid in children(os.getpid()) if pid not in before and "verifier" not in cmdline(pid)]

@@ -92,10 +92,10 @@ def test_one_split_is_divided_like_a_file(tmp_path: Path) -> None:
 
 def test_the_world_of_a_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hotpot", train=range(40), validation=range(50, 60))
-    world = build("hotpotqa", Path(f"hf:{folder}"), None, 0)
-    assert (len(world.tasks("train")), len(world.tasks("validation")), len(world.tasks("test"))) == (36, 4, 10)
-    assert world.whole is None  # its test part is what is tested, whoever was trained elsewhere
-    assert world.retrieval is not None and world.retrieval("test") == {"recall@5": 1.0}
+    taskset = build("hotpotqa", Path(f"hf:{folder}"), None, 0)
+    assert (len(taskset.tasks("train")), len(taskset.tasks("validation")), len(taskset.tasks("test"))) == (36, 4, 10)
+    assert taskset.whole is None  # its test part is what is tested, whoever was trained elsewhere
+    assert taskset.retrieval is not None and taskset.retrieval("test") == {"recall@5": 1.0}
 
 
 def test_a_bad_row_is_named(tmp_path: Path) -> None:

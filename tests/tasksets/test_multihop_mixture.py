@@ -58,23 +58,23 @@ def texts(mixture, split: str) -> set[str]:
 
 
 def test_the_table_has_a_column_for_each_tested_set(folder: Path) -> None:
-    world = build("multihop", mixture_file(folder), folder / "corpus.jsonl", 0)
-    assert (world.name, world.evaluation, world.validation) == (
+    taskset = build("multihop", mixture_file(folder), folder / "corpus.jsonl", 0)
+    assert (taskset.name, taskset.evaluation, taskset.validation) == (
         "multihop",
         ("hotpotqa", "2wiki", "musique"),
         "validation",
     )
-    assert {split: len(world.tasks(split)) for split in (*world.evaluation, "train", "validation")} == {
+    assert {split: len(taskset.tasks(split)) for split in (*taskset.evaluation, "train", "validation")} == {
         "hotpotqa": 30,
         "2wiki": 15,
         "musique": 12,
         "train": 80,
         "validation": 5,
     }
-    assert world.whole is None  # the file says what is tested, whatever was trained on
-    ids = [task.id for split in ("train", "validation", *world.evaluation) for task in world.tasks(split)]
+    assert taskset.whole is None  # the file says what is tested, whatever was trained on
+    ids = [task.id for split in ("train", "validation", *taskset.evaluation) for task in taskset.tasks(split)]
     assert len(set(ids)) == len(ids)
-    assert all(task.id.startswith("2wiki/2wiki/") for task in world.tasks("2wiki"))
+    assert all(task.id.startswith("2wiki/2wiki/") for task in taskset.tasks("2wiki"))
 
 
 def test_sets_are_drawn_in_the_numbers_asked_for_and_mixed(folder: Path) -> None:
@@ -107,10 +107,10 @@ def test_the_seed_draws_training_questions_and_moves_no_other(folder: Path) -> N
 
 def test_a_mixture_may_be_for_evaluation_only(folder: Path) -> None:
     path = mixture_file(folder, '[test.musique]\ndata = "musique.json"\n')
-    world = build("multihop", path, folder / "corpus.jsonl", 0)
-    assert (world.evaluation, world.validation) == (("musique",), None)
+    taskset = build("multihop", path, folder / "corpus.jsonl", 0)
+    assert (taskset.evaluation, taskset.validation) == (("musique",), None)
     with pytest.raises(InvalidInput, match="use one that it has: musique"):
-        world.tasks("train")
+        taskset.tasks("train")
 
 
 @pytest.mark.parametrize(

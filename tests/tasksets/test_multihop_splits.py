@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
 from agent_r1.tasksets.multihop.questions import Question, read_questions
-from agent_r1.tasksets.splits import SPLITS, Splits, divide, everything, read_splits, whole_of
+from agent_r1.tasksets.splits import SPLITS, Splits, all_questions, divide, read_splits, whole_split
 
 FILE = Path("questions.json")
 
@@ -82,15 +82,15 @@ def test_a_seed_orders_the_training_questions_and_moves_none(tmp_path: Path) -> 
 def test_the_split_of_all_has_one_order_for_every_seed(tmp_path: Path) -> None:
     path = write(tmp_path, "all.json", [f"q{i}" for i in range(50)])
     first, other = (read_splits(path, seed, read_questions) for seed in (0, 1))
-    assert first["all"] == other["all"] and len(everything(first)) == len(first["all"]) == 50
-    assert whole_of(first) == "all"
+    assert first["all"] == other["all"] and len(all_questions(first)) == len(first["all"]) == 50
+    assert whole_split(first) == "all"
 
 
 def test_only_what_was_divided_has_a_split_of_all(tmp_path: Path) -> None:
     write(tmp_path, "train.json", [f"q{i}" for i in range(40)])
     write(tmp_path, "test.json", ["a", "b"])
     splits = read_splits(tmp_path, 0, read_questions)
-    assert whole_of(splits) is None and set(splits) == set(SPLITS)
+    assert whole_split(splits) is None and set(splits) == set(SPLITS)
     assert build("hotpotqa", tmp_path, passages(tmp_path), 0).whole is None
 
 

@@ -22,8 +22,8 @@ from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
-from agent_r1.retrieval.retriever import RetrieverFailed
-from agent_r1.tasksets import WORLDS, build
+from agent_r1.retrieval.retriever import RetrievalError
+from agent_r1.tasksets import TASKSETS, build
 from agent_r1.tasksets.multihop import MAX_OUTPUT
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -67,9 +67,9 @@ def play(env: Env, task: Task, *actions: Action) -> Trajectory:
     return asyncio.run(run())
 
 
-def scored(world: TaskSet, trajectory: Trajectory, task: Task) -> Rewards:
+def scored(taskset: TaskSet, trajectory: Trajectory, task: Task) -> Rewards:
     rewards: dict[str, Any] = {}
-    for scorer in world.scorers:
+    for scorer in taskset.scorers:
         rewards |= asyncio.run(scorer.score([trajectory], task))[0]
     return rewards
 
@@ -80,43 +80,43 @@ def says(text: str, *queries: str) -> Action:
 
 
 def test_every_split_has_its_own_tasks(data: Path) -> None:
-    world = build("hotpotqa", data, None, 0)
-    tasks = {split: world.tasks(split) for split in ("train", "validation", "test")}
+    taskset = build("hotpotqa", data, None, 0)
+    tasks = {split: taskset.tasks(split) for split in ("train", "validation", "test")}
     assert {split: len(some) for split, some in tasks.items()} == {"train": 14, "validation": 2, "test": 4}
     assert len({task.id for some in tasks.values() for task in some}) == 20
     assert all(
         task.split == split and task.id.startswith(f"{split}/") for split, some in tasks.items() for task in some
     )
-    assert (world.name, world.evaluation, world.validation) == ("hotpotqa", ("test",), "validation")
+    assert (taskset.name, taskset.evaluation, taskset.validation) == ("hotpotqa", ("test",), "validation")
     with pytest.raises(InvalidInput, match="use one that it has: train, validation, test"):
-        world.tasks("dev")
+        taskset.tasks("dev")
 
 
 def test_gold_answers_score_full_and_wrong_ones_do_not(data: Path) -> None:
-    world = build("hotpotqa", data, None, 0)
-    for task in (*world.tasks("train"), *world.tasks("test")):
+    taskset = build("hotpotqa", data, None, 0)
+    for task in (*taskset.tasks("train"), *taskset.tasks("test")):
         (answer,) = task.data["answers"]
-        right = play(world.env, task, says("", task.messages[0].text), says(f"<answer>{answer}</answer>"))
-        assert scored(world, right, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
-        wrong = play(world.env, task, says("<answer>Nowhere</answer>"))
-        assert scored(world, wrong, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": 0.0}
-        untagged = play(world.env, task, says("", ""), says(answer))
-        assert scored(world, untagged, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": -0.5}
+        right = play(taskset.env, task, says("", task.messages[0].text), says(f"<answer>{answer}</answer>"))
+        assert scored(taskset, right, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
+        wrong = play(taskset.env, task, says("<answer>Nowhere</answer>"))
+        assert scored(taskset, wrong, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": 0.0}
+        untagged = play(taskset.env, task, says("", ""), says(answer))
+        assert scored(taskset, untagged, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": -0.5}
 
 
 def test_the_recipe_trains_on_the_gated_reward_alone_and_names_every_reward(data: Path) -> None:
-    world = build("hotpotqa", data, None, 0)
-    task = world.tasks("test")[0]
-    weights = world.recipe["reward_weights"]
-    assert weights.keys() == scored(world, play(world.env, task, says("x")), task).keys()
+    taskset = build("hotpotqa", data, None, 0)
+    task = taskset.tasks("test")[0]
+    weights = taskset.recipe["reward_weights"]
+    assert weights.keys() == scored(taskset, play(taskset.env, task, says("x")), task).keys()
     assert {name for name, weight in weights.items() if weight} == {"gated"}
 
 
 def test_an_agent_can_find_the_answer_in_two_searches(data: Path) -> None:
-    world = build("hotpotqa", data, None, 0)
-    task = world.tasks("train")[0]
+    taskset = build("hotpotqa", data, None, 0)
+    task = taskset.tasks("train")[0]
     number = task.data["answers"][0].removeprefix("River")
-    attempt = play(world.env, task, says("", f"Person{number}"), says("", f"City{number}"))
+    attempt = play(taskset.env, task, says("", f"Person{number}"), says("", f"City{number}"))
     assert [message.role for message in attempt.start] == ["system", "user"]
     assert f"lives in City{number}" in attempt.turns[0].observation[0].text
     assert f"is on River{number}" in attempt.turns[1].observation[0].text
@@ -124,16 +124,16 @@ def test_an_agent_can_find_the_answer_in_two_searches(data: Path) -> None:
 
 
 def test_naive_rag_reads_what_the_agent_would_for_the_same_query(data: Path) -> None:
-    world = build("hotpotqa", data, None, 0)
-    task = world.tasks("test")[0]
+    taskset = build("hotpotqa", data, None, 0)
+    task = taskset.tasks("test")[0]
     question = task.messages[-1].text
-    agent = play(world.env, task, says("", question))
-    rag = play(world.baselines["naive-rag"], task, says("x"))
+    agent = play(taskset.env, task, says("", question))
+    rag = play(taskset.baselines["naive-rag"], task, says("x"))
     assert rag.start[-1].text == f"{agent.turns[0].observation[0].text}\n\n{question}"
     assert "search tool" in agent.start[0].text
     assert [message.role for message in rag.start] == ["system", "user"]
     assert "search tool" not in rag.start[0].text
-    assert world.baselines["naive-rag"].tools == ()
+    assert taskset.baselines["naive-rag"].tools == ()
 
 
 def test_recall_is_that_of_the_supporting_titles(data: Path, tmp_path: Path) -> None:
@@ -157,17 +157,17 @@ def test_a_retriever_that_fails_costs_the_measure_and_not_the_run(
 ) -> None:
     class Down:
         def search(self, queries: list[str], k: int = 5) -> Any:
-            raise RetrieverFailed("nobody answers")
+            raise RetrievalError("nobody answers")
 
     monkeypatch.setattr(agent_r1.tasksets.multihop, "open_retriever", lambda corpus: Down())
-    world = build("hotpotqa", data, "http://127.0.0.1:1", 0)
-    assert world.retrieval is not None and world.retrieval("test") == {}
+    taskset = build("hotpotqa", data, "http://127.0.0.1:1", 0)
+    assert taskset.retrieval is not None and taskset.retrieval("test") == {}
     assert "recall@5 of test was not measured: nobody answers" in caplog.text
 
 
 def test_a_corpus_that_is_given_takes_the_place_of_the_questions_own(data: Path, tmp_path: Path) -> None:
-    world = build("hotpotqa", data, corpus_of(tmp_path, "Nowhere"), 0)
-    attempt = play(world.env, world.tasks("test")[0], says("", "Person01 City01 Nowhere"))
+    taskset = build("hotpotqa", data, corpus_of(tmp_path, "Nowhere"), 0)
+    attempt = play(taskset.env, taskset.tasks("test")[0], says("", "Person01 City01 Nowhere"))
     assert attempt.turns[0].results[0].data == ("Nowhere",)
 
 
@@ -186,11 +186,11 @@ def test_without_a_file_the_questions_are_asked_for() -> None:
 def test_a_folder_without_validation_questions_leaves_the_last_step(tmp_path: Path) -> None:
     for split, numbers in (("train", range(4)), ("test", range(4, 6))):
         (tmp_path / f"{split}.json").write_text(json.dumps([official(number) for number in numbers]))
-    world = build("hotpotqa", tmp_path, None, 0)
-    assert world.validation is None
-    assert len(world.tasks("test")) == 2
+    taskset = build("hotpotqa", tmp_path, None, 0)
+    assert taskset.validation is None
+    assert len(taskset.tasks("test")) == 2
     with pytest.raises(InvalidInput, match="use one that it has: train, test"):
-        world.tasks("validation")
+        taskset.tasks("validation")
 
 
 # ---- the registry
@@ -211,7 +211,7 @@ def test_an_unknown_task_like_no_other_gets_the_list() -> None:
 
 
 def test_every_world_is_described_in_one_line() -> None:
-    assert all(entry.description and "\n" not in entry.description for entry in WORLDS.values())
+    assert all(entry.description and "\n" not in entry.description for entry in TASKSETS.values())
 
 
 def test_naming_worlds_loads_none_and_building_one_loads_no_torch(data: Path) -> None:
@@ -242,15 +242,15 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("torch", "tra
     ],
 )
 def test_worlds_of_the_benchmarks(name: str, data: str, corpus: str | None, sizes: tuple[int, int, int]) -> None:
-    world = build(name, SHARED / data, SHARED / corpus if corpus else None, 0)
-    assert tuple(len(world.tasks(split)) for split in ("train", "validation", "test")) == sizes
-    task = world.tasks("test")[0]
+    taskset = build(name, SHARED / data, SHARED / corpus if corpus else None, 0)
+    assert tuple(len(taskset.tasks(split)) for split in ("train", "validation", "test")) == sizes
+    task = taskset.tasks("test")[0]
     attempt = play(
-        world.env, task, says("", task.messages[0].text), says(f"<answer>{task.data['answers'][0]}</answer>")
+        taskset.env, task, says("", task.messages[0].text), says(f"<answer>{task.data['answers'][0]}</answer>")
     )
-    assert scored(world, attempt, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
+    assert scored(taskset, attempt, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
     assert 100 < len(attempt.turns[0].observation[0].text) <= MAX_OUTPUT + 50
-    assert (world.retrieval is not None) == (data == "hotpotqa_train_60.json")
+    assert (taskset.retrieval is not None) == (data == "hotpotqa_train_60.json")
 
 
 @pytest.mark.parametrize(

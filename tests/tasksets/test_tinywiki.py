@@ -21,7 +21,7 @@ CONTEXT = RolloutContext(AttemptId("test", "task", 0, 0), seed=0)
 
 
 @pytest.fixture(scope="module")
-def world() -> TaskSet:
+def taskset() -> TaskSet:
     return tinywiki.build(None, None, seed=0)
 
 
@@ -41,17 +41,17 @@ def is_forward(task: Task) -> bool:
     return question_of(task).startswith("Start at ")
 
 
-def test_the_gold_chain_leads_to_the_answer(world: TaskSet) -> None:
+def test_the_gold_chain_leads_to_the_answer(taskset: TaskSet) -> None:
     for split in SPLITS:
-        for task in world.tasks(split)[:60]:
+        for task in taskset.tasks(split)[:60]:
             at = chain_of(task).start
             for relation in chain_of(task).relations:
                 at = open_wiki(task.data["wiki"]).facts[at][relation]
             assert task.data["answers"] == (at,)
 
 
-def test_the_two_styles_ask_for_the_same_in_different_words(world: TaskSet) -> None:
-    nested, forward = world.tasks("style-a")[1], world.tasks("style-b")[1]
+def test_the_two_styles_ask_for_the_same_in_different_words(taskset: TaskSet) -> None:
+    nested, forward = taskset.tasks("style-a")[1], taskset.tasks("style-b")[1]
     first, second = chain_of(nested).relations
     assert question_of(nested) == f"What is the {second} of the {first} of {chain_of(nested).start}?"
     first, second = chain_of(forward).relations
@@ -60,42 +60,42 @@ def test_the_two_styles_ask_for_the_same_in_different_words(world: TaskSet) -> N
 
 
 @pytest.mark.parametrize("split", ["style-a", "style-b"])
-def test_a_quarter_of_a_style_is_one_hop_in_any_first_part(world: TaskSet, split: str) -> None:
-    tasks = world.tasks(split)
+def test_a_quarter_of_a_style_is_one_hop_in_any_first_part(taskset: TaskSet, split: str) -> None:
+    tasks = taskset.tasks(split)
     assert len(tasks) >= 300 and {is_forward(task) for task in tasks} == {split == "style-b"}
     for n in (100, 200, 300):
         assert hops(tasks[:n]).count(1) == n // 4 and hops(tasks[:n]).count(2) == n - n // 4
 
 
-def test_three_hop_questions_are_never_trained_on(world: TaskSet) -> None:
-    assert set(hops(world.tasks("train"))) == {1, 2}
-    assert set(hops(world.tasks("three-hop"))) == {3} and len(world.tasks("three-hop")) >= 300
-    assert set(hops(world.tasks("one-hop"))) == {1} and len(world.tasks("one-hop")) >= 300
-    assert hops(world.tasks("validation")).count(3) * 3 == len(world.tasks("validation"))
+def test_three_hop_questions_are_never_trained_on(taskset: TaskSet) -> None:
+    assert set(hops(taskset.tasks("train"))) == {1, 2}
+    assert set(hops(taskset.tasks("three-hop"))) == {3} and len(taskset.tasks("three-hop")) >= 300
+    assert set(hops(taskset.tasks("one-hop"))) == {1} and len(taskset.tasks("one-hop")) >= 300
+    assert hops(taskset.tasks("validation")).count(3) * 3 == len(taskset.tasks("validation"))
 
 
-def test_both_styles_are_in_every_mixed_split(world: TaskSet) -> None:
+def test_both_styles_are_in_every_mixed_split(taskset: TaskSet) -> None:
     for split in ("train", "validation", "three-hop", "one-hop"):
-        forward = [is_forward(task) for task in world.tasks(split)[:240]]
+        forward = [is_forward(task) for task in taskset.tasks(split)[:240]]
         assert sum(forward) * 2 == len(forward)
 
 
-def test_the_seed_draws_the_training_wikis_only(world: TaskSet) -> None:
+def test_the_seed_draws_the_training_wikis_only(taskset: TaskSet) -> None:
     other = tinywiki.build(None, None, seed=1)
-    assert other.tasks("train")[:20] != world.tasks("train")[:20]
-    for split in ("validation", *world.evaluation):
-        assert other.tasks(split) == world.tasks(split)
+    assert other.tasks("train")[:20] != taskset.tasks("train")[:20]
+    for split in ("validation", *taskset.evaluation):
+        assert other.tasks(split) == taskset.tasks(split)
     assert tinywiki.build(None, None, seed=1).tasks("train") == other.tasks("train")
 
 
-def test_the_retriever_finds_a_page_by_title_and_by_question(world: TaskSet) -> None:
+def test_the_retriever_finds_a_page_by_title_and_by_question(taskset: TaskSet) -> None:
     for split in ("style-a", "style-b", "three-hop"):
-        for task in world.tasks(split)[:40]:
+        for task in taskset.tasks(split)[:40]:
             wiki, start = open_wiki(task.data["wiki"]), chain_of(task).start
             assert retrieve(wiki, start) == retrieve(wiki, question_of(task)) == wiki.page(start)
 
 
-def test_a_query_without_a_title_finds_nothing(world: TaskSet) -> None:
+def test_a_query_without_a_title_finds_nothing(taskset: TaskSet) -> None:
     assert retrieve(open_wiki("test/0"), "What is the mayor of nobody?") == NOTHING
 
 
@@ -105,43 +105,43 @@ def call(query: str) -> Action:
     return Action(Message.assistant("", (ToolCall("call_0", "search", arguments, raw),)), raw)
 
 
-def test_an_episode_searches_the_tasks_own_wiki(world: TaskSet) -> None:
+def test_an_episode_searches_the_tasks_own_wiki(taskset: TaskSet) -> None:
     async def play(task: Task) -> str:
-        episode = await world.env.open(task, CONTEXT)
+        episode = await taskset.env.open(task, CONTEXT)
         transition = await episode.step(call(chain_of(task).start))
         await episode.close()
         assert transition.end is None
         return transition.messages[0].text
 
-    for task in (world.tasks("style-a")[0], world.tasks("style-a")[4]):
+    for task in (taskset.tasks("style-a")[0], taskset.tasks("style-a")[4]):
         assert asyncio.run(play(task)) == open_wiki(task.data["wiki"]).page(chain_of(task).start)
 
 
-def test_a_search_is_rewarded_where_it_gives_a_page(world: TaskSet) -> None:
-    task = world.tasks("style-a")[0]
+def test_a_search_is_rewarded_where_it_gives_a_page(taskset: TaskSet) -> None:
+    task = taskset.tasks("style-a")[0]
     unknown = ToolCall("call_0", "find", {"query": chain_of(task).start}, "")
     broken = ToolCall("call_0", "search", None, "{", "the call is not valid JSON")
     tries = (*call(chain_of(task).start).message.calls, *call("nobody").message.calls, unknown, broken)
 
     async def play() -> Transition:
-        episode = await world.env.open(task, CONTEXT)
+        episode = await taskset.env.open(task, CONTEXT)
         return await episode.step(Action(Message.assistant("", tries), ""))
 
     assert [given["found"] for given in asyncio.run(play()).call_rewards] == [1.0, 0.0, 0.0, 0.0]
-    assert world.recipe["reward_weights.found"] == 0.0
+    assert taskset.recipe["reward_weights.found"] == 0.0
 
 
-def test_naive_rag_is_given_the_page_that_the_tool_finds_for_the_question(world: TaskSet) -> None:
-    task = world.tasks("style-b")[2]
-    start = asyncio.run(world.baselines["naive-rag"].open(task, CONTEXT)).start
+def test_naive_rag_is_given_the_page_that_the_tool_finds_for_the_question(taskset: TaskSet) -> None:
+    task = taskset.tasks("style-b")[2]
+    start = asyncio.run(taskset.baselines["naive-rag"].open(task, CONTEXT)).start
     page = open_wiki(task.data["wiki"]).page(chain_of(task).start)
     assert start == (task.messages[0], Message.user(f"{page}\n\n{question_of(task)}"))
 
 
-def test_what_cannot_be_used_is_refused(world: TaskSet) -> None:
+def test_what_cannot_be_used_is_refused(taskset: TaskSet) -> None:
     with pytest.raises(InvalidInput, match="generated"):
         tinywiki.build(Path("questions.json"), None, 0)
     with pytest.raises(InvalidInput, match="generated"):
         tinywiki.build(None, Path("corpus.jsonl"), 0)
     with pytest.raises(InvalidInput, match="style-a"):
-        world.tasks("style-c")
+        taskset.tasks("style-c")

@@ -29,7 +29,7 @@ PUBLISHED = {
 
 
 @pytest.fixture(scope="module")
-def world() -> TaskSet:
+def taskset() -> TaskSet:
     return tinywiki.build(None, None, seed=0)
 
 
@@ -42,17 +42,17 @@ def test_the_splits_of_published_results_stay_as_they_were(seed: int, split: str
     assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == PUBLISHED[seed, split]
 
 
-def test_variants_are_no_columns_unless_they_are_asked_for(world: TaskSet) -> None:
-    assert world.evaluation == ("style-a", "style-b", "three-hop") and set(world.variants) == set(VARIANTS)
+def test_variants_are_no_columns_unless_they_are_asked_for(taskset: TaskSet) -> None:
+    assert taskset.evaluation == ("style-a", "style-b", "three-hop") and set(taskset.variants) == set(VARIANTS)
 
 
 @pytest.mark.parametrize("split", VARIANTS)
-def test_a_variant_has_the_lengths_of_the_styles(world: TaskSet, split: str) -> None:
-    hops = [len(task.data["chain"].relations) for task in world.tasks(split)]
+def test_a_variant_has_the_lengths_of_the_styles(taskset: TaskSet, split: str) -> None:
+    hops = [len(task.data["chain"].relations) for task in taskset.tasks(split)]
     assert (hops.count(1), hops.count(2)) == (100, 300)
 
 
-def test_paraphrases_ask_for_the_same_in_words_that_nothing_is_trained_on(world: TaskSet) -> None:
+def test_paraphrases_ask_for_the_same_in_words_that_nothing_is_trained_on(taskset: TaskSet) -> None:
     chain = Chain("Alba", ("mayor", "capital"), ("Bruno", "Corin"))
     assert [wording(chain) for wording in PARAPHRASES.values()] == [
         "Who is the capital of the mayor of Alba?",
@@ -60,16 +60,16 @@ def test_paraphrases_ask_for_the_same_in_words_that_nothing_is_trained_on(world:
         "Alba: what is the capital of the mayor of it?",
         "Take the mayor, then the capital. Start at Alba. Who is it?",
     ]
-    for task in world.tasks("paraphrased"):
+    for task in taskset.tasks("paraphrased"):
         assert task.messages[-1].text not in {style(task.data["chain"]) for style in STYLES.values()}
 
 
-def test_an_unseen_relation_is_asked_for_by_every_question_and_stands_in_no_other_split(world: TaskSet) -> None:
+def test_an_unseen_relation_is_asked_for_by_every_question_and_stands_in_no_other_split(taskset: TaskSet) -> None:
     assert UNSEEN_RELATION not in RELATIONS
-    for task in world.tasks("unseen-relation"):
+    for task in taskset.tasks("unseen-relation"):
         assert UNSEEN_RELATION in task.data["chain"].relations and REPLACED_RELATION not in task.messages[-1].text
-    for split in ("train", "validation", *world.evaluation):
-        assert not any(UNSEEN_RELATION in task.messages[-1].text for task in world.tasks(split))
+    for split in ("train", "validation", *taskset.evaluation):
+        assert not any(UNSEEN_RELATION in task.messages[-1].text for task in taskset.tasks(split))
 
 
 def test_wikis_with_the_unseen_relation_are_the_test_wikis_but_for_that_word() -> None:
@@ -80,15 +80,15 @@ def test_wikis_with_the_unseen_relation_are_the_test_wikis_but_for_that_word() -
 
 
 @pytest.mark.parametrize(("name", "ok"), [("find", True), ("search", False)])
-def test_the_renamed_tool_answers_to_its_new_name_alone(world: TaskSet, name: str, ok: bool) -> None:
-    task = world.tasks("renamed-tool")[0]
+def test_the_renamed_tool_answers_to_its_new_name_alone(taskset: TaskSet, name: str, ok: bool) -> None:
+    task = taskset.tasks("renamed-tool")[0]
     call = ToolCall("c", name, {"query": task.data["chain"].start}, "")
 
     async def step() -> bool:
-        episode = await world.env_for_split("renamed-tool").open(
+        episode = await taskset.env_for_split("renamed-tool").open(
             task, RolloutContext(AttemptId("run", task.id, 0, 0), 0)
         )
         return (await episode.step(Action(Message.assistant("", (call,)), ""))).results[0].ok
 
     assert asyncio.run(step()) is ok
-    assert [tool.name for tool in world.env_for_split("style-a").tools] == ["search"]
+    assert [tool.name for tool in taskset.env_for_split("style-a").tools] == ["search"]

@@ -17,7 +17,7 @@ from agent_r1.core.reference_solution import tool_call
 from agent_r1.core.task import Task
 from agent_r1.tasksets import unreliable
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
-from agent_r1.tools.tool_errors import Fault
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 WORLD = unreliable.build(None, None, seed=0)
 TRAIN = WORLD.tasks("train")
@@ -44,7 +44,7 @@ def test_all_attempts_at_a_task_meet_the_same_luck_and_tasks_differ() -> None:
     start = TRAIN[0].data["chain"].start
     assert told(searched(TRAIN[0], *[start] * 6)) == told(searched(TRAIN[0], *[start] * 6, member=7))
     of_start = [(task, task.data["chain"].start) for task in TRAIN[:50]]
-    fortunes = {tuple(unreliable.fortune(task, start, n) for n in range(1, 7)) for task, start in of_start}
+    fortunes = {tuple(unreliable.search_outcome(task, start, n) for n in range(1, 7)) for task, start in of_start}
     assert len(fortunes) > 20
 
 
@@ -54,7 +54,7 @@ RATES = [("train", 0.2, 0.2), ("failing", 0.3, 0.0), ("old-pages", 0.0, 0.3)]
 @pytest.mark.parametrize(("split", "failed", "old"), RATES)
 def test_the_rates_of_a_split_are_kept(split: str, failed: float, old: float) -> None:
     tasks = WORLD.tasks(split)[:400]
-    seen = Counter(unreliable.fortune(task, task.data["chain"].start, n) for task in tasks for n in range(1, 7))
+    seen = Counter(unreliable.search_outcome(task, task.data["chain"].start, n) for task in tasks for n in range(1, 7))
     decided = seen.total() * 2 / 3  # of every three searches one is fresh whatever the luck
     assert seen["failed"] / decided == pytest.approx(failed, abs=0.04)
     assert seen["old"] / decided == pytest.approx(old, abs=0.04)
@@ -64,7 +64,7 @@ def test_only_the_truth_is_read_twice_alike_and_soon() -> None:
     """Whatever the luck: among the first six readings of a page the fresh one comes twice, and no old one does."""
     for task in TRAIN[:200]:
         title = task.data["chain"].start
-        given = [time for time in range(1, 7) if unreliable.fortune(task, title, time) != "failed"]
+        given = [time for time in range(1, 7) if unreliable.search_outcome(task, title, time) != "failed"]
         read = Counter(unreliable.edition(task, title, time) for time in given)
         assert [page for page, times in read.items() if times > 1] == [open_wiki(task.data["wiki"]).page(title)]
 
@@ -80,7 +80,7 @@ def test_however_often_a_page_is_asked_for_no_old_edition_comes_twice() -> None:
 def sure(task: Task, title: str, time: int) -> bool:
     """Whether a search would be fresh at any rates."""
     hopeless = replace(task, data={**task.data, "rates": unreliable.Rates(failed=1.0, old=0.0)})
-    return unreliable.fortune(hopeless, title, time) == "fresh"
+    return unreliable.search_outcome(hopeless, title, time) == "fresh"
 
 
 def test_of_every_three_searches_luck_says_which_is_surely_fresh() -> None:
@@ -89,17 +89,19 @@ def test_of_every_three_searches_luck_says_which_is_surely_fresh() -> None:
     assert all(sum(one[start : start + 3]) == 1 for one in seen for start in (0, 3, 6))
     for place in range(9):
         assert sum(one[place] for one in seen) / len(seen) == pytest.approx(1 / 3, abs=0.12)
-    assert any(unreliable.fortune(task, task.data["chain"].start, 3) == "old" for task in TRAIN[:150])
+    assert any(unreliable.search_outcome(task, task.data["chain"].start, 3) == "old" for task in TRAIN[:150])
 
 
 def test_no_search_of_the_reliable_split_is_anything_but_fresh() -> None:
-    assert {unreliable.fortune(task, "Alban", n) for task in WORLD.tasks("reliable") for n in range(1, 9)} == {"fresh"}
+    assert {unreliable.search_outcome(task, "Alban", n) for task in WORLD.tasks("reliable") for n in range(1, 9)} == {
+        "fresh"
+    }
 
 
 def test_a_failure_is_told_to_the_agent_and_costs_its_turn() -> None:
-    task = next(task for task in TRAIN if unreliable.fortune(task, task.data["chain"].start, 1) == "failed")
+    task = next(task for task in TRAIN if unreliable.search_outcome(task, task.data["chain"].start, 1) == "failed")
     steps = searched(task, *[task.data["chain"].start] * unreliable.MAX_TURNS)
-    assert steps[0].results[0].error == Fault.RAISED and not steps[0].results[0].ok
+    assert steps[0].results[0].error == ToolErrorKind.RAISED and not steps[0].results[0].ok
     assert told(steps)[0] == "search failed: ConnectionError: try again"
     assert [step.end for step in steps] == [None] * (unreliable.MAX_TURNS - 1) + ["truncated"]
 
@@ -120,7 +122,8 @@ def test_the_reading_that_believes_the_first_page_is_misled_by_old_ones() -> Non
     misled = [
         task
         for task in WORLD.tasks("old-pages")
-        if len(task.data["chain"].relations) == 1 and unreliable.fortune(task, task.data["chain"].start, 1) == "old"
+        if len(task.data["chain"].relations) == 1
+        and unreliable.search_outcome(task, task.data["chain"].start, 1) == "old"
     ]
     assert misled
     for task in misled:

@@ -15,9 +15,9 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs import ToolEnv
 from agent_r1.rewards import FunctionScorer, exact_match
 from agent_r1.tools import tool
-from agent_r1.training.check import Checked, check
+from agent_r1.training.check import CheckReport, check
 from agent_r1.training.config import CheckConfig
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 
 say = Message.assistant
 PAGES = {"Alba": "Bruno", "Corin": 'Dovra\t{"a": é 漢 🦉}'}
@@ -49,18 +49,18 @@ def solutions(task: Task) -> ReferenceSolutions:
     return ReferenceSolutions((ReferenceSolution("read", read_it),), (NOTHING,), {"exact_match": 1.0})
 
 
-def world(**changes: object) -> TaskSet:
+def taskset(**changes: object) -> TaskSet:
     env = ToolEnv([look_up], max_turns=3)
     made = TaskSet("towns", env, tasks, (FunctionScorer({"exact_match": exact_match}),), solutions=solutions)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def checked(changed: TaskSet) -> Checked:
-    return check(CheckConfig(), changed, Silence())
+def checked(changed: TaskSet) -> CheckReport:
+    return check(CheckConfig(), changed, SilentProgress())
 
 
-def reasons(found: Checked) -> set[str]:
-    return {fault.reason for fault in found.faults}
+def reasons(found: CheckReport) -> set[str]:
+    return {fault.reason for fault in found.failures}
 
 
 def with_gold(*acts: Responder) -> Callable[[Task], ReferenceSolutions]:
@@ -69,26 +69,26 @@ def with_gold(*acts: Responder) -> Callable[[Task], ReferenceSolutions]:
 
 
 def test_a_solution_acts_on_what_it_sees_and_any_text_survives() -> None:
-    found = checked(world())
-    assert found.holds and (found.gold.held, found.wrong.held) == (4, 4)  # train and test
+    found = checked(taskset())
+    assert found.passed and (found.gold.passed, found.wrong.passed) == (4, 4)  # train and test
 
 
 def test_a_tool_that_is_broken_is_found_because_solutions_go_through_it() -> None:
     broken = replace(look_up, function=lambda title: "another page")
-    assert reasons(checked(world(env=ToolEnv([broken])))) == {"gold, but earned exact_match 0 of 1"}
+    assert reasons(checked(taskset(env=ToolEnv([broken])))) == {"gold, but earned exact_match 0 of 1"}
 
 
 def test_a_wrong_solution_that_earns_full_marks_is_found() -> None:
     def twice(task: Task) -> ReferenceSolutions:
         return replace(solutions(task), wrong=(ReferenceSolution("too good", read_it), NOTHING))
 
-    found = checked(world(solutions=twice))
-    assert reasons(found) == {"wrong, but earned exact_match 1"} and (found.wrong.played, found.wrong.held) == (8, 4)
-    assert {(fault.task, fault.solution) for fault in found.faults} == {("Alba", "too good"), ("Corin", "too good")}
+    found = checked(taskset(solutions=twice))
+    assert reasons(found) == {"wrong, but earned exact_match 1"} and (found.wrong.played, found.wrong.passed) == (8, 4)
+    assert {(fault.task, fault.solution) for fault in found.failures} == {("Alba", "too good"), ("Corin", "too good")}
 
 
 def test_a_solution_that_ends_before_the_episode_does_is_a_fault() -> None:
-    (reason,) = reasons(checked(world(solutions=with_gold(script(tool_call("look_up", title="Alba"))))))
+    (reason,) = reasons(checked(taskset(solutions=with_gold(script(tool_call("look_up", title="Alba"))))))
     assert "engine_failed" in reason and "the script has 1 turns" in reason
 
 
@@ -98,7 +98,7 @@ def test_a_wrong_solution_is_no_proof_where_it_could_not_be_scored() -> None:
             return 1.0
         raise ValueError("no text")
 
-    assert reasons(checked(world(scorers=(FunctionScorer({"exact_match": unable}),)))) == {
+    assert reasons(checked(taskset(scorers=(FunctionScorer({"exact_match": unable}),)))) == {
         "exact_match could not be scored"
     }
 
@@ -106,14 +106,14 @@ def test_a_wrong_solution_is_no_proof_where_it_could_not_be_scored() -> None:
 def test_process_rewards_can_be_full_marks() -> None:
     env = ToolEnv([look_up], call_rewards=lambda call, result: {"found": float(result.ok)})
     full = {"exact_match": 1.0, "found": 1.0}
-    assert checked(world(env=env, solutions=lambda task: replace(solutions(task), full=full))).holds
+    assert checked(taskset(env=env, solutions=lambda task: replace(solutions(task), expected_rewards=full))).passed
     more = {"exact_match": 1.0, "found": 2.0}
-    found = checked(world(env=env, solutions=lambda task: replace(solutions(task), full=more)))
+    found = checked(taskset(env=env, solutions=lambda task: replace(solutions(task), expected_rewards=more)))
     assert reasons(found) == {"gold, but earned found 1 of 2"}
 
 
 def test_full_marks_that_nobody_gives_are_earned_by_nobody() -> None:
-    found = checked(world(solutions=lambda task: replace(solutions(task), full={"exact_mtach": 1.0})))
+    found = checked(taskset(solutions=lambda task: replace(solutions(task), expected_rewards={"exact_mtach": 1.0})))
     told = "gold, but earned exact_mtach 0 of 1 (no reward exact_mtach was given; there are: exact_match)"
     assert reasons(found) == {told}
 
@@ -123,11 +123,11 @@ def test_full_marks_that_nobody_gives_are_earned_by_nobody() -> None:
     [
         ({"gold": ()}, "it has no gold solution"),
         ({"wrong": ()}, "it has no wrong solution"),
-        ({"full": {}}, "its solutions name no reward"),
+        ({"expected_rewards": {}}, "its solutions name no reward"),
     ],
 )
 def test_solutions_that_prove_nothing_are_a_fault(change: dict, reason: str) -> None:
-    assert reason in reasons(checked(world(solutions=lambda task: replace(solutions(task), **change))))
+    assert reason in reasons(checked(taskset(solutions=lambda task: replace(solutions(task), **change))))
 
 
 def test_solutions_that_cannot_be_made_are_bad_input_that_names_the_task() -> None:
@@ -135,26 +135,29 @@ def test_solutions_that_cannot_be_made_are_bad_input_that_names_the_task() -> No
         raise KeyError("chain")
 
     with pytest.raises(InvalidInput, match="task Alba: got KeyError"):
-        checked(world(solutions=broken))
+        checked(taskset(solutions=broken))
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ([1], "it gave an object of type list, no ReferenceSolutions"),
-        (ReferenceSolutions((1,), (NOTHING,), {"exact_match": 1.0}), "1 is no ReferenceSolution"),  # type: ignore[arg-type]
-        (ReferenceSolutions((NOTHING,), (NOTHING,), ["exact_match"]), "full is ['exact_match']"),  # type: ignore[arg-type]
-        (ReferenceSolutions((NOTHING,), (NOTHING,), {"exact_match": "all"}), "full is {'exact_match': 'all'}"),  # type: ignore[dict-item]
+        ([1], "it returned an object of type list, not ReferenceSolutions"),
+        (ReferenceSolutions((1,), (NOTHING,), {"exact_match": 1.0}), "1 is not a ReferenceSolution"),  # type: ignore[arg-type]
+        (ReferenceSolutions((NOTHING,), (NOTHING,), ["exact_match"]), "expected_rewards is ['exact_match']"),  # type: ignore[arg-type]
+        (
+            ReferenceSolutions((NOTHING,), (NOTHING,), {"exact_match": "all"}),
+            "expected_rewards is {'exact_match': 'all'}",
+        ),  # type: ignore[dict-item]
     ],
 )
 def test_solutions_of_another_form_are_bad_input_that_names_the_task(given: object, told: str) -> None:
     with pytest.raises(InvalidInput, match=f"task Alba: got TypeError: {re.escape(told)}"):
-        checked(world(solutions=lambda task: given))
+        checked(taskset(solutions=lambda task: given))
 
 
 def test_a_world_without_solutions_is_told_so() -> None:
     with pytest.raises(InvalidInput, match="solutions of towns: got none"):
-        checked(world(solutions=None))
+        checked(taskset(solutions=None))
 
 
 def test_a_sample_is_a_part_of_the_tasks_the_same_for_the_same_seed() -> None:
@@ -167,5 +170,5 @@ def test_a_sample_is_a_part_of_the_tasks_the_same_for_the_same_seed() -> None:
 
     for seed in (0, 0, 1):
         seen.append([])
-        check(CheckConfig(n=5, seed=seed), world(tasks=lambda split: many, solutions=noted), Silence())
+        check(CheckConfig(n=5, seed=seed), taskset(tasks=lambda split: many, solutions=noted), SilentProgress())
     assert seen[0] == seen[1] != seen[2] and len(seen[0]) == 10

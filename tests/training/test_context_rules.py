@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from agent_r1.trainer.learner import Learner
 from tests_tokenizer import TEMPLATE
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import ModelOutputs
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import Transition
 from agent_r1.core.errors import InvalidInput
@@ -29,31 +30,30 @@ from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.rollout.context_policy import build_context_policy
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
-from agent_r1.trainer.forward_backward import Models
-from agent_r1.trainer.learner import Learner
+from agent_r1.trainer.forward_backward import ModelSet
 from agent_r1.training.build import open_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 TEMPERATURE = 0.7
 RULES = {
-    "window": {"rule": "window", "turns": 1},
-    "truncate": {"rule": "truncate", "turns": 1, "characters": 5},
-    "summary": {"rule": "summary", "turns": 1},
-    "evidence": {"rule": "evidence", "turns": 1, "pieces": 1},
+    "window": {"name": "window", "keep_turns": 1},
+    "truncate": {"name": "truncate", "keep_turns": 1, "max_characters": 5},
+    "summary": {"name": "summary", "keep_turns": 1},
+    "evidence": {"name": "evidence", "keep_turns": 1, "max_lines": 1},
 }
 
 
 @pytest.fixture(scope="module")
-def world():
+def taskset():
     return build("tinywiki", None, None, 0)
 
 
-def config_of(world, **changes):
+def config_of(taskset, **changes):
     small = {"steps": 2, "groups_per_step": 2, "group_size": 4, "evaluate_n": 4, "seed": 5, "pass_k": 0}
-    return resolve(TrainConfig, [Layer("test", {**small, **changes}), Layer("recipe", world.recipe)])
+    return resolve(TrainConfig, [Layer("test", {**small, **changes}), Layer("recipe", taskset.recipe)])
 
 
 class Talking:
@@ -124,8 +124,12 @@ def lives(model):
         if name not in made:
             engine = TorchEngine(copy.deepcopy(model), 1000)
             rule = build_context_policy(ContextPolicyConfig(**RULES[name]))
-            agent = Agent(engine, TemplateRenderer(ascii_tokenizer()), SamplingParams(TEMPERATURE, max_tokens=12), 1000, 3, rule)
-            made[name] = asyncio.run(attempts(Method("test", agent, Talking()), (Letters(),), tasks, 3, RolloutLimits()))
+            agent = Agent(
+                engine, TemplateRenderer(ascii_tokenizer()), SamplingParams(TEMPERATURE, max_tokens=12), 1000, 3, rule
+            )
+            made[name] = asyncio.run(
+                attempts(Method("test", agent, Talking()), (Letters(),), tasks, 3, RolloutLimits())
+            )
         return made[name]
 
     return of
@@ -171,7 +175,7 @@ def test_the_learner_reads_every_action_token_once_in_the_context_it_was_chosen_
     batch = assemble(select_trainable(groups, {}).samples, pack_prefix_tree)
     actions = sum(len(turn.action_ids) for group in groups for t in group.trajectories for turn in t.turns)
     assert len(batch.ids) == actions and trained_once(batch)
-    said = Models(model, TEMPERATURE, 4096).logprobs(batch)
+    said = ModelSet(model, TEMPERATURE, 4096).logprobs(batch)
     assert float((said - batch.sampler_logprobs).abs().max()) < 1e-5
 
 
@@ -179,7 +183,7 @@ def trained_once(batch):
     """Whether each token of the batch is predicted at one place, which is followed by that very token."""
     places = torch.cat([sequence.tokens for sequence in batch.sequences])
     for sequence in batch.sequences:
-        assert torch.equal(sequence.ids[sequence.predictors + 1], batch.ids[sequence.tokens])
+        assert torch.equal(sequence.ids[sequence.logit_positions + 1], batch.ids[sequence.tokens])
     return torch.equal(places.sort().values, torch.arange(len(batch.ids)))
 
 
@@ -191,7 +195,7 @@ def test_training_what_a_new_context_repeats_would_be_seen(model, lives, name):
         len(turn.action_ids) for t in forked(groups) for turn in t.turns
     )
     batch = assemble(select_trainable([replace(groups[0], trajectories=tuple(again))], {}).samples, pack_prefix_tree)
-    said = Models(model, TEMPERATURE, 4096).logprobs(batch)
+    said = ModelSet(model, TEMPERATURE, 4096).logprobs(batch)
     assert float((said - batch.sampler_logprobs).abs().max()) > 1e-3
 
 
@@ -232,7 +236,7 @@ def test_summaries_are_trained_and_no_answers(lives):
 def test_an_update_takes_forked_trajectories(model, lives, name):
     learner = Learner(
         copy.deepcopy(model),
-        build_row(name, {}),
+        build_algorithm(name, {}),
         TrainConfig().trainer,
         temperature=TEMPERATURE,
         reward_weights={},
@@ -245,7 +249,7 @@ def test_an_update_takes_forked_trajectories(model, lives, name):
 
 def test_the_outcome_reaches_every_branch_and_every_summary(lives):
     batch = assemble(select_trainable(lives("summary"), {}).samples, pack_prefix_tree)
-    advantage = build_row("grpo", {}).credit(batch, ModelOutputs()).advantage
+    advantage = build_algorithm("grpo", {}).compute_token_weights(batch, ModelOutputs()).advantage
     turns = [turn for group in lives("summary") for t in group.trajectories for turn in t.turns]
     for number, turn in enumerate(turns):
         last = batch.last_tokens[batch.turn_trajectory[number]]
@@ -254,12 +258,12 @@ def test_the_outcome_reaches_every_branch_and_every_summary(lives):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_no_context_is_longer_than_allowed_however_small_it_is(world, name):
-    config = config_of(world, view=RULES[name], context=150, max_tokens=24)
-    policy = open_policy(config, world)
+def test_no_context_is_longer_than_allowed_however_small_it_is(taskset, name):
+    config = config_of(taskset, context_policy=RULES[name], context=150, max_tokens=24)
+    policy = open_policy(config, taskset)
     engine = TorchEngine(policy.model, policy.context)
-    method = Method("test", policy.agent(engine, config, TEMPERATURE), world.env)
-    groups = asyncio.run(attempts(method, world.scorers, world.tasks("train")[:4], 2, RolloutLimits()))
+    method = Method("test", policy.agent(engine, config, TEMPERATURE), taskset.env)
+    groups = asyncio.run(attempts(method, taskset.scorers, taskset.tasks("train")[:4], 2, RolloutLimits()))
     for trajectory in (t for group in groups for t in group.trajectories):
         assert trajectory.status in ("completed", "out_of_turns", "out_of_tokens")
         for turn in trajectory.turns:
@@ -267,9 +271,9 @@ def test_no_context_is_longer_than_allowed_however_small_it_is(world, name):
 
 
 @pytest.mark.parametrize("name", ["window", "summary"])
-def test_a_run_with_a_rule_trains_and_is_written_down(world, tmp_path, name):
-    config = config_of(world, run=str(tmp_path / "run"), view=RULES[name], temperature=1.0)
-    train(config, world, Silence())
+def test_a_run_with_a_rule_trains_and_is_written_down(taskset, tmp_path, name):
+    config = config_of(taskset, run=str(tmp_path / "run"), context_policy=RULES[name], temperature=1.0)
+    train(config, taskset, SilentProgress())
     reader = RunReader(tmp_path / "run")
     turns = [turn for t in reader.trajectories() for turn in t.turns]
     reader.close()
@@ -281,18 +285,18 @@ def test_a_run_with_a_rule_trains_and_is_written_down(world, tmp_path, name):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"view": {"rule": "windw"}}, r"view.rule \(test\): got 'windw'"),
+        ({"context_policy": {"name": "windw"}}, r"context_policy.name \(test\): got 'windw'"),
         (
-            {"view": {"rule": "window", "characters": 9}},
-            r"view \(test\): got .*view.characters does nothing with the rule window",
+            {"context_policy": {"name": "window", "max_characters": 9}},
+            r"context_policy \(test\): got .*context_policy.max_characters has no effect with the policy window",
         ),
-        ({"view": {"turns": 9}}, "view.turns does nothing with the rule append"),
-        ({"view": {"rule": "window"}, "algorithm": "echo"}, "take the rule append"),
+        ({"context_policy": {"keep_turns": 9}}, "context_policy.keep_turns has no effect with the policy append"),
+        ({"context_policy": {"name": "window"}, "algorithm": "echo"}, "take the rule append"),
         ({"tool_format": "herms"}, "tool_format: got 'herms'; choose from auto, hermes"),
         ({"tool_format": "glm"}, "cannot be read back as glm calls; give another --tool_format"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(world, tmp_path, changes, said):
+def test_what_does_not_fit_is_refused_in_one_line(taskset, tmp_path, changes, said):
     with pytest.raises(InvalidInput, match=said) as refused:
-        train(config_of(world, run=str(tmp_path / "run"), **changes), world, Silence())
+        train(config_of(taskset, run=str(tmp_path / "run"), **changes), taskset, SilentProgress())
     assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []

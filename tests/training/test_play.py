@@ -28,8 +28,8 @@ from agent_r1.envs import ToolEnv
 from agent_r1.rewards import FunctionScorer, exact_match
 from agent_r1.tools import tool
 from agent_r1.training.config import PlayConfig
-from agent_r1.training.human_input import read, signature
-from agent_r1.training.play import Played, play
+from agent_r1.training.human_input import format_signature, parse_line
+from agent_r1.training.play import PlayResult, play
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,31 +49,31 @@ def add(a: int, b: int) -> int:
 TOOLS = (look_up.spec, add.spec)
 
 
-def world(**changes: object) -> TaskSet:
+def taskset(**changes: object) -> TaskSet:
     tasks = [Task(str(i), (Message.user(f"Who rules town {i}?"),), {"answers": ("Bruno",)}, "test") for i in range(9)]
     env = ToolEnv([look_up, add], max_turns=4, call_rewards=lambda call, result: {"found": float(result.ok)})
     made = TaskSet("towns", env, lambda split: tasks, (FunctionScorer({"exact_match": exact_match}),))
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-TOWNS = world()
+TOWNS = taskset()
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Played, str]]:
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlayResult, str]]:
     """Play with these lines in a pipe: what it came to, and what was shown."""
 
-    def typed(*lines: str, world: TaskSet = TOWNS, number: int | None = 3) -> tuple[Played, str]:
+    def typed(*lines: str, taskset: TaskSet = TOWNS, number: int | None = 3) -> tuple[PlayResult, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         shown = io.StringIO()
-        return play(PlayConfig(number=number), world, Console(file=shown, width=200)), shown.getvalue()
+        return play(PlayConfig(number=number), taskset, Console(file=shown, width=200)), shown.getvalue()
 
     return typed
 
 
 def test_an_episode_is_played_to_its_end_and_scored(typed: Callable) -> None:
     played, shown = typed("look_up town 3", "<answer>Bruno</answer>")
-    assert played == Played("3", "completed", 2, {"exact_match": 1.0, "found": 1.0}, ("Bruno",))
+    assert played == PlayResult("3", "completed", 2, {"exact_match": 1.0, "found": 1.0}, ("Bruno",))
     assert "user: Who rules town 3?" in shown and "tool: town 3 is ruled by Bruno." in shown
     assert "tool: look_up(title: string, pages?: integer)  Find a page." in shown
     assert played.text == "completed after 2 turns\nrewards: exact_match 1, found 1\ngold: Bruno"
@@ -81,7 +81,7 @@ def test_an_episode_is_played_to_its_end_and_scored(typed: Callable) -> None:
 
 def test_the_right_answer_is_shown_wherever_the_world_keeps_it(typed: Callable) -> None:
     one_text = [Task("a", (Message.user("Who?"),), {"answers": "Bruno"}, "test")]
-    played, _ = typed("no", world=world(tasks=lambda split: one_text, scorers=()), number=0)
+    played, _ = typed("no", taskset=taskset(tasks=lambda split: one_text, scorers=()), number=0)
     assert played.answers == ("Bruno",)
 
     def solutions(task: Task) -> ReferenceSolutions:
@@ -91,9 +91,11 @@ def test_the_right_answer_is_shown_wherever_the_world_keeps_it(typed: Callable) 
         )
 
     kept = [Task("a", (Message.user("Who?"),), {"answer": "5"}, "test")]
-    shown, _ = typed("no", world=world(tasks=lambda split: kept, scorers=(), solutions=solutions), number=0)
+    shown, _ = typed("no", taskset=taskset(tasks=lambda split: kept, scorers=(), solutions=solutions), number=0)
     assert shown.answers == ("It is 5.",) and shown.text.endswith("gold: It is 5.")
-    broken, _ = typed("no", world=world(tasks=lambda split: kept, scorers=(), solutions=lambda task: 1 / 0), number=0)
+    broken, _ = typed(
+        "no", taskset=taskset(tasks=lambda split: kept, scorers=(), solutions=lambda task: 1 / 0), number=0
+    )
     assert broken.answers == ()
 
 
@@ -133,7 +135,7 @@ def test_a_line_may_go_on(typed: Callable) -> None:
 
 def test_the_end_of_a_pipe_leaves_and_nothing_is_scored(typed: Callable) -> None:
     played, _ = typed("look_up town 3")
-    assert played == Played("3", "left", 1) and played.text == "left after 1 turn; nothing was scored"
+    assert played == PlayResult("3", "left", 1) and played.text == "left after 1 turn; nothing was scored"
 
 
 def test_a_page_cannot_steer_the_terminal(typed: Callable) -> None:
@@ -144,7 +146,7 @@ def test_an_environment_that_fails_is_told(typed: Callable) -> None:
     def unable(call: object, result: object) -> dict[str, float]:
         raise ValueError("no reward for that")
 
-    played, _ = typed("look_up x", world=world(env=ToolEnv([look_up], call_rewards=unable)))
+    played, _ = typed("look_up x", taskset=taskset(env=ToolEnv([look_up], call_rewards=unable)))
     assert played.status == "environment_failed" and "no reward for that" in played.text and played.rewards == {}
 
 
@@ -155,13 +157,13 @@ def test_without_a_number_the_seed_draws_a_task_and_one_too_high_is_refused(type
 
 
 def test_lines_become_calls_or_are_said_as_they_stand() -> None:
-    (call,) = read("look_up the big town", TOOLS).calls
+    (call,) = parse_line("look_up the big town", TOOLS).calls
     assert (call.name, call.arguments) == ("look_up", {"title": "the big town"})
-    assert read('look_up {"title": "x", "pages": 2}', TOOLS).calls[0].arguments == {"title": "x", "pages": 2}
-    assert read("/add", TOOLS).calls[0].arguments == {}
-    assert read("look up the town", TOOLS) == Message.assistant("look up the town")
-    assert read("lo <answer>x</answer>", TOOLS) == Message.assistant("lo <answer>x</answer>")
-    assert signature(add.spec) == "add(a: integer, b: integer)  Add two numbers."
+    assert parse_line('look_up {"title": "x", "pages": 2}', TOOLS).calls[0].arguments == {"title": "x", "pages": 2}
+    assert parse_line("/add", TOOLS).calls[0].arguments == {}
+    assert parse_line("look up the town", TOOLS) == Message.assistant("look up the town")
+    assert parse_line("lo <answer>x</answer>", TOOLS) == Message.assistant("lo <answer>x</answer>")
+    assert format_signature(add.spec) == "add(a: integer, b: integer)  Add two numbers."
 
 
 def until(terminal: int, mark: bytes, seconds: float = 60) -> bytes:

@@ -1,0 +1,320 @@
+"""Sessions: the only place where turns are made.
+
+A session turns conversations into tokens, samples actions from an engine, and keeps the exact tokens, log-probabilities
+and policy versions of each turn. Whatever drives it (a tool loop, a game, a gateway) only sees messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext, Transition
+from agent_r1.core.inference import Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolSpec
+from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
+from agent_r1.renderers.protocol import RenderedPrompt, Renderer
+from agent_r1.rollout.user_code import isolate
+from agent_r1.tools.execution import run_detached
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
+"""The time limit for releasing a session or closing an episode; after it, the resource is abandoned."""
+
+Messages = tuple[Message, ...]
+
+
+class Rollout(Protocol):
+    """Makes attempts at tasks: an agent loop in an environment, a game, a scripted agent, or a user's own harness."""
+
+    async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
+        """Make one attempt and return its trajectory, whose ``attempt`` is ``context.id``.
+
+        Further trajectories belong to other participants, such as opponents in a game, and have ids of their own. The
+        attempt has to end by ``context.deadline``. A failure is a status of the trajectory, not an exception.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The reason why a session returned no action."""
+
+    status: Status
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPrompt:
+    """A conversation as the policy will see it.
+
+    Attributes:
+        messages: the conversation.
+        rendered: its text, and the tokens that are new compared to the parent turn.
+        token_ids: all its tokens.
+        parent: the index of the turn that it continues; None for a new branch.
+    """
+
+    messages: Messages
+    tools: tuple[ToolSpec, ...]
+    rendered: RenderedPrompt
+    token_ids: tuple[int, ...]
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A sampled action."""
+
+    prompt: SessionPrompt
+    completion: Completion
+    action: Action
+    call_ends: tuple[int, ...]
+    kind: TurnKind
+
+    @property
+    def messages(self) -> Messages:
+        """The conversation up to and including the action."""
+        return (*self.prompt.messages, self.action.message)
+
+    def to_turn(self, index: int, outcome: Transition) -> Turn:
+        return Turn(
+            index=index,
+            parent=self.prompt.parent,
+            new_ids=self.prompt.rendered.token_ids,
+            action_ids=self.completion.token_ids,
+            logprobs=self.completion.logprobs,
+            version_spans=self.completion.version_spans,
+            finish_reason=self.completion.finish_reason,
+            action=self.action,
+            observation=outcome.messages,
+            results=outcome.results,
+            rewards=outcome.rewards,
+            kind=self.kind,
+            call_rewards=outcome.call_rewards,
+            call_ends=self.call_ends,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownConversation:
+    """A conversation that ends with an action of this session. The rendered text is not kept: it would grow with the
+    square of the number of turns."""
+
+    messages: Messages
+    action: Action
+    tools: tuple[ToolSpec, ...]
+
+
+class Session:
+    """One attempt's access to the policy: messages in, actions out, turns recorded.
+
+    Args:
+        engine: samples the tokens.
+        renderer: converts messages to tokens and back.
+        params: how to sample; ``max_tokens`` limits one action.
+        context_length: limits the tokens of a prompt and its action.
+        attempt: identifies the session at the engine and fixes the seed of each turn.
+        seed: the root seed of the run.
+
+    Example:
+        session = Session(engine, renderer, SamplingParams(max_tokens=64), 4096, attempt)
+        action = await session.respond((Message.user("Who rules Alba?"),))
+        session.observe(Transition((), end="terminal"))
+        trajectory = session.trajectory("task-7", Status.COMPLETED)
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        renderer: Renderer,
+        params: SamplingParams,
+        context_length: int,
+        attempt: AttemptId,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._engine, self._renderer, self._params = engine, renderer, params
+        self._context_length, self._attempt, self._seed = context_length, attempt, seed
+        self._started = time.perf_counter()
+        self._turns: list[Turn] = []
+        self._known: list[_KnownConversation] = []  # one per turn, and one for a sample without an outcome
+        self._pending: _Sample | None = None  # a sample whose outcome is not known yet
+        self._newest: SessionPrompt | None = None  # the prompt of the newest known conversation
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The completed turns."""
+        return self._turns
+
+    async def respond(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> Action | Stopped:
+        """Return the policy's next action in a conversation.
+
+        If the conversation begins with one that this session knows, the turn continues that one; otherwise it starts a
+        new branch. Only cancellation is raised.
+        """
+        try:
+            with isolate(_RenderError):
+                prompt = self.prompt(messages, tools)
+        except _RenderError as error:
+            return Stopped(Status.ENVIRONMENT_FAILED, str(error))
+        return await self.sample(prompt)
+
+    def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
+        """Return the prompt for a conversation: the longest known beginning is continued, token by token.
+
+        It is a new branch if no beginning is known or the chat template changes earlier text. Raises UnsupportedChat if
+        the conversation cannot be rendered.
+        """
+        self._complete_pending()
+        matches = [i for i, known in enumerate(self._known) if messages[: len(known.messages)] == known.messages]
+        if not matches:
+            return self.new_branch(messages, tools)
+        parent = max(matches, key=lambda index: (len(self._known[index].messages), index))
+        known = self._known[parent]
+        action_ids = self._turns[parent].action_ids
+        observation = messages[len(known.messages) :]
+        bridge = self._renderer.bridge_to_next_turn(
+            self._rendered(parent), known.messages[:-1], known.action, action_ids, observation, tools
+        )
+        if bridge is None:
+            return self.new_branch(messages, tools)
+        return SessionPrompt(messages, tools, bridge, self._tokens_through(parent) + bridge.token_ids, parent)
+
+    def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
+        """Return the prompt for a conversation as a new branch. Raises UnsupportedChat if it cannot be rendered."""
+        rendered = self._renderer.render(messages, tools)
+        return SessionPrompt(messages, tools, rendered, rendered.token_ids)
+
+    def fits(self, prompt: SessionPrompt) -> bool:
+        """Return whether the context has room for the prompt and an action of ``max_tokens``."""
+        return len(prompt.token_ids) + self._params.max_tokens <= self._context_length
+
+    async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
+        """Sample an action. Only cancellation is raised.
+
+        The turn is complete once :meth:`observe` is called; a further call without it completes the turn without an
+        observation.
+        """
+        self._complete_pending()
+        room = self._context_length - len(prompt.token_ids)
+        if room <= 0:
+            return Stopped(Status.OUT_OF_TOKENS)
+        turn = len(self._turns)
+        try:
+            with isolate(_RenderError):
+                params = replace(
+                    self._params,
+                    max_tokens=min(self._params.max_tokens, room),
+                    stop_token_ids=self._renderer.stop_token_ids,
+                    stop_condition=self._renderer.stop_condition(prompt.tools),
+                    seed=self._attempt.seed(self._seed, turn),
+                )
+            with isolate(_EngineFailure):
+                completion = await self._engine.generate(
+                    Prompt(prompt.token_ids), params, session_id=str(self._attempt)
+                )
+            if completion.finish_reason == "cancelled":
+                return Stopped(Status.CANCELLED, "the engine cancelled the generation")
+            with isolate(_RenderError):
+                self._pending = self._parse(prompt, completion, turn, kind)
+        except _EngineFailure as error:
+            return Stopped(Status.ENGINE_FAILED, str(error))
+        except _RenderError as error:
+            return Stopped(Status.ENVIRONMENT_FAILED, str(error))
+        action = self._pending.action
+        self._known.append(_KnownConversation(self._pending.messages, action, prompt.tools))
+        self._newest = prompt
+        return action
+
+    def observe(self, outcome: Transition) -> Turn:
+        """Complete the last turn with the outcome of its action, and return the turn."""
+        if self._pending is None:
+            raise RuntimeError("no action is waiting for its outcome")
+        turn = self._pending.to_turn(len(self._turns), outcome)
+        self._turns.append(turn)
+        self._pending = None
+        return turn
+
+    def trajectory(
+        self, task_id: str, status: Status, *, reason: str | None = None, start: Messages = ()
+    ) -> Trajectory:
+        """Return the completed turns as a trajectory. A turn whose outcome was never observed is left out."""
+        return Trajectory(
+            attempt=self._attempt,
+            task_id=task_id,
+            turns=tuple(self._turns),
+            status=status,
+            truncated=status in (Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS),
+            reason=reason,
+            start=start,
+            seconds=time.perf_counter() - self._started,
+        )
+
+    async def close(self) -> None:
+        """Release the session at the engine. A failure is logged only, because the attempt has ended."""
+        await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
+
+    def _parse(self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind) -> _Sample:
+        """Return the action of a completion, without the tokens that were sampled after its end."""
+        renderer, tools = self._renderer, prompt.tools
+        completion = _truncate(completion, renderer.action_length(completion.token_ids, tools))
+        action = renderer.parse(completion.token_ids, turn, tools)
+        call_ends = renderer.call_ends(completion.token_ids, tools) if action.message.calls else ()
+        return _Sample(prompt, completion, action, call_ends, kind)
+
+    def _complete_pending(self) -> None:
+        if self._pending is not None:
+            self.observe(Transition(()))
+
+    def _rendered(self, index: int) -> RenderedPrompt:
+        """Return the rendered prompt of a turn."""
+        if index == len(self._known) - 1 and self._newest is not None:
+            return self._newest.rendered
+        known = self._known[index]
+        return self._renderer.render(known.messages[:-1], known.tools)
+
+    def _tokens_through(self, index: int) -> tuple[int, ...]:
+        """Return all tokens of a branch up to the end of a turn's action."""
+        parts: list[tuple[int, ...]] = []
+        current: int | None = index
+        while current is not None:
+            turn = self._turns[current]
+            parts += (turn.action_ids, turn.new_ids)
+            current = turn.parent
+        return tuple(chain.from_iterable(reversed(parts)))
+
+
+class _EngineFailure(Exception):
+    """The engine could not generate."""
+
+
+class _RenderError(Exception):
+    """The conversation could not be rendered, or the action not be parsed."""
+
+
+def _truncate(completion: Completion, length: int) -> Completion:
+    """Return the first ``length`` tokens of a completion; the rest was sampled after a textual end of the action."""
+    if length == len(completion.token_ids):
+        return completion
+    version_spans = tuple(span for span in completion.version_spans if span.start < length)
+    return Completion(completion.token_ids[:length], completion.logprobs[:length], "stop", version_spans)
+
+
+async def close_quietly(action: str, closing: Awaitable[None]) -> None:
+    """Await ``closing`` for at most CLOSE_SECONDS and log a failure of ``action`` as a warning."""
+    try:
+        with isolate(RuntimeError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await run_detached(closing)
+    except RuntimeError as failure:
+        log.warning("%s failed: %s", action, failure)
