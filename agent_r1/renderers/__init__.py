@@ -1,1 +1,43 @@
-""""""
+"""Renderers: messages to tokens and back, tool-call formats, and stop strings.
+
+The names are imported on first use, so that ``agent_r1.renderers.config`` does not load transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_r1.renderers.config import TagsConfig
+    from agent_r1.renderers.formats.detect import FORMAT_NAMES, open_renderer, require_tools
+    from agent_r1.renderers.formats.tool_format import ParsedCall, ParsedOutput, ToolFormat
+    from agent_r1.renderers.protocol import RenderedPrompt, Renderer
+    from agent_r1.renderers.template_renderer import TemplateBehavior, TemplateRenderer
+
+__all__ = [
+    "FORMAT_NAMES",
+    "ParsedCall",
+    "ParsedOutput",
+    "RenderedPrompt",
+    "Renderer",
+    "TagsConfig",
+    "TemplateBehavior",
+    "TemplateRenderer",
+    "ToolFormat",
+    "open_renderer",
+    "require_tools",
+]
+
+_MODULES = {
+    "config": ("TagsConfig",),
+    "formats.detect": ("FORMAT_NAMES", "open_renderer", "require_tools"),
+    "formats.tool_format": ("ParsedCall", "ParsedOutput", "ToolFormat"),
+    "protocol": ("RenderedPrompt", "Renderer"),
+    "template_renderer": ("TemplateBehavior", "TemplateRenderer"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

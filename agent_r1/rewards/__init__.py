@@ -1,6 +1,27 @@
 """Reward functions (exact match, F1, format) and the scorer that runs them."""
 
-from agent_r1.rewards.answers import exact_match, f1, final_answer, gated_exact_match, sub_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.answers import (
+    calls_are_valid,
+    exact_match,
+    f1,
+    final_answer,
+    final_text,
+    gated_exact_match,
+    gold_answers,
+    sub_match,
+)
+from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
 
-__all__ = ["FunctionScorer", "exact_match", "f1", "final_answer", "gated_exact_match", "sub_match"]
+__all__ = [
+    "FunctionScorer",
+    "RewardFunction",
+    "calls_are_valid",
+    "exact_match",
+    "f1",
+    "final_answer",
+    "final_text",
+    "functions_by_name",
+    "gated_exact_match",
+    "gold_answers",
+    "sub_match",
+]

@@ -1,4 +1,4 @@
-"""Plain reward functions as a Scorer. What cannot be scored is None and never 0.0: it must not teach anything."""
+"""A scorer that runs plain reward functions. A failed function gives Unscored and never 0.0: it must teach nothing."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ from agent_r1.tools.execution import (
 )
 
 RewardFunction = Callable[[Trajectory, Task], Any]
-"""Gives (or, async, promises) a number, a tuple with one for each turn, or a mapping of names to these."""
+"""Returns a number, a tuple with one number per turn, or a mapping of names to these. It may be async."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionScorer:
-    """Scores each trajectory by itself, by functions.
+    """A scorer that applies reward functions to each trajectory.
 
-    ``functions`` are by the name of their reward; a function that returns a mapping brings names of
-    its own. Where a function raises, takes longer than ``timeout`` seconds or gives anything but a finite
-    number, that name's reward is Unscored. A function that runs code of the policy's says where by an attribute
-    ``sandbox``, as :class:`~agent_r1.core.environment.ExecutesCode` does; the scorer says the weakest_sandbox of them.
+    A reward is Unscored if its function raises, takes longer than ``timeout`` seconds, or returns anything but finite
+    numbers. A function that runs code of the policy has an attribute ``sandbox``
+    (:class:`~agent_r1.core.environment.ExecutesCode`).
+
+    Attributes:
+        functions: the functions by the name of their reward; the keys of a returned mapping replace that name.
+        timeout: the time limit of a function, in seconds.
 
     Example:
         FunctionScorer({"em": exact_match, "f1": f1})
@@ -47,7 +50,7 @@ class FunctionScorer:
 
     @property
     def sandbox(self) -> str | None:
-        """Where the functions run code that the policy wrote, by what they say; None where they run none."""
+        """The weakest isolation level of the functions that run code of the policy; None if no function does."""
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
             sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)
@@ -57,16 +60,17 @@ class FunctionScorer:
         return tuple(await asyncio.gather(*(self._rewards(trajectory, task) for trajectory in group)))
 
     async def _rewards(self, trajectory: Trajectory, task: Task) -> Scores:
-        runs = (run_with_timeout(partial(function, trajectory, task), self.timeout) for function in self.functions.values())
+        calls = (partial(function, trajectory, task) for function in self.functions.values())
+        outcomes = await asyncio.gather(*(run_with_timeout(call, self.timeout) for call in calls))
         scores: dict[str, RewardValue | Unscored] = {}
-        for name, outcome in zip(self.functions, await asyncio.gather(*runs), strict=True):
+        for name, outcome in zip(self.functions, outcomes, strict=True):
             for key, value in _values(name, outcome).items():
-                scores[key] = Unscored("two functions give it") if key in scores else _score(value)
+                scores[key] = Unscored("two functions return it") if key in scores else _score(value)
         return scores
 
 
-def named(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
-    """The functions by their own names. Raises InvalidInput for one without a name or with that of another."""
+def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
+    """Return the functions by their names. Raises InvalidInput if a function has no name or two have the same."""
     by_name: dict[str, RewardFunction] = {}
     for function in functions:
         if not inspect.isroutine(function) or function.__name__ == "<lambda>":
@@ -74,7 +78,8 @@ def named(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
                 "reward", got=repr(function), do="give a function defined with def: its name is the reward's"
             )
         if function.__name__ in by_name:
-            raise InvalidInput("rewards", got=f"two functions named {function.__name__!r}", do="give each its own name")
+            got = f"two functions named {function.__name__!r}"
+            raise InvalidInput("rewards", got=got, do="give each its own name")
         by_name[function.__name__] = function
     return by_name
 

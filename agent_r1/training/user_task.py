@@ -18,7 +18,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.envs import ToolEnv
 from agent_r1.envs.user_env import UserEnv
 from agent_r1.rewards import FunctionScorer
-from agent_r1.rewards.scoring import RewardFunction, named
+from agent_r1.rewards.scoring import RewardFunction, functions_by_name
 from agent_r1.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
@@ -44,7 +44,7 @@ def make_taskset(
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
         raise InvalidInput("env", got=got, do="make it a ToolEnv, or give it tools and open()")
-    given = (FunctionScorer(named(rewards)),) if rewards else ()
+    given = (FunctionScorer(functions_by_name(rewards)),) if rewards else ()
     scorers = (*(env.scorers if isinstance(env, ToolEnv | UserEnv) else ()), *given)
     if not scorers:
         raise InvalidInput("env", got="no rewards", do="give rewards=[...]: nothing is learned without")
@@ -71,8 +71,8 @@ def _sandbox_of(parts: Sequence[object], tasks: Sequence[Task]) -> str | None:
 
 def _risks(tasks: Sequence[Task]) -> list[str]:
     """What tasks say of going without: somebody's own may call anything else "sandbox", and be held by nothing."""
-    named = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
-    return [level for level in named if isinstance(level, str) and level.partition(":")[0] == "none"]
+    declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
+    return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
 
 
 def load_task_file(file: Path, model: str) -> TaskSet:
