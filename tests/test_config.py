@@ -1,13 +1,14 @@
-"""Settings come from the strongest layer that names them, and every mistake is one clear line."""
+"""Settings come from the strongest layer that sets them, and every mistake is one clear line."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.config import Layer, from_text, keys, nearest, read_toml, resolve, restrict
+from agent_r1.config import NESTED_BY_NAME, Layer, from_text, read_toml, resolve, restrict, setting_keys
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
 
 
 class Optimizer(BaseModel):
@@ -25,7 +26,7 @@ class Settings(BaseModel):
     mode: Literal["mean", "sum"] = "mean"
     methods: tuple[str, ...] = ()
     weights: dict[str, float] = Field(default_factory=dict)
-    row: dict[str, Any] = Field(default_factory=dict)
+    extra: dict[str, Any] = Field(default_factory=dict)
     optimizer: Optimizer = Optimizer()
 
 
@@ -37,11 +38,11 @@ def typed(**texts: str) -> Layer:
     return from_text(Settings, {key.replace("__", "."): text for key, text in texts.items()})
 
 
-def test_the_strongest_layer_that_names_a_key_wins() -> None:
+def test_the_strongest_layer_that_sets_a_key_wins() -> None:
     layers = [
         typed(steps="3"),
         Layer("a.toml", {"steps": 4, "optimizer": {"learning_rate": 0.1}}),
-        Layer("recipe", {"steps": 5, "optimizer.learning_rate": 0.2, "optimizer.warmup": True}),
+        Layer("defaults", {"steps": 5, "optimizer.learning_rate": 0.2, "optimizer.warmup": True}),
     ]
     settings = resolve(Settings, layers)
     assert (settings.steps, settings.optimizer.learning_rate, settings.optimizer.warmup) == (3, 0.1, True)
@@ -49,8 +50,8 @@ def test_the_strongest_layer_that_names_a_key_wins() -> None:
     assert resolve(Settings, []) == Settings()
 
 
-def test_layers_of_a_table_add_up_entry_by_entry() -> None:
-    strong, weak = typed(weights__em="2"), Layer("recipe", {"weights": {"em": 1, "f1": 0.5}, "row": {}})
+def test_tables_are_merged_entry_by_entry() -> None:
+    strong, weak = typed(weights__em="2"), Layer("defaults", {"weights": {"em": 1, "f1": 0.5}, "extra": {}})
     assert resolve(Settings, [strong, weak]).weights == {"em": 2.0, "f1": 0.5}
 
 
@@ -65,7 +66,7 @@ def test_layers_of_a_table_add_up_entry_by_entry() -> None:
         ("methods", "7", ("7",)),
     ],
 )
-def test_text_is_read_as_its_fields_type(key: str, text: str, value: object) -> None:
+def test_text_is_converted_to_the_type_of_its_field(key: str, text: str, value: object) -> None:
     assert resolve(Settings, [typed(**{key: text})]).model_dump()[key] == value
 
 
@@ -81,18 +82,19 @@ def test_text_is_read_as_its_fields_type(key: str, text: str, value: object) -> 
         ("warmup", "True", True),
     ],
 )
-def test_text_of_inner_classes_too(key: str, text: str, value: object) -> None:
+def test_text_of_nested_settings_is_converted_too(key: str, text: str, value: object) -> None:
     assert resolve(Settings, [typed(**{f"optimizer__{key}": text})]).optimizer.model_dump()[key] == value
 
 
-def test_entries_of_a_free_table_are_read_as_what_they_look_like() -> None:
-    layer = from_text(Settings, {"row.clip": "0.2", "row.mode": "token", "row.off": "false", "row.none": "null"})
-    assert resolve(Settings, [layer]).row == {"clip": 0.2, "mode": "token", "off": False, "none": None}
+def test_entries_of_a_table_are_converted_to_the_type_of_its_values() -> None:
+    layer = from_text(Settings, {"weights.em": "2", "extra.mode": "token"})
+    settings = resolve(Settings, [layer])
+    assert (settings.weights, settings.extra) == ({"em": 2.0}, {"mode": "token"})
 
 
 MISTAKES = {
     "steps (command line): got -1; it should be greater than or equal to 1": typed(steps="-1"),
-    "steps (command line): got 1.5; it should be a valid integer": typed(steps="1.5"),
+    "steps (command line): got '1.5'; it should be a valid integer": typed(steps="1.5"),
     "steps (command line): got 'many'; it should be a valid integer": typed(steps="many"),
     "mode (command line): got 'max'; it should be 'mean' or 'sum'": typed(mode="max"),
     "weights.em (command line): got 'x'; it should be a valid number": typed(weights__em="x"),
@@ -106,40 +108,40 @@ MISTAKES = {
     "name (Python): got an object of type object; give text, a number, or a list or table of them": Layer(
         "Python", {"name": object()}
     ),
-    "unknown setting (a.toml): got 'stepz'; the nearest that exists is 'steps'": Layer("a.toml", {"stepz": 1}),
-    "unknown setting (a.toml): got 'steps.a'; the nearest that exists is 'steps'": Layer("a.toml", {"steps": {"a": 1}}),
-    "unknown setting (a.toml): got 'wieghts'; the nearest that exists is 'weights'": Layer("a.toml", {"wieghts": {}}),
-    "unknown setting (a.toml): got 'optimizer.lr'; the nearest that exists is 'optimizer.learning_rate'": Layer(
+    "unknown setting (a.toml): got 'stepz'; did you mean 'steps'?": Layer("a.toml", {"stepz": 1}),
+    "unknown setting (a.toml): got 'steps.a'; did you mean 'steps'?": Layer("a.toml", {"steps": {"a": 1}}),
+    "unknown setting (a.toml): got 'wieghts'; did you mean 'weights'?": Layer("a.toml", {"wieghts": {}}),
+    "unknown setting (a.toml): got 'optimizer.lr'; did you mean 'optimizer.learning_rate'?": Layer(
         "a.toml", {"optimizer": {"lr": 1}}
     ),
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_is_one_line_that_says_where_and_what_would_be_right(line: str) -> None:
+def test_a_mistake_is_one_line_with_its_source_and_a_remedy(line: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        resolve(Settings, [MISTAKES[line], Layer("recipe", {"steps": 2})])
+        resolve(Settings, [MISTAKES[line], Layer("defaults", {"steps": 2})])
     assert str(caught.value) == line
 
 
-def test_a_mistake_is_blamed_on_the_layer_that_made_it() -> None:
+def test_a_mistake_names_the_layer_that_made_it() -> None:
     with pytest.raises(InvalidInput, match=r"^steps \(b.toml\)"):
-        resolve(Settings, [typed(name="x"), Layer("b.toml", {"steps": 0}), Layer("recipe", {"steps": 3})])
+        resolve(Settings, [typed(name="x"), Layer("b.toml", {"steps": 0}), Layer("defaults", {"steps": 3})])
 
 
 @pytest.mark.parametrize(
     ("key", "known"),
     [("lr", "optimizer.learning_rate"), ("learning_rate", "optimizer.learning_rate"), ("step", "steps")],
 )
-def test_the_nearest_key_is_found_by_likeness_last_word_or_initials(key: str, known: str) -> None:
-    assert nearest(key, keys(Settings)) == known
+def test_the_suggested_key_resembles_the_whole_the_last_word_or_the_initials(key: str, known: str) -> None:
+    assert suggest(key, setting_keys(Settings)) == f"did you mean {known!r}?"
 
 
-def test_a_recipe_is_cut_to_the_class_it_is_used_for_but_its_mistakes_stay() -> None:
-    recipe = Layer("recipe", {"steps": 4, "optimizer": {"warmup": True}})
-    assert resolve(Part, [restrict(recipe, Part, Settings)]) == Part(steps=4)
-    with pytest.raises(InvalidInput, match="nearest that exists is 'steps'"):
-        restrict(Layer("recipe", {"stepp": 4}), Part, Settings)
+def test_a_layer_is_restricted_to_a_class_but_unknown_keys_are_refused() -> None:
+    defaults = Layer("defaults", {"steps": 4, "optimizer": {"warmup": True}})
+    assert resolve(Part, [restrict(defaults, Part, Settings)]) == Part(steps=4)
+    with pytest.raises(InvalidInput, match="did you mean 'steps'"):
+        restrict(Layer("defaults", {"stepp": 4}), Part, Settings)
 
 
 def test_a_toml_file_is_a_layer(tmp_path: Path) -> None:
@@ -149,15 +151,39 @@ def test_a_toml_file_is_a_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [(None, "No such file"), (b"steps == 3", "line 1"), (b"\xff\xfe", "mend its TOML"), ("folder", "Is a directory")],
+    ("content", "message"),
+    [(None, "No such file"), (b"steps == 3", "line 1"), (b"\xff\xfe", "fix its TOML"), ("folder", "Is a directory")],
 )
-def test_a_toml_file_that_cannot_be_read_is_one_line(content: bytes | str | None, said: str, tmp_path: Path) -> None:
+def test_a_toml_file_that_cannot_be_read_is_one_line(content: bytes | str | None, message: str, tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     if isinstance(content, bytes):
         file.write_bytes(content)
     elif content == "folder":
         file.mkdir()
-    with pytest.raises(InvalidInput, match=said) as caught:
+    with pytest.raises(InvalidInput, match=message) as caught:
         read_toml(file)
     assert "\n" not in str(caught.value) and str(file) in str(caught.value)
+
+
+class Preset(BaseModel):
+    """A setting that is chosen by name, with settings below it."""
+
+    preset: Annotated[Any, NESTED_BY_NAME] = None
+
+
+@pytest.mark.parametrize(
+    ("layers", "value"),
+    [
+        ([{"preset": "a"}], "a"),
+        ([{"preset": {"name": "a"}}], "a"),
+        ([{"preset.x": 1}], {"x": 1}),
+        ([{"preset.x": 1}, {"preset": "a"}], {"name": "a", "x": 1}),
+        (
+            [{"preset": "b"}, {"preset": {"name": "a", "part": {"name": "c", "x": 1}}}],
+            {"name": "b", "part": "c", "part.x": 1},
+        ),
+        ([{"preset.part": "d"}, {"preset": {"part": {"name": "c"}}}], {"part": "d"}),
+    ],
+)
+def test_a_setting_with_a_name_gets_one_flat_table(layers: list[dict[str, Any]], value: object) -> None:
+    assert resolve(Preset, [Layer("test", values) for values in layers]).preset == value

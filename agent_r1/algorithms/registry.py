@@ -27,7 +27,7 @@ NONE = "none"
 DESCRIPTIVE = ("name", "paper", "deviations")
 """Fields that describe an algorithm and are no parameters."""
 
-NAMED: tuple[type[Component], ...] = (Advantage, PolicyLoss)
+NAMED = (Advantage, PolicyLoss)
 """Kinds of components of which there are several, each with a name."""
 
 
@@ -43,6 +43,7 @@ def as_algorithm(value: object, default: str) -> Algorithm:
         settings = dict(value)
         return build_algorithm(str(settings.pop("name", default)), settings)
     if isinstance(value, Algorithm):
+        _check_names(value)
         check_algorithm(value)
         return value
     got = f"an object of type {type(value).__name__}"
@@ -69,6 +70,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     described = dict(base)
     changes = {key: value for key, value in changes.items() if key not in DESCRIPTIVE or value != described[key]}
     algorithm = with_parameters(base, changes)
+    _check_names(algorithm)
     check_algorithm(algorithm)
     return algorithm
 
@@ -208,8 +210,21 @@ def _choices(component: Component, name: str) -> Mapping[str, type[Component]]:
 
 
 def name_of(component: type[Component]) -> str:
-    """Return the name by which a component is chosen; "" if its place has no other."""
-    return str(component.model_fields["name"].default) if "name" in component.model_fields else ""
+    """Return the name that a class of components declares; "" if it declares none."""
+    return str(component.model_fields["name"].default) if "name" in vars(component).get("__annotations__", {}) else ""
+
+
+def _check_names(algorithm: Algorithm) -> None:
+    """Raise InvalidInput if a component's class has no name of its own: a stored run could not find it again."""
+    for field, component in algorithm:
+        if not isinstance(component, NAMED):
+            continue
+        cls, found = type(component), _choices(algorithm, field).get(component.name)
+        if found is None or found.__qualname__ != cls.__qualname__:
+            got = f"a component of class {cls.__name__}, which declares no name"
+            name = cls.__name__.lower()
+            do = f"add the line  name: Literal[{name!r}] = {name!r}  to the class"
+            raise InvalidInput(f"algorithm.{field}", got=got, do=do)
 
 
 def _component_types(annotation: Any) -> Iterator[type[Component]]:
@@ -228,7 +243,7 @@ def _subclasses(base: type[Component]) -> Iterable[type[Component]]:
 
 def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
     """Return the error for a parameter that a component does not have. It names the components that have it."""
-    own = name_of(type(component))
+    own = name_of(type(component)) if isinstance(component, NAMED) else ""
     others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]
     if own and others:
         do = f"leave it out: {own} has no {name}; these have it: {', '.join(map(name_of, others))}"

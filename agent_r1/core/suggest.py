@@ -22,7 +22,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
         >>> suggest("weather", ["search", "add"])
         ''
     """
-    similarity, closest = max(((_similarity(name, candidate), candidate) for candidate in known), default=(0.0, ""))
+    rated = [(_similarity(name, candidate), candidate) for candidate in known]
+    similarity, closest = max(rated, key=lambda pair: pair[0], default=(0.0, ""))  # of equal ones the first
     return f"did you mean {closest!r}?" if similarity >= _CUTOFF else ""
 
 
