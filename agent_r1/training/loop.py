@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.core.events import PendingDropped, PolicyPublished, StepMetrics, StepTimings
+from agent_r1.core.events import AttemptFate, PendingDropped, PolicyPublished, StepMetrics, StepTimings
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
@@ -20,16 +20,16 @@ from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.staleness import StalenessController
 from agent_r1.store.writer import RunWriter
-from agent_r1.trainer.learner import Learner, Update
+from agent_r1.trainer.updater import Outcome, PolicyUpdater, SelectedGroup, Trained, UpdateReport
 from agent_r1.training.build import Policy, orders
 from agent_r1.training.checkpoint.files import TrainProgress
 from agent_r1.training.checkpoint.manager import CheckpointManager
-from agent_r1.training.checkpoint.restore import ResumeState, published
+from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.eval_metrics import score_trajectory
-from agent_r1.training.evaluate import measures_of
+from agent_r1.training.evaluate import extra_measures
 from agent_r1.training.monitor.health_monitor import HealthMonitor
-from agent_r1.training.report import Progress, StepReport
+from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.rollout_metrics import compute_rollout_metrics
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
@@ -42,7 +42,7 @@ class Parts:
     taskset: TaskSet
     policy: Policy
     row: Algorithm
-    learner: Learner
+    updater: PolicyUpdater
     engine: TorchEngine
     agent: Agent
     collector: Collector
@@ -58,109 +58,120 @@ async def loop(parts: Parts, halt: GracefulShutdown) -> None:
     Consumes groups in order. Waits for: a step's groups, then the update in its thread. Unblocks: the
     collector, whose next groups may start once the engine has the new weights.
     """
-    config, learner = parts.config, parts.learner
+    config, updater = parts.config, parts.updater
     staleness = _clock(parts)
-    keeper = _keeper(parts)
-    doctor = HealthMonitor(config, learner, parts.ledger, parts.folder)
-    doctor.restore(parts.start.doctor)
-    position = parts.start.position
-    wanted = orders(parts.taskset.tasks("train"), config, position.groups)
+    manager = _checkpoint_manager(parts)
+    monitor = HealthMonitor(config, updater, parts.ledger, parts.folder)
+    monitor.load_state(parts.start.monitor)
+    progress = parts.start.progress
+    wanted = orders(parts.taskset.tasks("train"), config, progress.groups)
     await parts.ledger.record(*parts.start.events)
-    await parts.engine.update_weights(learner.publish())
-    async with aclosing(parts.collector.collect(wanted, staleness.acquire)) as groups, _settling(keeper):
+    await parts.engine.update_weights(updater.publish())
+    async with aclosing(parts.collector.collect(wanted, staleness.acquire)) as groups, _saving_on_shutdown(manager):
         watch = Stopwatch()
-        for _ in range(position.step, config.steps):
-            with halt.section():
-                batch = await _gather(groups, staleness, learner, doctor)
+        for _ in range(progress.step, config.steps):
+            with halt.interruptible():
+                batch = await _gather(groups, staleness, updater, monitor)
             watch.lap("rollout_seconds")
-            before = learner.publish().version.number
-            update = await run_in_thread(learner.update, batch)
+            before = updater.publish().version.number
+            update = await updater.update(batch)
             watch.lap("update_seconds")
-            served = await parts.engine.update_weights(learner.publish())
+            served = await parts.engine.update_weights(updater.publish())
             watch.lap("load_seconds")
-            findings = doctor.examine(update, served)
-            watch.lap("doctor_seconds")
-            position = TrainProgress(update.step, position.groups + len(batch))
-            kept = await keeper.after(position, doctor.state())
-            watch.lap("keep_seconds")
-            made = [published(learner.publish().version)] if update.version > before else []
+            findings = monitor.on_step(update, served)
+            watch.lap("monitor_seconds")
+            progress = TrainProgress(update.step, progress.groups + len(batch))
+            kept = await manager.on_step_end(progress, monitor.state())
+            watch.lap("checkpoint_seconds")
+            made = [PolicyPublished(update.version)] if update.version.number > before else []
             await _tell(parts, batch, update, made, kept, watch.take())
-            await doctor.tell(findings)
-            keeper.save()
-            await staleness.on_step_end(update.version)
-    if late := await keeper.validate_last():
+            await monitor.report(findings)
+            manager.start_saving()
+            await staleness.on_step_end(update.version.number)
+    if late := await manager.validate_last_step():
         await parts.ledger.record(StepMetrics(config.steps, late))
     await parts.ledger.record(PendingDropped(config.steps, "the run had taken its last step"))
-    await keeper.choose()
-    await parts.engine.update_weights(learner.publish())
+    await manager.finalize()
+    await parts.engine.update_weights(await run_in_thread(updater.publish))
 
 
 def _clock(parts: Parts) -> StalenessController:
-    config, position = parts.config, parts.start.position
+    config, progress = parts.config, parts.start.progress
     return StalenessController(
-        config.steps - position.step,
+        config.steps - progress.step,
         config.groups_per_step,
         max_staleness=config.max_staleness,
-        refill=parts.row.refill,
-        taken=position.groups,
-        version=parts.learner.publish().version.number,
+        refill=parts.row.max_refill_rounds,
+        taken=progress.groups,
+        version=parts.updater.publish().version.number,
     )
 
 
-def _keeper(parts: Parts) -> CheckpointManager:
-    acting = (parts.policy, parts.taskset, parts.learner, parts.agent)
+def _checkpoint_manager(parts: Parts) -> CheckpointManager:
+    acting = (parts.policy, parts.taskset, parts.updater, parts.agent)
     return CheckpointManager(*acting, parts.config, parts.folder, parts.start, parts.ledger)
 
 
 @asynccontextmanager
-async def _settling(keeper: CheckpointManager) -> AsyncIterator[None]:
+async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
     """Asked to stop, a run saves itself. After a failure nothing goes on saving while the ledger is closed; an
     interrupt does not wait for that."""
     try:
         yield
     except ShutdownRequested:
-        await keeper.stop()
+        await manager.save_now()
         raise
     except Exception:
-        await keeper.settle()
+        await manager.wait()
         raise
 
 
-async def _gather(groups: AsyncIterator[Group], staleness: StalenessController, learner: Learner, doctor: HealthMonitor) -> list[Group]:
-    """The groups of one step, also those that teach nothing: the learner says what becomes of each."""
-    batch: list[Group] = []
+async def _gather(
+    groups: AsyncIterator[Group], staleness: StalenessController, updater: PolicyUpdater, monitor: HealthMonitor
+) -> list[SelectedGroup]:
+    """Return the groups of one step, those without a training signal included."""
+    batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:
-        batch.append(await anext(groups))
-        doctor.receive(batch[-1])
-        if not learner.teaches(batch[-1]):
+        selected = updater.select(await anext(groups))
+        batch.append(selected)
+        monitor.on_group(selected)
+        if not selected.has_signal:
             await staleness.request_refill()
     return batch
 
 
 async def _tell(
     parts: Parts,
-    batch: Sequence[Group],
-    update: Update,
+    selected: Sequence[SelectedGroup],
+    update: UpdateReport,
     made: Sequence[PolicyPublished],
     kept: dict[str, float],
     seconds: dict[str, float],
 ) -> None:
     """Write the step down, all of it or nothing, and show it."""
+    batch = [one.group for one in selected]
     lived = [trajectory for group in batch for trajectory in group.trajectories]
     answers = [score_trajectory(trajectory) for trajectory in lived]
     em = statistics.fmean([answer.em for answer in answers if answer.failure is None] or [math.nan])
     tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
     speed = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
     came = {"groups": float(len(batch)), "refilled_groups": float(len(batch) - parts.config.groups_per_step)}
-    own = measures_of(parts.taskset, lived)
+    own = extra_measures(parts.taskset, lived)
     measured = StepMetrics(
         update.step,
         {**update.metrics, **kept, **came, **compute_rollout_metrics(batch), "em": em, "tokens": float(tokens), **own},
     )
     spent = StepTimings(update.step, {**seconds, "tokens_per_second": speed})
-    await parts.ledger.record(*update.fates, *made, measured, spent)
+    await parts.ledger.record(*(fate_of(outcome, update.step) for outcome in update.outcomes), *made, measured, spent)
     exact = all(answer.exact for answer in answers)
-    parts.progress.stepped(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
+    parts.progress.on_step(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
+
+
+def fate_of(outcome: Outcome, step: int) -> AttemptFate:
+    """Return the fate that the run records for the outcome of an attempt in step ``step``."""
+    if isinstance(outcome, Trained):
+        return AttemptFate(outcome.attempt, "trained", step, credit=outcome.advantage_sum)
+    return AttemptFate(outcome.attempt, "dropped", step, outcome.reason)
 
 
 class Stopwatch:

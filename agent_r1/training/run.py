@@ -36,8 +36,8 @@ from agent_r1.training.build import (
     open_teacher,
     with_columns,
 )
-from agent_r1.training.checkpoint.files import DAMAGED
-from agent_r1.training.checkpoint.restore import ResumeState, initial_state, restore
+from agent_r1.training.checkpoint.files import CORRUPT
+from agent_r1.training.checkpoint.restore import ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
 from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, measure_pass_at_k, make_table
@@ -100,9 +100,9 @@ def resume(config: TrainConfig, taskset: TaskSet, progress: Progress) -> TrainRe
         check_data_unchanged(folder, config, inputs)
         ready = _ready(config, taskset)
         resolve_resume_config([Layer("what was read before the run was locked", config.model_dump(mode="json"))])
-        start = restore(folder, ready.policy, ready.updater)
+        start = restore_run(folder, ready.policy, ready.updater)
         start = replace(start, events=(*start.events, *inputs))
-        ledger.open_segment(start.position.step, config.model_dump(mode="json"))
+        ledger.open_segment(start.progress.step, config.model_dump(mode="json"))
         return _carry_out(config, taskset, ready, start, ledger, folder, progress)
     finally:
         ledger.close()
@@ -151,7 +151,7 @@ def _carry_out(
     parts = Parts(config, taskset, policy, row, updater, engine, agent, collector, ledger, folder, start, progress)
     for event in start.events:
         if isinstance(event, LogEvent):
-            told = log.warning if event.kind == DAMAGED else progress.print_line
+            told = log.warning if event.kind == CORRUPT else progress.print_line
             told(f"{event.kind}: {event.detail}")
     try:
         return asyncio.run(_run(parts))
@@ -189,11 +189,11 @@ async def _run(parts: Parts) -> TrainReport:
 
 async def _train_and_compare(parts: Parts, halt: GracefulShutdown) -> TrainReport:
     began = time.perf_counter()
-    parts.progress.start(parts.config.steps, parts.start.position.step)
+    parts.progress.start(parts.config.steps, parts.start.progress.step)
     await loop(parts, halt)
     parts.progress.finish()
     seconds = time.perf_counter() - began
-    with halt.section():
+    with halt.interruptible():
         report = await _compare(parts, seconds)
     await parts.ledger.record(LogEvent("completed", f"{parts.config.steps} steps in {seconds:.1f} s"))
     return report
@@ -214,7 +214,7 @@ async def _compare(parts: Parts, seconds: float) -> TrainReport:
         passed = await _pass_at_k(parts, Method(BASE, base, taskset.env))
     finally:
         await base_engine.close()
-    return TrainReport(parts.folder, config.steps, seconds, table, passed, parts.start.position.step)
+    return TrainReport(parts.folder, config.steps, seconds, table, passed, parts.start.progress.step)
 
 
 async def _pass_at_k(parts: Parts, method: Method) -> PassAtK | None:

@@ -191,7 +191,7 @@ def _serve(rank: int, store: str, pipe: Connection) -> None:
             else:
                 _send(pipe, request(trainer))
         except Exception as error:
-            _send(pipe, error)
+            _send(pipe, RuntimeError(f"rank {rank}: {type(error).__name__}: {error}"))
 
 
 def _send(pipe: Connection, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Saving while training goes on: one save at a time, in a thread, whose failure is told at the next."""
+"""Asynchronous saving of checkpoints: one at a time, in a thread, while training continues."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
 
 
 class AsyncCheckpointWriter:
-    """Gives snapshots to ``write`` in a thread, and writes down which are on the disk.
+    """Runs ``write(snapshot)`` in a thread, and records each checkpoint that is on the disk.
 
-    A save that failed, for whatever reason, is not tried again; the run learns of it from ``settled``, before its next
-    snapshot and at its end.
+    A failed save is not repeated. The run gets its error from :meth:`wait`, before the next snapshot or at its end.
     """
 
     def __init__(self, write: Callable[[Snapshot], object], recorder: Recorder) -> None:
         self._write, self._recorder = write, recorder
-        self._under_way: asyncio.Task[CheckpointError | None] | None = None
+        self._task: asyncio.Task[CheckpointError | None] | None = None
 
     def start(self, snapshot: Snapshot) -> None:
-        """Begin to save; the save before must have settled."""
-        self._under_way = asyncio.create_task(self._save(snapshot))
+        """Start saving a snapshot. Call :meth:`wait` for the previous save first."""
+        self._task = asyncio.create_task(self._save(snapshot))
 
-    async def settled(self) -> None:
-        """Wait until nothing is being saved. Raises CheckpointError, once, where the last save failed."""
-        under_way, self._under_way = self._under_way, None
-        error = None if under_way is None else await under_way
+    async def wait(self) -> None:
+        """Wait until no save is running. Raises CheckpointError, once, if the last save failed."""
+        task, self._task = self._task, None
+        error = None if task is None else await task
         if error is not None:
             raise error
 
@@ -37,7 +36,7 @@ class AsyncCheckpointWriter:
             await run_in_thread(self._write, snapshot)
         except CheckpointError as error:
             return error
-        except Exception as error:  # whatever it is, the run that waits for it ends in one line
-            return CheckpointError(f"step {snapshot.position.step} could not be saved: {error!r}")
-        await self._recorder.record(CheckpointSaved(snapshot.position.step))
+        except Exception as error:  # any failure must end the run with one line, not with a traceback
+            return CheckpointError(f"step {snapshot.progress.step} could not be saved: {error!r}")
+        await self._recorder.record(CheckpointSaved(snapshot.progress.step))
         return None

@@ -1,4 +1,4 @@
-"""What a model is beside its weights, as digests: whether a checkpoint belongs to the model that wants to go on."""
+"""The fingerprint of a model: whether a checkpoint belongs to the model that wants to continue from it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from agent_r1.store.manifest import Identity
+from agent_r1.store.manifest import ModelFingerprint
 
-PASSING = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-"""Entries of a model's configuration that say where it came from, not what it computes."""
+_IGNORED_CONFIG = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+"""Entries of a model's configuration that do not change its computation."""
 
-BATCHING = {"padding", "truncation"}
-"""Entries of a tokenizer that its last call may have set."""
-
-
-def identity_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str) -> Identity:
-    """The identity of a model whose weights have the digest ``weights``."""
-    return Identity(_digest(_shape(model)), _digest(_words(tokenizer)), _digest(tokenizer.chat_template), weights)
+_IGNORED_TOKENIZER = {"padding", "truncation"}
+"""Entries of a tokenizer that its last call may have changed."""
 
 
-def _shape(model: PreTrainedModel) -> dict[str, Any]:
-    """How the model computes: its configuration, and the names, shapes and types of its parameters."""
-    config = {key: value for key, value in model.config.to_dict().items() if key not in PASSING}
-    return config | {name: [str(p.dtype), *p.shape] for name, p in model.named_parameters()}
+def fingerprint_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights_checksum: str
+) -> ModelFingerprint:
+    """Return the fingerprint of a model whose weights have this checksum."""
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _IGNORED_CONFIG}
+    shapes = {name: [str(p.dtype), *p.shape] for name, p in model.named_parameters()}
+    return ModelFingerprint(
+        model=_hash_json(config | shapes),
+        tokenizer=_hash_json(_tokenizer_content(tokenizer)),
+        template=_hash_json(tokenizer.chat_template),
+        weights=weights_checksum,
+    )
 
 
-def _words(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """How the tokenizer splits text; of one without a file of its own, its vocabulary."""
+def _tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return how a tokenizer splits text: the content of tokenizer.json, or the vocabulary if there is no such file."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return tokenizer.get_vocab()
-    saved = json.loads(tokenizer.backend_tokenizer.to_str())
-    return {key: value for key, value in saved.items() if key not in BATCHING}
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {key: value for key, value in content.items() if key not in _IGNORED_TOKENIZER}
 
 
-def _digest(value: Any) -> str:
+def _hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What is kept of a run: checkpoints as it goes, the best by validation, the final model."""
+"""Validation and saving during training: checkpoints, the best step by validation, the final model."""
 
 from __future__ import annotations
 
@@ -12,130 +12,141 @@ from torch import Tensor
 
 from agent_r1.core.events import Recorder
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.threads import run_in_thread
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.trainer.learner import Learner
+from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.build import Policy, limits_of
-from agent_r1.training.checkpoint.async_writer import Saver
+from agent_r1.training.checkpoint.async_writer import AsyncCheckpointWriter
 from agent_r1.training.checkpoint.files import (
-    Best,
+    BestStep,
     CheckpointError,
-    Position,
     Snapshot,
-    copied,
+    TrainProgress,
+    copy_weights,
     save_checkpoint,
     save_model,
 )
-from agent_r1.training.checkpoint.restore import Start
+from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.evaluate import Method, answers_of
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.evaluate import Method, evaluate_split
+from agent_r1.training.monitor.state import MonitorState
 
 
-class Keeper:
-    """Validates and saves after optimizer steps; at the end the best weights become the model.
+class CheckpointManager:
+    """Validates and saves after optimizer steps; at the end the best weights become the final model.
 
-    The best is chosen on the world's validation split alone. Where nothing is validated, the last is kept. Where
-    checkpoints are kept, each new best is one of them.
+    The best step is chosen on the validation split only; without validation the last step is the best. If checkpoints
+    are saved, each new best step gets one. Copies of weights are made in a thread, so that the event loop is not
+    blocked; the next update must wait for them.
     """
 
     def __init__(
         self,
         policy: Policy,
-        world: TaskSet,
-        learner: Learner,
+        taskset: TaskSet,
+        updater: PolicyUpdater,
         agent: Agent,
         config: TrainConfig,
         folder: Path,
-        start: Start,
+        start: ResumeState,
         recorder: Recorder,
     ) -> None:
-        self._policy, self._world, self._learner = policy, world, learner
+        self._policy, self._taskset, self._updater = policy, taskset, updater
         self._agent, self._config, self._folder = agent, config, folder
-        self._best: Best | None = start.position.best
-        self._best_weights: Mapping[str, Tensor] = start.best
-        self._saver = Saver(self._write, recorder)
+        self._best_weights: Mapping[str, Tensor] = start.best_weights
+        self._writer = AsyncCheckpointWriter(self._write, recorder)
         self._snapshot: Snapshot | None = None
-        self._validated = start.position.validated
-        self._saved, self._position, self._doctor = start.position.step, start.position, start.doctor
+        self._saved_step = start.progress.step
+        self._progress, self._monitor = start.progress, start.monitor
 
-    async def after(self, position: Position, doctor: DoctorState) -> dict[str, float]:
-        """What is due at a position, before weights move again; the validation's measures, where it was.
+    async def on_step_end(self, progress: TrainProgress, monitor: MonitorState) -> dict[str, float]:
+        """Run validation and take a snapshot if due at this step. Call it before the weights change again.
 
-        The best of the position is this keeper's to say. ``doctor`` is what the doctor remembers by then.
+        Returns:
+            The validation metrics, empty if there was no validation.
 
-        Raises CheckpointError where the save before failed.
+        Raises:
+            CheckpointError: if the previous save failed.
         """
-        measured: dict[str, float] = {}
-        step = position.step
-        if self._due(step, self._config.evaluate_every):
-            measured = await self._validate(step)
-        self._position, self._doctor = replace(position, best=self._best, validated=self._validated), doctor
-        every = self._config.checkpoint_every
-        if self._due(step, every) or (every > 0 and self._best is not None and self._best.step == step):
-            await self._saver.settled()
-            self._snapshot = self._taken()
-        return measured
+        step, before = progress.step, self._progress
+        self._progress, self._monitor = replace(progress, best=before.best, validated=before.validated), monitor
+        metrics = await self._validate(step) if self._is_due(step, self._config.evaluate_every) else {}
+        best, every = self._progress.best, self._config.checkpoint_every
+        if self._is_due(step, every) or (every > 0 and best is not None and best.step == step):
+            await self._writer.wait()
+            self._snapshot = await run_in_thread(self._take_snapshot)
+        return metrics
 
-    def _taken(self) -> Snapshot:
-        self._saved = self._position.step
-        return Snapshot(self._position, copied(self._policy.model), self._learner.state(), self._doctor)
+    def start_saving(self) -> None:
+        """Start saving the snapshot, if one was taken.
 
-    def save(self) -> None:
-        """Begin to save the snapshot that was taken. The step must be in the ledger by now: a checkpoint is proof
-        that the ledger holds all before it."""
+        The step must have been recorded before: a checkpoint implies that the database has everything up to it.
+        """
         if self._snapshot is not None:
-            self._saver.start(self._snapshot)
+            self._writer.start(self._snapshot)
             self._snapshot = None
 
-    async def stop(self) -> None:
-        """Save the last position, before anything of a further step has changed the learner; returns when it is on
-        the disk. Nothing is saved where no checkpoints are wanted. Raises CheckpointError."""
-        await self._saver.settled()
-        if self._config.checkpoint_every > 0 and self._saved != self._position.step:
-            self._saver.start(self._taken())
-            await self._saver.settled()
+    async def save_now(self) -> None:
+        """Save the last step if it has no checkpoint yet, and return when it is on the disk. Raises CheckpointError.
 
-    async def settle(self) -> None:
-        """Wait until nothing is being saved, whether that succeeds or not."""
+        Does nothing if checkpoints are disabled. The trainer must not have changed since the last step.
+        """
+        await self._writer.wait()
+        if self._config.checkpoint_every > 0 and self._saved_step != self._progress.step:
+            self._writer.start(await run_in_thread(self._take_snapshot))
+            await self._writer.wait()
+
+    async def wait(self) -> None:
+        """Wait until no save is running, and ignore its error."""
         with suppress(CheckpointError):
-            await self._saver.settled()
+            await self._writer.wait()
 
-    def _write(self, snapshot: Snapshot) -> None:
-        save_checkpoint(
-            self._folder, snapshot, self._policy.model, self._policy.tokenizer, self._config.checkpoint_keep
-        )
+    async def validate_last_step(self) -> dict[str, float]:
+        """Validate the last step if that is still missing, and return the metrics.
 
-    def _due(self, step: int, every: int) -> bool:
+        That is the case if the run was extended or shortened, so that the step was not the last when it was taken.
+        """
+        if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
+            return {}
+        await self._writer.wait()
+        metrics = await self._validate(self._config.steps)
+        if self._config.checkpoint_every > 0:
+            # Otherwise a run that is extended would not know this best step.
+            self._writer.start(await run_in_thread(self._take_snapshot))
+        return metrics
+
+    async def finalize(self) -> None:
+        """Load the best weights into the model and save it. Raises CheckpointError, also if the last save failed."""
+        try:
+            await self._writer.wait()
+        finally:
+            await run_in_thread(self._save_final_model)
+
+    def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and (step % every == 0 or step == self._config.steps)
 
-    async def validate_last(self) -> dict[str, float]:
-        """The measures of the last step, where it had not been the last one when it was taken."""
-        if self._config.evaluate_every == 0 or self._validated == self._config.steps:
-            return {}
-        await self._saver.settled()
-        measured = await self._validate(self._config.steps)
-        self._position = replace(self._position, best=self._best, validated=self._validated)
-        if self._config.checkpoint_every > 0:
-            self._saver.start(self._taken())  # else a run that is extended would not know of this best
-        return measured
-
     async def _validate(self, step: int) -> dict[str, float]:
-        split = self._world.validation
-        assert split is not None, "it was not looked at when the run began"
-        method = Method("validation", self._agent, self._world.env)
-        count = self._config.evaluate_n
-        answers = await answers_of(method, self._world, split, count, limits_of(self._config))
-        em = statistics.fmean(answer.em for answer in answers)
-        self._validated = step
-        if self._best is None or em >= self._best.em:
-            self._best, self._best_weights = Best(step, em), copied(self._policy.model)
-        return {"validation_em": em, "validation_f1": statistics.fmean(answer.f1 for answer in answers)}
+        split = self._taskset.validation
+        assert split is not None, "the configuration was checked before the run began"
+        method = Method("validation", self._agent, self._taskset.env)
+        limits = limits_of(self._config)
+        results = await evaluate_split(method, self._taskset, split, self._config.evaluate_n, limits)
+        em = statistics.fmean(result.em for result in results)
+        self._progress = replace(self._progress, validated=step)
+        if self._progress.best is None or em >= self._progress.best.em:
+            self._progress = replace(self._progress, best=BestStep(step, em))
+            self._best_weights = await run_in_thread(copy_weights, self._policy.model)
+        return {"validation_em": em, "validation_f1": statistics.fmean(result.f1 for result in results)}
 
-    async def choose(self) -> None:
-        """Give the model its best weights, and save it. Raises CheckpointError, also where the last save failed."""
-        try:
-            await self._saver.settled()
-        finally:
-            if self._best is not None:
-                self._learner.adopt(self._best_weights)
-            save_model(self._folder, self._policy.model, self._policy.tokenizer)
+    def _take_snapshot(self) -> Snapshot:
+        self._saved_step = self._progress.step
+        return Snapshot(self._progress, copy_weights(self._policy.model), self._updater.state(), self._monitor)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        policy, keep = self._policy, self._config.checkpoint_keep
+        save_checkpoint(self._folder, snapshot, policy.model, policy.tokenizer, keep)
+
+    def _save_final_model(self) -> None:
+        if self._progress.best is not None:
+            self._updater.load_weights(self._best_weights)
+        save_model(self._folder, self._policy.model, self._policy.tokenizer)

@@ -1,1 +1,8 @@
-"""The always-on doctor of a run: what may be learned from, what the numbers may be, and when to stop."""
+"""Health monitoring of a training run: checks of groups and steps, and a circuit breaker for failing attempts.
+
+Only the settings are exported here, because they must load without torch.
+"""
+
+from agent_r1.training.monitor.config import MonitorConfig
+
+__all__ = ["MonitorConfig"]

@@ -1,0 +1,156 @@
+"""A trainer's state is saved and restored exactly, and published weights carry their version and checksum."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+from updating import make_updater, update
+
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.core.errors import InvalidInput
+from agent_r1.model.checksum import weights_checksum
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.protocol import Trainer, TrainerState
+from agent_r1.trainer.single_process import SingleProcessTrainer
+from agent_r1.trainer.updater import PolicyUpdater
+
+RATES = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "temperature": 0.7}
+
+
+def checksum_after_two_updates(updater: PolicyUpdater, make: Any) -> str | None:
+    for _ in range(2):
+        update(updater, make.random_groups(0))
+    return updater.publish().version.checksum
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
+def test_a_restored_updater_continues_bit_by_bit(name: str, make: Any) -> None:
+    model = make.model()
+    updater = make_updater(model, name, minibatches=2, **RATES)
+    update(updater, make.random_groups(0))
+    saved, weights = updater.state(), {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    json.dumps(saved.scalars)
+    expected = checksum_after_two_updates(updater, make)
+
+    def continued(state: TrainerState) -> str | None:
+        fresh = make_updater(make.model(), name, minibatches=2, **RATES)  # the model that the run began with
+        fresh.load_weights(weights)
+        fresh.load_state(state)
+        return checksum_after_two_updates(fresh, make)
+
+    assert continued(saved) == expected
+    for lost in ("exp_avg", "exp_avg_sq", "step", *(["critic.head.weight"] if name == "ppo" else [])):
+        damaged = {
+            key: torch.zeros_like(tensor) if key.endswith(lost) else tensor for key, tensor in saved.tensors.items()
+        }
+        if lost != "critic.head.weight":  # the critic's head alone does not reach the policy within one update
+            assert continued(replace(saved, tensors=damaged)) != expected
+    assert continued(replace(saved, scalars={**saved.scalars, "step": 0})) != expected
+
+
+def test_a_state_of_another_model_or_algorithm_is_refused_and_changes_nothing(make: Any) -> None:
+    model = make.model()
+    state = make_updater(model, "ppo").state()
+    with pytest.raises(InvalidInput, match="other weights"):
+        make_updater(make.model(seed=1), "ppo").load_state(state)
+    with pytest.raises(InvalidInput, match=r"critic\.backbone.* on one side only"):
+        make_updater(model, "grpo").load_state(state)
+    updater = make_updater(model, "ppo")
+    name, tensor = next(iter(state.tensors.items()))
+    with pytest.raises(InvalidInput, match="of shape"):
+        updater.load_state(replace(state, tensors={**state.tensors, name: tensor[:1]}))
+    kept = updater.state().tensors
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state.tensors.items())
+
+
+def test_a_state_is_refused_if_the_reference_is_not_the_model_that_the_run_began_with(make: Any) -> None:
+    model = make.model()
+    updater = make_updater(model, "reinforce++", **RATES)
+    update(updater, make.random_groups(0))
+    with pytest.raises(InvalidInput, match="another reference policy"):
+        make_updater(model, "reinforce++").load_state(updater.state())  # its reference would be the trained model
+    updater.load_state(updater.state())  # control
+
+
+def test_a_state_is_a_copy(make: Any) -> None:
+    updater = make_updater(make.model(), **RATES)
+    state = updater.state()
+    update(updater, make.random_groups(0))
+    assert all(tensor.count_nonzero() == 0 for tensor in state.tensors.values())
+    assert any(tensor.count_nonzero() > 0 for tensor in updater.state().tensors.values())
+
+
+def test_a_trainer_reads_back_the_folder_that_it_saved(make: Any, tmp_path: Path) -> None:
+    def trainer_of(model: Any) -> SingleProcessTrainer:
+        algorithm = build_algorithm("ppo", {})
+        return SingleProcessTrainer(model, algorithm, TrainerConfig(learning_rate=1e-2), temperature=0.7)
+
+    model = make.model()
+    trained: Trainer = trainer_of(model)
+    updater = PolicyUpdater(trained, build_algorithm("ppo", {}), TrainerConfig(), reward_weights={}, seed=0)
+    update(updater, make.random_groups(0))
+    trained.save(tmp_path)
+    fresh = trainer_of(make.model())
+    fresh.load(tmp_path)
+    assert fresh.publish(1, 1).version == trained.publish(1, 1).version
+    saved, loaded = trained.state(), fresh.state()
+    assert saved.scalars == loaded.scalars and saved.tensors.keys() == loaded.tensors.keys()
+    assert all(torch.equal(tensor, loaded.tensors[name]) for name, tensor in saved.tensors.items())
+
+
+def test_published_weights_carry_version_and_checksum(make: Any) -> None:
+    model = make.model()
+    updater = make_updater(model, **RATES)
+    first = updater.publish()
+    assert (first.version.number, first.version.step, first.transport) == (0, 0, "shared_memory")
+    assert first.version.checksum == weights_checksum(model) and first.handle is model
+    report = update(updater, make.random_groups(0))
+    second = updater.publish()
+    assert second.version == report.version and (second.version.number, second.version.step) == (1, 1)
+    assert second.version.checksum == weights_checksum(model) != first.version.checksum
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [True] * 4), (2, [True, False, True, False]), (0, [False] * 4)])
+def test_checksums_are_computed_at_the_steps_that_checksum_every_names(
+    every: int, expected: list[bool], make: Any
+) -> None:
+    model = make.model()
+    updater = make_updater(model, checksum_every=every, **RATES)
+    versions = [updater.publish().version, *(update(updater, make.random_groups(0)).version for _ in range(3))]
+    assert [version.number for version in versions] == [0, 1, 2, 3]
+    assert [version.checksum is not None for version in versions] == expected
+    assert updater.state().scalars["policy"] == weights_checksum(model)  # a saved state always has one
+
+
+def test_a_temperature_of_zero_is_refused(make: Any) -> None:
+    with pytest.raises(InvalidInput, match="temperature: got 0"):
+        make_updater(make.model(), temperature=0.0)
+
+
+def test_distillation_without_a_teacher_is_refused(make: Any) -> None:
+    with pytest.raises(InvalidInput, match="teacher: got none; name a model: distillation learns from one"):
+        make_updater(make.model(), "distillation")
+
+
+def test_dropout_is_switched_off(make: Any) -> None:
+    model = make.model().train()
+    make_updater(model)
+    assert not model.training
+
+
+def test_a_model_with_sliding_windows_reads_branches_as_separate_paths(make: Any) -> None:
+    config = MistralConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=4,
+    )  # fmt: skip
+    turns = [make.turn(0, [1], [2]), make.turn(1, [3], [4], parent=0), make.turn(2, [5], [6], parent=0)]
+    groups = make.groups(make.trajectory(turns, {"score": 1.0}), make.trajectory(turns[:1], {"score": 0.0}, member=1))
+    # tokens: 2, 4 and 4 of the paths and 2 of the other attempt; as a tree it would be 6 and 2
+    assert update(make_updater(MistralForCausalLM(config)), groups).metrics["model_tokens"] == 12
+    assert update(make_updater(make.model()), groups).metrics["model_tokens"] == 8
