@@ -14,8 +14,8 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store.atomic_fs import atomic_dir
-from agent_r1.store.writer import RunWriter
 from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
+from agent_r1.store.writer import RunWriter
 
 DATABASE = "run.db"
 CONFIG_FILE = "config.json"

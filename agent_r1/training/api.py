@@ -16,10 +16,11 @@ from agent_r1.core.task import Task
 from agent_r1.rewards.scoring import RewardFunction
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training import run
-from agent_r1.training.config import TrainConfig, settle
-from agent_r1.training.report import Progress, TrainReport, progress_on
-from agent_r1.training.resume import resumed
-from agent_r1.training.user_task import world_of
+from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.progress import Progress, make_progress
+from agent_r1.training.tables import TrainReport
+from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.user_task import make_taskset
 
 
 def train(
@@ -37,7 +38,7 @@ def train(
 
     ``model`` is tiny-base and ``algorithm`` grpo where they are not named. ``rewards`` are for an environment that
     brings none, as a ToolEnv may. ``resume`` goes on with the run that ``run`` names, by the settings it has; the few
-    that may change are :data:`agent_r1.training.resume.MAY_CHANGE`.
+    that may change are :data:`agent_r1.training.resume.CHANGEABLE`.
 
     ``settings`` are those of :class:`~agent_r1.training.config.TrainConfig`, tables as mappings:
     ``steps=20, trainer={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
@@ -45,13 +46,13 @@ def train(
     ``await asyncio.to_thread(agent_r1.train, ..)`` trains there.
     """
     refuse_loop()
-    world = world_of(env, tasks, "custom", model or TINY_BASE, rewards)
+    taskset = make_taskset(env, tasks, "custom", model or TINY_BASE, rewards)
     named = {key: value for key, value in (("model", model), ("algorithm", algorithm)) if value is not None}
     layers = [Layer("agent_r1.train", {**named, **settings})]
-    shown = progress or progress_on(Console(stderr=True))
+    shown = progress or make_progress(Console(stderr=True))
     if resume:
-        return run.resume(resumed(layers), world, shown)
-    return run.train(settle(TrainConfig, layers, world), world, shown)
+        return run.resume(resolve_resume_config(layers), taskset, shown)
+    return run.train(resolve_config(TrainConfig, layers, taskset), taskset, shown)
 
 
 def refuse_loop() -> None:

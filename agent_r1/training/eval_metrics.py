@@ -1,4 +1,4 @@
-"""From the rewards of a trajectory to the numbers of the table."""
+"""Evaluation metrics of single attempts: exact match, F1, sub-match, and pass@k."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Rewards, Trajectory
 
-EXACT = ("em", "exact_match")
-"""Names under which worlds report exact match."""
+EXACT_MATCH_NAMES = ("em", "exact_match")
+"""Names under which task sets report exact match."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """How one attempt was scored. ``measure`` is what ``em`` is: exact match, or a world's first reward.
+class EvalResult:
+    """The evaluation of one attempt.
 
-    ``sub`` is the sub-match, None in worlds that do not report one. An attempt that failed, or whose measure could
-    not be computed, counts as wrong; ``failure`` then says why.
+    Attributes:
+        em: exact match, or the task set's first reward if it reports no exact match; ``measure`` says which.
+        sub: the sub-match, None if the task set does not report one.
+        failure: why the attempt failed or could not be scored; it then counts as wrong. None otherwise.
     """
 
     em: float
@@ -31,8 +33,10 @@ class Answered:
 
 
 def pass_at_k(attempts: int, right: int, k: int) -> float:
-    """The chance that of k attempts at a question one is right, where ``right`` of ``attempts`` were: an unbiased
-    estimate, 1 - C(attempts - right, k) / C(attempts, k), for k <= attempts (Chen et al. 2021, 2107.03374, equation 1).
+    """Return an unbiased estimate of the probability that at least one of k attempts at a question is right.
+
+    ``right`` of ``attempts`` observed attempts were right, and k <= attempts:
+    1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1).
 
     Example:
         >>> pass_at_k(attempts=4, right=1, k=2)
@@ -41,21 +45,20 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
     return 1.0 - math.comb(attempts - right, k) / math.comb(attempts, k)
 
 
-def answered(trajectory: Trajectory) -> Answered:
-    """Exact match, F1 and sub-match. A world without them is measured by its first reward, and by it alone."""
+def score_trajectory(trajectory: Trajectory) -> EvalResult:
+    """Return exact match, F1 and sub-match of an attempt; only the first reward if there is no exact match."""
     rewards = trajectory.rewards
     if not rewards:
-        return Answered(0.0, 0.0, failure=trajectory.reason or "it was not scored")
-    name = next((name for name in EXACT if name in rewards), next(iter(rewards)))
-    measure = "exact match" if name in EXACT else f"reward {name!r}"
-    value = _number(rewards, name)
+        return EvalResult(0.0, 0.0, failure=trajectory.reason or "it was not scored")
+    name = next((name for name in EXACT_MATCH_NAMES if name in rewards), next(iter(rewards)))
+    measure = "exact match" if name in EXACT_MATCH_NAMES else f"reward {name!r}"
+    value = _total(rewards, name)
     if value is None:
-        return Answered(0.0, 0.0, measure=measure, failure=trajectory.reason or f"{name} could not be scored")
-    f1 = _number(rewards, "f1")
-    return Answered(value, value if f1 is None else f1, _number(rewards, "sub_match"), measure)
+        return EvalResult(0.0, 0.0, measure=measure, failure=trajectory.reason or f"{name} could not be scored")
+    f1 = _total(rewards, "f1")
+    return EvalResult(value, value if f1 is None else f1, _total(rewards, "sub_match"), measure)
 
 
-def _number(rewards: Rewards, name: str) -> float | None:
-    """The reward of the whole trajectory: a reward per turn adds up."""
+def _total(rewards: Rewards, name: str) -> float | None:
     value = rewards.get(name)
     return sum(value) if isinstance(value, tuple) else value

@@ -1,18 +1,18 @@
-"""Attempts that are no part of a run: evaluations, checks, and what a person plays."""
+"""Attempts that belong to no run: evaluations, checks and human play."""
 
 from __future__ import annotations
 
 from agent_r1.core.events import Event
-from agent_r1.rollout.collector import Order
+from agent_r1.rollout.collector import GroupRequest
 
 
-class Unrecorded:
-    """A recorder that writes nothing down."""
+class NullRecorder:
+    """A recorder that discards all events."""
 
     async def record(self, *events: Event) -> None:
         return None
 
 
-async def at_once(order: Order) -> int:
-    """Groups start under the weights there are."""
+async def no_gate(request: GroupRequest) -> int:
+    """Return version 0 at once: groups start with the current weights, without waiting for an update."""
     return 0

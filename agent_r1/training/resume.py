@@ -20,8 +20,8 @@ CHANGEABLE = (
     *("trainer.micro_tokens", *(f"monitor.{name}" for name in MonitorConfig.model_fields)),
 )
 """The settings that can differ from the run's own: where the run lies, the number of steps (not below those taken),
-what is saved and reported, what depends on the machine (``trainer.micro_tokens`` changes results by rounding only), when
-the run stops, and where its files lie. The contents of these files must be the same: they are compared by
+what is saved and reported, what depends on the machine (``trainer.micro_tokens`` changes results by rounding only),
+when the run stops, and where its files lie. The contents of these files must be the same: they are compared by
 :mod:`agent_r1.training.data_fingerprint`, and the initial weights by their checksum."""
 
 
@@ -33,10 +33,10 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:
-        raise InvalidInput("resume", got="no run", do="name the run to go on with, as --run NAME")
+        raise InvalidInput("resume", got="no run", do="name the run to continue, as --run NAME")
     folder = run_folder(name)
     if not is_run(folder):
-        raise InvalidInput("resume", got=f"{folder}, which holds no run", do="leave resume out to begin one")
+        raise InvalidInput("resume", got=f"{folder}, which holds no run", do="leave resume out to start one")
     with closing(RunReader(folder)) as reader:
         own, complete = Layer(f"configuration of {folder}", reader.config()), reader.is_complete()
         taken = reader.last_step()
@@ -50,7 +50,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         raise InvalidInput("steps", got=after.steps, do=do)
     if complete and after.steps == before.steps:
         got = f"{folder}, which is complete: it took its {before.steps} steps"
-        do = f"give more --steps to go on; 'agent-r1 eval --model {name}' gives its table again"
+        do = f"give more --steps to continue; 'agent-r1 eval --model {name}' gives its table again"
         raise InvalidInput("resume", got=got, do=do)
     return after
 
@@ -78,7 +78,7 @@ def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> No
 
 
 def _unchangeable(folder: Path, key: str, value: object, own: object) -> InvalidInput:
-    do = f"leave it out: {folder} goes on with {own}; begin a new run to change it"
+    do = f"leave it out: {folder} continues with {own}; start a new run to change it"
     return InvalidInput(key, got=value, do=do)
 
 

@@ -1,4 +1,4 @@
-"""Stopping a run by hand: the first SIGINT or SIGTERM lets it save itself, the second does not wait."""
+"""Graceful shutdown: after the first SIGINT or SIGTERM a run saves its last step and stops; a second one ends it."""
 
 from __future__ import annotations
 
@@ -11,69 +11,82 @@ from contextlib import contextmanager
 from types import FrameType
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.training.report import Progress
+from agent_r1.training.progress import Progress
 
-HEEDED = (signal.SIGINT, signal.SIGTERM)
-
-
-class Halting(AgentR1Error):
-    """The run was asked to stop, and nothing that cannot be done again is under way."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Halt:
-    """Whether a run was asked to stop, and by which signal.
+class ShutdownRequested(AgentR1Error):
+    """A shutdown was requested, and no update, validation or recording is half done."""
 
-    It takes effect inside :meth:`section` alone: acting can be cancelled, and is done again; an update, what is
-    written down of it and its validation belong together.
+
+class GracefulShutdown:
+    """The state of a requested shutdown.
+
+    A shutdown takes effect only inside :meth:`interruptible` blocks. Rollouts can be cancelled, because they can be
+    repeated; an update, its events and its validation belong together and are finished first.
+
+    Attributes:
+        signal: the number of the signal that requested it, None if there was none.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.signal: int | None = None
         self._progress = progress
         self._loop = asyncio.get_running_loop()
-        self._inside: asyncio.Task[object] | None = None
+        self._task: asyncio.Task[object] | None = None
 
     @contextmanager
-    def section(self) -> Iterator[None]:
-        """A stretch that can be left at any moment. Raises Halting once the run was asked to stop."""
+    def interruptible(self) -> Iterator[None]:
+        """Mark a block that may be cancelled at any await.
+
+        Raises:
+            ShutdownRequested: if a shutdown was requested before the block, or is requested inside it.
+        """
         if self.signal is not None:
-            raise Halting
-        self._inside = task = asyncio.current_task()
+            raise ShutdownRequested
+        self._task = task = asyncio.current_task()
         try:
             yield
         except asyncio.CancelledError:
+            # More requests than this one: the caller cancelled the task too.
             if self.signal is None or task is None or task.uncancel() > 0:
-                raise  # somebody else cancelled it, too
-            raise Halting from None
+                raise
+            raise ShutdownRequested from None
         finally:
-            self._inside = None
+            self._task = None
 
-    def heed(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal: a handler, which may run between any two instructions of the main thread."""
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal. Python may call this between any two instructions of the main thread."""
         if self.signal is None:
             self.signal = number
-            self._loop.call_soon_threadsafe(self._leave)
+            self._loop.call_soon_threadsafe(self._cancel)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def _leave(self) -> None:
-        self._progress.say("stopping; an update or a validation under way ends first; once more to leave at once")
-        if self._inside is not None:
-            self._inside.cancel()
+    def _cancel(self) -> None:
+        self._progress.print_line(
+            "stopping after the update or validation in progress; send the signal again to stop at once"
+        )
+        if self._task is not None:
+            self._task.cancel()
 
 
 @contextmanager
-def heeding(progress: Progress) -> Iterator[Halt]:
-    """A halt that signals ask for while the block runs. Only the main thread is sent any; what is ignored stays so."""
-    halt, before = Halt(progress), {}
+def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
+    """Install SIGINT and SIGTERM handlers for the duration of the block.
+
+    Outside the main thread none is installed, and a signal that is ignored stays ignored.
+    """
+    shutdown, before = GracefulShutdown(progress), {}
     if threading.current_thread() is threading.main_thread():
-        heeded = [number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, halt.heed) for number in heeded}
+        handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, shutdown.handle) for number in handled}
     try:
-        yield halt
+        yield shutdown
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,6 +1,7 @@
 """Models and checkpoints on disk: complete or absent, verified by hashes, safetensors and JSON only.
 
-runs/NAME/checkpoints/step-K/   a Hugging Face folder, with trainer.safetensors, trainer.json, progress.json, monitor.json
+runs/NAME/checkpoints/step-K/   a Hugging Face folder with trainer.safetensors, trainer.json, progress.json and
+                                monitor.json
 runs/NAME/model/                a Hugging Face folder
 Each has a manifest.json.
 """

@@ -20,7 +20,7 @@ class MonitorConfig(BaseModel):
     """Stop the run if a metric exceeds its limit in this many consecutive steps; warn before."""
 
     idle_steps: int = Field(default=20, ge=1)
-    """Stop the run if nothing was learned in this many consecutive steps, or in all steps of a shorter run; warn before."""
+    """Stop the run if nothing was learned in this many consecutive steps, or in all of a shorter run; warn before."""
 
     ratio_deviation: float = Field(default=1e-3, gt=0)
     """Limit of abs(ratio - 1) of a token before any update, in batches sampled with the newest weights."""
