@@ -1,4 +1,4 @@
-"""The contract between whoever acts (sessions) and whatever samples tokens (inference engines)."""
+"""The contract between sessions, which need tokens, and inference engines, which sample them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class StopCondition:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one completion.
+    """The parameters of one generation.
 
     Attributes:
         temperature: 0 is greedy.
-        max_tokens: bound on new tokens.
-        stop_token_ids: tokens that end a generation; the one that does is part of the completion.
-        seed: fixes the random draw, whatever else is in the batch.
-        stop_condition: a further end, by text; the token that completes the text is part of the completion.
+        max_tokens: the most new tokens.
+        stop_token_ids: tokens that end the generation; the completion includes the one that does.
+        seed: determines the random numbers, whatever else is in the batch.
+        stop_condition: ends the generation with a text; the completion includes the token that completes the text.
     """
 
     temperature: float = 1.0
@@ -71,7 +71,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
-    """From token ``start`` of a completion on, weights of version number ``version`` were in use."""
+    """The tokens of a completion from index ``start`` on were sampled with weights of version number ``version``."""
 
     start: int
     version: int
@@ -97,10 +97,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, so that a run that needs more is refused before it starts.
+    """The abilities of an engine, so that a run that needs more fails before it starts.
 
     Attributes:
-        transports: the ways in which it can take new weights.
+        transports: how it can obtain new weights.
         max_context: the most tokens of a prompt and its completion; None if the engine sets no bound.
         deterministic: equal prompts, seeds and weights give equal bits, whatever else is in the batch.
         stop_condition: it calls ``SamplingParams.stop_condition`` after each token.
@@ -115,7 +115,7 @@ class Capabilities:
 
 
 class InferenceEngine(Protocol):
-    """Samples tokens. ``session_id`` is a hint: the engine may reuse the KV cache of an equal prefix it still holds."""
+    """Samples tokens. ``session_id`` is a hint: the engine may reuse the KV cache of an equal prefix that it holds."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -127,15 +127,15 @@ class InferenceEngine(Protocol):
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Serve new weights from now on and drop caches of older ones; return the version now served.
 
-        If the update's version has a checksum, the returned one is computed from the weights as the engine holds them.
-        Raises EngineError if the weights cannot be taken.
+        If the version of the update has a checksum, the returned checksum is computed from the engine's own weights.
+        Raises EngineError if the engine cannot load the weights.
         """
         ...
 
     async def release(self, session_id: str) -> None:
-        """Free what is held for the session."""
+        """Free the KV cache of the session."""
         ...
 
     async def close(self) -> None:
-        """Stop; generations under way fail with EngineError."""
+        """Stop the engine; running generations fail with EngineError."""
         ...

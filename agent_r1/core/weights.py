@@ -15,7 +15,7 @@ class PolicyVersion:
     """Identifies the weights of the policy.
 
     Attributes:
-        number: counts updates; the weights a run begins with are version 0.
+        number: counts updates; the initial weights of a run are version 0.
         step: the optimizer step that made these weights.
         checksum: sha256 of all tensors, or None if it was not computed for this version.
 
@@ -33,7 +33,7 @@ class WeightUpdate:
     """New weights, by reference: tensors never travel in the message itself.
 
     Attributes:
-        version: the version that an engine serves once it has taken the update.
+        version: the version that an engine serves after the update.
         transport: how the engine obtains the tensors.
         handle: the module ("shared_memory"), the folder ("safetensors", "lora") or the group's name ("nccl").
 

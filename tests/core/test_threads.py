@@ -1,4 +1,4 @@
-"""The engine's thread does jobs in order, tells what they raise, and does not die in silence."""
+"""Threads: order of jobs, exceptions, and a worker thread that ends."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import weakref
 import pytest
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.threads import WorkerThread
+from agent_r1.core.threads import DaemonThreads, WorkerThread, run_in_thread
 
 
-def test_jobs_are_done_in_order_in_one_other_thread() -> None:
-    worker, seen = WorkerThread("test"), list[int]()
+def test_jobs_run_in_order_in_one_other_thread() -> None:
+    worker, order = WorkerThread("test"), list[int]()
 
     async def give() -> list[int]:
         return await asyncio.gather(
-            *(worker.run(lambda n=n: seen.append(n) or threading.get_ident()) for n in range(9))
+            *(worker.run(lambda n=n: order.append(n) or threading.get_ident()) for n in range(9))
         )
 
     threads = set(asyncio.run(give()))
-    assert seen == list(range(9)) and len(threads) == 1 and threading.get_ident() not in threads
+    assert order == list(range(9)) and len(threads) == 1 and threading.get_ident() not in threads
 
 
-def test_what_a_job_raises_is_told_and_the_next_one_is_done() -> None:
+def test_an_exception_of_a_job_reaches_its_caller_and_the_next_job_runs() -> None:
     worker = WorkerThread("test")
 
     async def give() -> int:
@@ -37,25 +37,25 @@ def test_what_a_job_raises_is_told_and_the_next_one_is_done() -> None:
     assert asyncio.run(give()) == 7
 
 
-def test_a_thread_that_dies_is_told_to_who_waits_and_to_who_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # it is meant to die
+def test_if_the_thread_ends_all_callers_get_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # the thread is expected to end
     worker = WorkerThread("test", lambda: EngineError("the thread is gone"))
 
     def die() -> None:
-        time.sleep(0.05)  # the others are waiting by then
+        time.sleep(0.05)  # until the other callers wait
         raise SystemExit
 
     async def give() -> list[object]:
         async with asyncio.timeout(5):
             waiting = [worker.run(die), *(worker.run(lambda: 1) for _ in range(3))]
-            told = await asyncio.gather(*waiting, return_exceptions=True)
-            return [*told, *await asyncio.gather(worker.run(lambda: 1), return_exceptions=True)]
+            errors = await asyncio.gather(*waiting, return_exceptions=True)
+            return [*errors, *await asyncio.gather(worker.run(lambda: 1), return_exceptions=True)]
 
-    told = asyncio.run(give())
-    assert len(told) == 5 and all(isinstance(error, EngineError) and "gone" in str(error) for error in told)
+    errors = asyncio.run(give())
+    assert len(errors) == 5 and all(isinstance(error, EngineError) and "gone" in str(error) for error in errors)
 
 
-def test_the_thread_ends_with_its_worker_and_keeps_nothing_alive() -> None:
+def test_the_thread_keeps_no_arguments_alive_and_ends_with_its_object() -> None:
     class Heavy:
         pass
 
@@ -73,3 +73,68 @@ def test_the_thread_ends_with_its_worker_and_keeps_nothing_alive() -> None:
     while any(t.name == "ends with its worker" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(t.name == "ends with its worker" for t in threading.enumerate())
+
+
+def test_jobs_that_wait_together_are_answered_with_one_wake_up() -> None:
+    worker, wakeups = WorkerThread("test"), list[object]()
+
+    async def submit() -> list[int]:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *given: wakeups.append(given) or wake(*given)  # type: ignore[method-assign]
+        release = threading.Event()
+        first = asyncio.create_task(worker.run(release.wait))
+        others = [asyncio.create_task(worker.run(lambda n=n: n)) for n in range(50)]
+        await asyncio.sleep(0.05)  # the first job runs, the others are in the queue
+        release.set()
+        await first
+        return await asyncio.gather(*others)
+
+    assert asyncio.run(submit()) == list(range(50))
+    assert len(wakeups) <= 3
+
+
+def test_closing_with_wait_runs_the_jobs_before_it_and_fails_those_after_it() -> None:
+    worker, order = WorkerThread("test"), list[int]()
+
+    async def submit() -> None:
+        before = asyncio.create_task(worker.run(order.append, 1))
+        await asyncio.sleep(0)
+        worker.close(wait=True)
+        await before
+        with pytest.raises(RuntimeError, match="'test' has ended"):
+            await worker.run(order.append, 2)
+
+    asyncio.run(submit())
+    assert order == [1]
+
+
+@pytest.mark.parametrize("pool", [None, DaemonThreads("pool")])
+def test_run_in_thread_returns_the_result_or_raises(pool: DaemonThreads | None) -> None:
+    def fail(error: BaseException) -> None:
+        raise error
+
+    async def submit() -> None:
+        assert await run_in_thread(divmod, 7, 2, pool=pool) == (3, 1)
+        for error, expected in (
+            (KeyError("x"), KeyError),
+            (SystemExit(3), SystemExit),
+            (StopIteration(), RuntimeError),
+        ):
+            with pytest.raises(expected):
+                await run_in_thread(fail, error, pool=pool)
+
+    asyncio.run(submit())
+
+
+def test_a_pool_reuses_idle_threads() -> None:
+    pool = DaemonThreads("reused")
+
+    async def submit() -> list[int]:
+        threads = []
+        for _ in range(5):
+            threads.append(await run_in_thread(threading.get_ident, pool=pool))
+            await asyncio.sleep(0.01)
+        return threads
+
+    assert len(set(asyncio.run(submit()))) == 1

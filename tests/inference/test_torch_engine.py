@@ -1,8 +1,10 @@
-"""The embedded engine: exact log-probabilities, independence from company and timing, weights, and failures."""
+"""The embedded engine: exact log-probabilities, independence from batch and timing, weight updates, and failures."""
 
 import asyncio
 import copy
 import random
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +15,16 @@ from agent_r1.core.inference import Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.model_runner import ModelRunner
-from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.inference.torch_engine import TorchEngine, _kv_cache_bytes
+from agent_r1.model.checksum import weights_checksum
 
 END = 3
-ROWS = EngineConfig(max_sequences=8)
+CONFIG = EngineConfig(max_sequences=8)
 BLOCK_BYTES = 8 * 576 * 2 * 2 * 2 * 8 * 4
-"""Rows, tokens at full context, layers, keys and values, heads, head size, bytes of a number."""
+"""Rows * tokens at full context * layers * (keys, values) * KV heads * head size * bytes of a number."""
 
 
-def engine_of(model, config=ROWS, context=512):
+def engine_of(model, config=CONFIG, context=512):
     return TorchEngine(copy.deepcopy(model), context, config)
 
 
@@ -31,7 +34,7 @@ def prompts(count, seed=0):
 
 
 async def converse(engine, name, prompt, turns=3, delay=0.0, temperature=0.7):
-    """Several turns in one session, with observations between; [(state, completion)]."""
+    """Run several turns in one session, with observations between them; return [(state, completion)]."""
     rng, state, out = random.Random(name), prompt, []
     for turn in range(turns):
         sampling = SamplingParams(temperature, max_tokens=12, stop_token_ids=(END,), seed=10 * int(name) + turn)
@@ -44,63 +47,66 @@ async def converse(engine, name, prompt, turns=3, delay=0.0, temperature=0.7):
     return out
 
 
-def together(model, names, delay=0.0, config=ROWS):
+def converse_together(model, names, delay=0.0, config=CONFIG):
+    """Run the named conversations at the same time; return their turns by name."""
+
     async def run():
         engine = engine_of(model, config)
         starts = dict(zip([str(i) for i in range(64)], prompts(64), strict=True))
-        lived = await asyncio.gather(*(converse(engine, name, starts[name], delay=delay) for name in names))
+        turns = await asyncio.gather(*(converse(engine, name, starts[name], delay=delay) for name in names))
         await engine.close()
-        return dict(zip(names, lived, strict=True))
+        return dict(zip(names, turns, strict=True))
 
     return asyncio.run(run())
 
 
 @torch.no_grad()
 def plain_logprobs(model, state, ids, temperature):
-    """From one forward pass over everything, by the library's own path."""
+    """Compute log-probabilities by one forward pass over the whole sequence, with the library's own attention."""
     logits = model(torch.tensor([state + ids])).logits[0].float() / temperature
     rows = torch.arange(len(state) - 1, len(state) + len(ids) - 1)
     return torch.log_softmax(logits, -1)[rows, torch.tensor(ids)]
 
 
-def largest_gap(model, lived, temperature=0.7):
+def largest_gap(model, conversations, temperature=0.7):
+    """Return the largest difference between the engine's log-probabilities and those of a plain forward pass."""
     gaps = [
         (plain_logprobs(model, state, done.token_ids, temperature) - torch.tensor(done.logprobs)).abs().max()
-        for turns in lived.values()
+        for turns in conversations.values()
         for state, done in turns
     ]
     return float(max(gaps))
 
 
 @pytest.fixture(scope="module")
-def everyone(tiny_model):
-    return together(tiny_model, [str(i) for i in range(64)])
+def conversations(tiny_model):
+    return converse_together(tiny_model, [str(i) for i in range(64)])
 
 
-def test_logprobs_equal_a_plain_forward_over_ragged_turns_with_kept_keys(tiny_model, everyone):
-    assert sum(len(turns) for turns in everyone.values()) == 192
-    assert largest_gap(tiny_model, everyone) < 1e-5
+def test_logprobs_equal_a_plain_forward_pass_over_several_turns_with_a_kv_cache(tiny_model, conversations):
+    assert sum(len(turns) for turns in conversations.values()) == 192
+    assert largest_gap(tiny_model, conversations) < 1e-5
 
 
-def test_a_wrong_temperature_is_seen_by_that_comparison(tiny_model, everyone):
-    assert largest_gap(tiny_model, everyone, temperature=0.8) > 1e-3
+def test_control_another_temperature_gives_other_logprobs(tiny_model, conversations):
+    assert largest_gap(tiny_model, conversations, temperature=0.8) > 1e-3
 
 
-def test_an_episode_alone_gives_the_same_bits_as_among_63_others(tiny_model, everyone):
+def test_a_session_alone_gives_the_same_bits_as_among_63_others(tiny_model, conversations):
     for name in ("0", "17", "63"):
-        assert together(tiny_model, [name])[name] == everyone[name]
+        assert converse_together(tiny_model, [name])[name] == conversations[name]
 
 
-def test_the_timing_of_tools_changes_no_bit(tiny_model, everyone):
-    assert together(tiny_model, [str(i) for i in range(64)], delay=0.02) == everyone
+def test_the_duration_of_tool_calls_changes_no_bit(tiny_model, conversations):
+    assert converse_together(tiny_model, [str(i) for i in range(64)], delay=0.02) == conversations
 
 
-def test_sequences_wait_where_no_slot_is_free(tiny_model, everyone):
+def test_requests_wait_if_no_slot_is_free(tiny_model, conversations):
     one_block = EngineConfig(max_sequences=8, kv_cache_gib=1.01 * BLOCK_BYTES / 2**30)
-    assert together(tiny_model, [str(i) for i in range(64)], config=one_block) == everyone
+    assert converse_together(tiny_model, [str(i) for i in range(64)], config=one_block) == conversations
 
 
-def test_a_rewritten_context_is_computed_anew(tiny_model):
+def test_a_rewritten_context_is_prefilled_again(tiny_model):
     async def run():
         engine = engine_of(tiny_model)
         shared = tuple(range(5, 45))
@@ -115,7 +121,7 @@ def test_a_rewritten_context_is_computed_anew(tiny_model):
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
 
 
-def test_greedy_takes_the_most_probable_token_and_top_k_1_too(tiny_model):
+def test_greedy_sampling_and_top_k_1_take_the_most_probable_token(tiny_model):
     async def run(sampling):
         engine = engine_of(tiny_model)
         done = await engine.generate(Prompt((1, 2, 4)), sampling)
@@ -130,7 +136,7 @@ def test_greedy_takes_the_most_probable_token_and_top_k_1_too(tiny_model):
     assert asyncio.run(run(SamplingParams(max_tokens=8, seed=5))) != greedy
 
 
-def test_weights_loaded_under_way_start_a_span_and_rule_its_tokens(tiny_model):
+def test_an_update_during_a_generation_starts_a_version_span_with_the_new_logprobs(tiny_model):
     changed = copy.deepcopy(tiny_model)
     with torch.no_grad():
         for parameter in changed.parameters():
@@ -158,7 +164,7 @@ def test_weights_loaded_under_way_start_a_span_and_rule_its_tokens(tiny_model):
     assert torch.allclose(torch.cat([before, after]), torch.tensor(done.logprobs), atol=1e-5)
 
 
-def test_weights_of_another_shape_or_kind_are_refused_and_the_engine_lives_on(tiny_model):
+def test_an_update_that_does_not_fit_is_an_error_and_the_engine_continues(tiny_model):
     async def run():
         engine = engine_of(tiny_model)
         with pytest.raises(EngineError, match="do not fit"):
@@ -172,7 +178,7 @@ def test_weights_of_another_shape_or_kind_are_refused_and_the_engine_lives_on(ti
     assert len(asyncio.run(run()).token_ids) == 3
 
 
-def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_model):
+def test_weights_that_are_not_finite_fail_the_generation_but_not_the_engine(tiny_model):
     broken = copy.deepcopy(tiny_model)
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
@@ -190,17 +196,17 @@ def test_weights_that_are_not_finite_fail_the_generation_not_the_engine(tiny_mod
     assert len(asyncio.run(run()).token_ids) == 3
 
 
-def test_a_cancelled_generation_frees_its_place(tiny_model):
+def test_a_cancelled_generation_frees_its_slot(tiny_model):
     async def run():
         engine = engine_of(tiny_model, EngineConfig(max_sequences=1, kv_cache_gib=1e-9), context=2 * 10**6)
-        endless = asyncio.create_task(
-            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=10**6), session_id="endless")
+        unfinished = asyncio.create_task(
+            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=10**6), session_id="unfinished")
         )
         while engine.num_generated_tokens < 3:
             await asyncio.sleep(0)
-        endless.cancel()
-        await asyncio.gather(endless, return_exceptions=True)
-        await engine.release("endless")
+        unfinished.cancel()
+        await asyncio.gather(unfinished, return_exceptions=True)
+        await engine.release("unfinished")
         done = await asyncio.wait_for(
             engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3), session_id="next"), 10
         )
@@ -210,7 +216,7 @@ def test_a_cancelled_generation_frees_its_place(tiny_model):
     assert len(asyncio.run(run()).token_ids) == 3
 
 
-def test_a_copied_opening_is_right_although_its_holder_rewrites_its_context(tiny_model):
+def test_a_cached_prefix_is_not_copied_from_a_slot_whose_context_was_rewritten(tiny_model):
     shared, other = tuple(range(5, 45)), tuple(range(44, 4, -1))
     sampling = SamplingParams(max_tokens=5, seed=1)
 
@@ -225,18 +231,18 @@ def test_a_copied_opening_is_right_although_its_holder_rewrites_its_context(tiny
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
 
 
-def test_an_ending_that_raises_fails_its_own_request_and_no_other(tiny_model):
+def test_a_stop_condition_that_raises_fails_its_own_request_only(tiny_model):
     def is_met(ids):
         return 1 / (4 - len(ids)) < 0
 
     async def run():
         engine = engine_of(tiny_model)
-        asked = [SamplingParams(max_tokens=12, seed=seed) for seed in range(3)]
-        alone = [await engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(asked)]
+        params = [SamplingParams(max_tokens=12, seed=seed) for seed in range(3)]
+        alone = [await engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(params)]
         broken = engine.generate(
             Prompt((1, 2)), SamplingParams(max_tokens=12, stop_condition=StopCondition(("x",), is_met))
         )
-        others = (engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(asked))
+        others = (engine.generate(Prompt((1, 5 + seed)), sampling) for seed, sampling in enumerate(params))
         failed, *together = await asyncio.gather(broken, *others, return_exceptions=True)
         await engine.close()
         assert isinstance(failed, EngineError) and "the stop condition raised ZeroDivisionError" in str(failed)
@@ -245,7 +251,7 @@ def test_an_ending_that_raises_fails_its_own_request_and_no_other(tiny_model):
     asyncio.run(run())
 
 
-def test_a_failed_prefill_fails_its_requests_and_leaves_nothing_wrong_behind(tiny_model, monkeypatch):
+def test_after_a_failed_prefill_the_cache_is_not_relied_on(tiny_model, monkeypatch):
     prompt = tuple(range(5, 45))
 
     async def run():
@@ -264,7 +270,7 @@ def test_a_failed_prefill_fails_its_requests_and_leaves_nothing_wrong_behind(tin
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
 
 
-def test_a_long_prompt_goes_in_chunks_with_the_same_logprobs(tiny_model):
+def test_chunked_prefill_of_a_long_prompt_gives_the_same_logprobs(tiny_model):
     prompt = tuple(index % 50 for index in range(400))
 
     async def run():
@@ -276,7 +282,7 @@ def test_a_long_prompt_goes_in_chunks_with_the_same_logprobs(tiny_model):
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
 
 
-def test_memory_bounds_what_is_kept(tiny_model):
+def test_the_kv_cache_stays_within_its_memory(tiny_model):
     async def run(gib):
         engine = engine_of(tiny_model, EngineConfig(max_sequences=8, kv_cache_gib=gib))
         sampling = SamplingParams(max_tokens=400, seed=3)
@@ -300,7 +306,7 @@ def test_memory_bounds_what_is_kept(tiny_model):
         ((1,), SamplingParams(max_tokens=0), "max_tokens"),
     ],
 )
-def test_what_cannot_be_generated_is_refused_and_harms_nobody(tiny_model, prompt, sampling, why):
+def test_an_invalid_request_is_an_error_and_others_continue(tiny_model, prompt, sampling, why):
     async def run():
         engine = engine_of(tiny_model)
         neighbour = asyncio.create_task(
@@ -317,22 +323,22 @@ def test_what_cannot_be_generated_is_refused_and_harms_nobody(tiny_model, prompt
     assert asyncio.run(run()).finish_reason in ("stop", "length")
 
 
-def test_closing_fails_what_is_under_way(tiny_model):
+def test_closing_the_engine_fails_running_generations(tiny_model):
     async def run():
         engine = engine_of(tiny_model)
-        endless = asyncio.create_task(
-            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=400), session_id="endless")
+        unfinished = asyncio.create_task(
+            engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=400), session_id="unfinished")
         )
         while engine.num_generated_tokens < 3:
             await asyncio.sleep(0)
         await engine.close()
         with pytest.raises(EngineError, match="closed"):
-            await asyncio.wait_for(endless, 5)
+            await asyncio.wait_for(unfinished, 5)
 
     asyncio.run(run())
 
 
-def test_a_model_that_attends_in_its_own_way_is_refused():
+def test_a_model_with_another_attention_is_an_error():
     config = GptOssConfig(
         vocab_size=64,
         hidden_size=32,
@@ -352,3 +358,33 @@ def test_a_model_that_attends_in_its_own_way_is_refused():
             layer.self_attn.sinks.fill_(2.0)
     with pytest.raises(InvalidInput, match="plain causal attention"):
         TorchEngine(model, 128)
+
+
+def test_a_checksum_is_computed_in_the_worker_thread_and_only_if_the_update_has_one(tiny_model, monkeypatch):
+    threads = []
+
+    def checksum(model):
+        threads.append(threading.current_thread().name)
+        return weights_checksum(model)
+
+    monkeypatch.setattr("agent_r1.inference.torch_engine.weights_checksum", checksum)
+
+    async def run(version):
+        engine = engine_of(tiny_model)
+        served = await engine.update_weights(WeightUpdate(version, "shared_memory", tiny_model))
+        await engine.close()
+        return served
+
+    assert asyncio.run(run(PolicyVersion(1, 1))) == PolicyVersion(1, 1) and threads == []
+    assert asyncio.run(run(PolicyVersion(1, 1, "another"))) == PolicyVersion(1, 1, weights_checksum(tiny_model))
+    assert threads == ["engine"]
+
+
+def test_the_default_kv_cache_takes_at_most_half_of_the_available_memory(monkeypatch):
+    cpu = torch.device("cpu")
+    for available, expected in ((64, 4.0), (6, 3.0)):
+        monkeypatch.setattr(
+            Path, "read_text", lambda *_, kb=available * 2**20: f"MemFree: 1 kB\nMemAvailable: {kb} kB\n"
+        )
+        assert _kv_cache_bytes(EngineConfig(), cpu) == expected * 2**30
+    assert _kv_cache_bytes(EngineConfig(kv_cache_gib=0.5), cpu) == 2**29

@@ -115,7 +115,7 @@ def test_chunks_change_memory_but_no_result(case: tuple, monkeypatch: pytest.Mon
         return logprobs, entropy, gradient
 
     whole, kept_whole = scores_and_gradient(), largest_kept(model, hidden, targets)
-    monkeypatch.setattr(forward, "LOGITS_AT_ONCE", 5 * 24)
+    monkeypatch.setattr(forward, "LOGITS_PER_CHUNK", 5 * 24)
     for one, other in zip(whole, scores_and_gradient(), strict=True):
         assert torch.allclose(one, other, atol=1e-12)
     assert kept_whole == len(targets) * 24
