@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import find_algorithm, parameters
-from agent_r1.algorithms.validation import check_rewriting
+from agent_r1.algorithms.validation import check_context_rewriting
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, RolloutContext
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
@@ -75,19 +75,19 @@ def open_policy(config: RunConfig, taskset: TaskSet) -> Policy:
 def check_view(config: TrainConfig, row: Algorithm) -> None:
     """Raise InvalidInput where the algorithm cannot learn from contexts that the rule rewrites."""
     if not isinstance(build_context_policy(config.context_policy), Append):
-        check_rewriting(row)
+        check_context_rewriting(row)
 
 
-RATIO_TERMS = ("surrogate", "ratio", "anchor")
-"""Terms of a row that act where the policy has moved from what a ratio compares with."""
+RATIO_TERMS = ("loss", "ratio_level", "ratio_denominator")
+"""Settings of an algorithm that have an effect only if the policy differs from the denominator of the ratio."""
 
 
 def check_reuse(config: TrainConfig, row: Algorithm) -> None:
     """Raise InvalidInput where samples are used in a way that the algorithm's loss is not right or not made for."""
     reused = row.epochs * config.trainer.minibatches > 1 or config.max_staleness > 0
-    if reused and not row.surrogate.uses_ratio and row.correction is None:
-        got = f"{row.surrogate.name} with samples used more than once, or stale"
-        do = "name a surrogate with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
+    if reused and not row.loss.uses_ratio and row.correction is None:
+        got = f"{row.loss.name} with samples used more than once, or stale"
+        do = "name a loss with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
         raise InvalidInput(f"algorithm {row.name}", got=got, do=do)
     if reused:
         return
