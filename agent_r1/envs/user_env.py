@@ -1,11 +1,11 @@
-"""The other side of a conversation: an environment in which the agent speaks to a user, who may want what it hides.
+"""``UserEnv``: an environment in which the agent talks to a user.
 
-A user is a function of the conversation: it holds no state of its own, so that an episode can be lived again.
+A user is a function of the conversation and holds no state of its own, so that an episode can be replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from agent_r1.tools.function_tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the user says; ``end`` says that with it the conversation is over, and the agent does not hear it.
+    """A reply of the user. If ``end`` is set, the conversation is over and the agent does not see the text.
 
     Example:
         Reply("The order is A17.")
@@ -35,29 +35,29 @@ class Reply:
 
 
 class User(Protocol):
-    """Answers the agent."""
+    """The user that the agent talks to."""
 
-    async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
-        """What the user says after ``said``, the conversation up to and with the agent's last words.
+    async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext, /) -> Reply:
+        """Return the reply to the conversation, which ends with a message of the agent.
 
-        The same arguments give the same reply. May raise: the episode then counts as failed.
+        Equal arguments must give equal replies. If it raises, the episode fails.
         """
         ...
 
 
 class UserEnv:
-    """An agent with tools that speaks to a user: calls are run, and an action without calls is said to the user.
+    """An agent with tools that talks to a user: tool calls are run, and an action without calls goes to the user.
 
-    The user ends the conversation. What it says is an observation, like what a tool gives. After ``max_turns`` actions
+    The user ends the conversation. Its replies are observations, like the results of tools. After ``max_turns`` actions
     the episode is truncated.
 
     Args:
-        tools, rewards, system, sandbox: as for :class:`~agent_r1.envs.tool_env.ToolEnv`.
-        user: the other side.
-        max_turns: actions per episode, those that call tools and those that speak.
+        tools, rewards, system, sandbox: see :class:`~agent_r1.envs.tool_env.ToolEnv`.
+        user: the user.
+        max_turns: the largest number of actions per episode, including those that call tools.
 
     Raises:
-        InvalidInput: as ToolEnv does.
+        InvalidInput: under the conditions of ToolEnv.
     """
 
     def __init__(
@@ -70,78 +70,84 @@ class UserEnv:
         system: str | None = None,
         sandbox: Sandbox | str | None = None,
     ) -> None:
-        self._acting = ToolEnv(tools, rewards, max_turns=max_turns, system=system, sandbox=sandbox)
+        self._tool_env = ToolEnv(tools, rewards, max_turns=max_turns, system=system, sandbox=sandbox)
         self.user, self.max_turns = user, max_turns
-        self.tools: tuple[ToolSpec, ...] = self._acting.tools
-        self.scorers: tuple[Scorer, ...] = self._acting.scorers
+        self.tools: tuple[ToolSpec, ...] = self._tool_env.tools
+        self.scorers: tuple[Scorer, ...] = self._tool_env.scorers
 
     @property
     def sandbox(self) -> str | None:
-        """Where code that the policy wrote is held least; None where none runs."""
-        return self._acting.sandbox
+        """The weakest isolation level under which code written by the policy runs; None if no such code runs."""
+        return self._tool_env.sandbox
 
-    async def open(self, task: Task, context: RolloutContext) -> Conversation:
-        acting = await self._acting.open(task, context)
-        return Conversation(self, task, context, acting, acting.start)
+    async def open(self, task: Task, context: RolloutContext) -> UserEpisode:
+        tool_episode = await self._tool_env.open(task, context)
+        return UserEpisode(self, task, context, tool_episode, tool_episode.start)
 
 
 @dataclass(slots=True)
-class Conversation:
-    """One attempt with a user. ``said`` is the conversation so far, ``taken`` counts the actions."""
+class UserEpisode:
+    """One attempt with a user.
+
+    Attributes:
+        tool_episode: runs the tool calls.
+        messages: the conversation so far.
+        num_actions: the number of actions so far.
+    """
 
     env: UserEnv
     task: Task
     context: RolloutContext
-    acting: Episode
+    tool_episode: Episode
     start: tuple[Message, ...]
-    said: tuple[Message, ...] = field(init=False)
-    taken: int = field(default=0, init=False)
+    messages: tuple[Message, ...] = field(init=False)
+    num_actions: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.said = self.start
+        self.messages = self.start
 
     async def step(self, action: Action) -> Transition:
-        self.taken += 1
-        happened = await self.acting.step(action)
-        self.said += (action.message, *happened.messages)
+        self.num_actions += 1
+        transition = await self.tool_episode.step(action)
+        self.messages += (action.message, *transition.messages)
         if action.message.calls:
-            return happened
-        reply = await self.env.user.reply(self.task, self.said, self.context)
+            return transition
+        reply = await self.env.user.reply(self.task, self.messages, self.context)
         if reply.end:
-            return happened
-        if self.taken >= self.env.max_turns:
-            return replace(happened, end="truncated")
-        heard = Message.user(reply.text)
-        self.said += (heard,)
-        return replace(happened, messages=(heard,), end=None)
+            return transition
+        if self.num_actions >= self.env.max_turns:
+            return replace(transition, end="truncated")
+        message = Message.user(reply.text)
+        self.messages += (message,)
+        return replace(transition, messages=(message,), end=None)
 
     async def close(self) -> None:
-        await self.acting.close()
+        await self.tool_episode.close()
 
 
 OPENING = "(The conversation begins.)"
-"""What a model that plays a user hears first, where the user speaks first."""
+"""The first message to a model that plays the user, if the user speaks first."""
 
 SILENCE = "(says nothing)"
-"""What it hears of an agent that said nothing."""
+"""Stands for an empty message of the agent."""
 
 NUDGE = "(You said nothing. Please answer.)"
-"""What it hears after it said nothing itself."""
+"""Sent to the model if its reply is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUser:
     """A user simulated by a model, which gets its persona as a system message and the agent's messages as its user's.
 
-    The user ends the conversation with ``farewell``, or by returning no text twice in a row. It sees what the agent
-    writes to it, without reasoning; actions that call tools and the results of calls are hidden from it. The roles
-    alternate and the agent's comes first, as chat templates require.
+    The user ends the conversation with ``farewell``, or by returning no text twice in a row. It sees the messages that
+    the agent writes to it, without reasoning; actions that call tools and the results of calls are hidden from it. The
+    roles alternate and the agent's comes first, as chat templates require.
 
     Attributes:
         persona: returns the system message: who the user is and what it wants.
         farewell: the text with which the user ends the conversation.
-        client: the model (:func:`agent_r1.rollout.model_client.chat_client` wraps a frozen policy). None takes
-            ``context.models["user"]``.
+        client: the model (:func:`agent_r1.rollout.model_client.chat_client` wraps a frozen policy). If it is None,
+            ``context.models["user"]`` is used.
 
     Example:
         ModelUser(lambda task: f"You want {task.data['wish']}. Say DONE when you have it.", "DONE", client)
@@ -151,28 +157,29 @@ class ModelUser:
     farewell: str
     client: ModelClient | None = None
 
-    async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
+    async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext, /) -> Reply:
         client = self.client or context.models.get("user")
         if client is None:
-            raise InvalidInput("ModelUser", got="no model", do='give it a client, or a rollout context with models["user"]')
-        messages = (Message.system(self.persona(task)), *_alternating(_heard(said)))
-        text = (await client(messages)).text.strip()
+            do = 'give it a client, or a rollout context with models["user"]'
+            raise InvalidInput("ModelUser", got="no model", do=do)
+        prompt = (Message.system(self.persona(task)), *_merge_roles(_exchange_roles(messages)))
+        text = (await client(prompt)).text.strip()
         if not text:
-            text = (await client(tuple(_alternating((*messages, Message.user(NUDGE)))))).text.strip()
+            text = (await client(tuple(_merge_roles((*prompt, Message.user(NUDGE)))))).text.strip()
         return Reply(text, end=not text or self.farewell in text)
 
 
-def _heard(said: Sequence[Message]) -> Iterator[Message]:
-    """The conversation from the user's side, where it is the assistant."""
-    for message in said:
+def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
+    """Yield the conversation as the user sees it, with itself in the role of the assistant."""
+    for message in messages:
         if message.role == "user" and message.text:
             yield Message.assistant(message.text)
         elif message.role == "assistant" and not message.calls:
             yield Message.user(message.text.strip() or SILENCE)
 
 
-def _alternating(messages: Iterable[Message]) -> list[Message]:
-    """The messages with neighbours of one role made one, and something before an assistant that would be first."""
+def _merge_roles(messages: Iterable[Message]) -> list[Message]:
+    """Merge consecutive messages of one role, and put a user message before an assistant message that comes first."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:

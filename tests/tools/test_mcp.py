@@ -57,7 +57,7 @@ def shared() -> ToolEnv:
 
 def test_tools_bring_their_names_descriptions_and_schemas(env: ToolEnv) -> None:
     assert [spec.name for spec in env.tools] == NAMES  # a dot is no part of a tool's name here
-    add = env.by_name["add"].spec
+    add = env.tools_by_name["add"].spec
     assert add.description == "Add two numbers." and add.parameters["required"] == ["a"]
     assert add.parameters["properties"]["b"]["default"] == 1
 
