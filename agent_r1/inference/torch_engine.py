@@ -171,16 +171,15 @@ class TorchEngine:
         return self._scheduler.take_finished()
 
     async def _apply_updates(self) -> None:
-        updates, self._updates = self._updates, []
-        for update, future in updates:
+        while self._updates:
+            update, future = self._updates[0]  # it stays in the list while it is loaded, so that close() fails it
             try:
-                version = await self._worker.run(self._load_weights, update)
+                settle(future, await self._worker.run(self._load_weights, update), None)
             except EngineError as error:
                 settle(future, None, error)
             except Exception as error:
                 settle(future, None, EngineError(f"the weights do not fit the engine's model: {error}"))
-            else:
-                settle(future, version, None)
+            self._updates.pop(0)
 
     def _load_weights(self, update: WeightUpdate) -> PolicyVersion:
         assert isinstance(update.handle, torch.nn.Module)

@@ -338,6 +338,31 @@ def test_closing_the_engine_fails_running_generations(tiny_model):
     asyncio.run(run())
 
 
+def test_closing_the_engine_fails_an_update_that_is_being_loaded(tiny_model, monkeypatch):
+    loading, release = threading.Event(), threading.Event()
+
+    def load(self, update):
+        loading.set()
+        release.wait(5)
+        return update.version
+
+    monkeypatch.setattr(TorchEngine, "_load_weights", load)
+
+    async def run():
+        engine = engine_of(tiny_model)
+        update = asyncio.create_task(
+            engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", tiny_model))
+        )
+        while not loading.is_set():
+            await asyncio.sleep(0.001)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await asyncio.wait_for(update, 3)
+        release.set()
+
+    asyncio.run(run())
+
+
 def test_a_model_with_another_attention_is_an_error():
     config = GptOssConfig(
         vocab_size=64,
