@@ -1,4 +1,4 @@
-"""The templates of real models over a tokenizer of bytes."""
+"""Chat templates of real models with a byte-level tokenizer."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ SEARCH = ToolSpec(
 
 
 def tokenizer_of(template, special=()):
-    """One token per byte, and the special tokens that the template names."""
+    """Return a tokenizer with one token per byte, and the special tokens that the template mentions."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -33,7 +33,7 @@ def tokenizer_of(template, special=()):
 
 
 def real_tokenizer(name, special=()):
-    """That of a model, by the name of its template."""
+    """Return a tokenizer with the template of a model; skips the test if the template is not available."""
     path = TEMPLATES / f"{name}.jinja"
     if not path.exists():
         pytest.skip(f"the chat templates are not beside this checkout: {path}")

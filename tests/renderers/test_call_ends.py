@@ -1,4 +1,4 @@
-"""Where in the sampled tokens each call ends."""
+"""The index in the sampled tokens at which each call ends."""
 
 import pytest
 from hypothesis import example, given
@@ -17,12 +17,12 @@ CALL = OPEN + '{"name": "search", "arguments": {"query": "%s"}}' + CLOSE
 
 @pytest.fixture(scope="module")
 def renderer():
-    """One token per byte."""
+    """Return a renderer with one token per byte."""
     return TemplateRenderer(hermes_tokenizer())
 
 
 def merging_tokenizer(*merges):
-    """Bytes, and tokens merged from them, such as ('>', 'Ċ'), which holds a '>' and a line break."""
+    """Return a tokenizer of bytes and of merges such as ('>', 'Ċ'), a '>' with a line break."""
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet()) + [first + second for first, second in merges]
     tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -40,7 +40,7 @@ between = words.map(lambda word: (word, None))
 
 
 def byte_places(pieces):
-    """The last byte of each call; that of an unclosed one is the last before the next call or of the whole."""
+    """Return the index of each call's last byte; an unclosed call ends before the next call or at the end."""
     places, count, waiting = [], 0, False
     for text, is_closed in pieces:
         if waiting and is_closed is not None:
@@ -55,19 +55,19 @@ def byte_places(pieces):
 @given(st.lists(closed | unclosed | between, max_size=6), st.booleans())
 @example([("é", None), (CALL % "日", True), (CALL % "日", True), ("\n日本", None)], True)
 @example([(OPEN + "日", False)], False)
-def test_each_call_ends_with_its_last_byte_whatever_stands_around_it(renderer, pieces, stopped):
+def test_each_call_ends_at_its_last_byte(renderer, pieces, stopped):
     ids = renderer.encode("".join(text for text, _ in pieces)) + (renderer.end_token_id,) * stopped
     assert renderer.call_ends(ids) == byte_places(pieces)
     assert len(renderer.call_ends(ids)) == len(renderer.parse(ids).message.calls)
 
 
-def test_a_call_that_was_cut_inside_a_character_ends_with_the_last_token(renderer):
+def test_a_call_cut_inside_a_character_ends_at_the_last_token(renderer):
     whole = renderer.encode(OPEN + "日")
     for cut in (whole[:-1], whole[:-2]):
         assert renderer.call_ends(cut) == (len(cut) - 1,)
 
 
-def test_no_call_has_no_end(renderer):
+def test_without_calls_there_are_no_call_ends(renderer):
     assert (
         renderer.call_ends(())
         == renderer.call_ends((renderer.end_token_id,))
@@ -77,7 +77,7 @@ def test_no_call_has_no_end(renderer):
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.sampled_from([(">", "Ċ"), (">", "<"), ("l", ">")]))
-def test_a_token_that_says_more_than_the_calls_last_character_still_ends_it(numbers, merge):
+def test_a_token_with_text_beyond_the_call_still_ends_it(numbers, merge):
     renderer = TemplateRenderer(merging_tokenizer(merge))
     text = "".join(["\n", OPEN, CLOSE, "é", CALL % "é", "{"][number] for number in numbers)
     for ids in (renderer.encode(text), tuple(renderer.tokenizer.convert_tokens_to_ids(list(bytes_of(text))))):
@@ -88,12 +88,12 @@ def test_a_token_that_says_more_than_the_calls_last_character_still_ends_it(numb
 
 
 def bytes_of(text):
-    """The text in the letters that stand for bytes."""
+    """Return the text in the characters that stand for bytes."""
     return "".join(piece for piece, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text))
 
 
 def completes(renderer, ids, place):
-    """Whether with this token, and not before it, the text has one closed call more."""
+    """Return whether this token adds a closed call to the text."""
     closed = [
         sum("not closed" not in (call.error or "") for call in renderer.parse(ids[:count]).message.calls)
         for count in (place, place + 1)
@@ -101,7 +101,7 @@ def completes(renderer, ids, place):
     return closed[1] > closed[0]
 
 
-def test_tokenising_the_text_again_would_miss_the_place():
+def test_call_ends_do_not_depend_on_tokenizing_the_text_again():
     renderer = TemplateRenderer(merging_tokenizer(("a", "a")))
     text = CALL % "aaaa"
     sampled = tuple(renderer.tokenizer.convert_tokens_to_ids(list(bytes_of(text))))
@@ -109,7 +109,7 @@ def test_tokenising_the_text_again_would_miss_the_place():
     assert len(renderer.encode(text)) < len(sampled)
 
 
-def test_a_call_inside_a_thought_is_none():
+def test_a_call_inside_reasoning_is_not_a_call():
     tokenizer = hermes_tokenizer()
     thought = "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
     tokenizer.chat_template = TEMPLATE.replace("{{ message.content }}", thought + "{{ message.content }}")
@@ -120,7 +120,7 @@ def test_a_call_inside_a_thought_is_none():
     assert renderer.call_ends(renderer.encode(text)) == (len(text.encode()) - len(" done") - 1,)
 
 
-def test_tiny_base_ends_its_calls_with_one_token():
+def test_tiny_base_closes_its_calls_with_one_token():
     renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
     (close,) = renderer.encode(CLOSE)
     ids = (*renderer.encode(f"I look. {CALL % 'Alba'} and {CALL % 'Alba'} so"), renderer.end_token_id)

@@ -1,4 +1,4 @@
-"""Where a thought begins and ends, and that nothing in it is done or said."""
+"""Where reasoning begins and ends; nothing in it is a call or content."""
 
 import pytest
 from chat_templates import SEARCH, real_tokenizer
@@ -12,7 +12,7 @@ QWEN35 = "<tool_call>\n<function=search>\n<parameter=query>\n%s\n</parameter>\n<
 GLM = "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
 
 
-def parsed(name, text):
+def parse(name, text):
     renderer = open_renderer(real_tokenizer(name))
     return renderer.parse(renderer.encode(text), 0, (SEARCH,)).message
 
@@ -21,51 +21,51 @@ def parsed(name, text):
     ("name", "begun", "call"),
     [("qwen3", "<think>\n", HERMES), ("qwen3_5_think", "", QWEN35), ("glm4moe", "<think>", GLM)],
 )
-def test_of_a_thought_that_was_cut_nothing_is_done_or_said(name, begun, call):
+def test_cut_reasoning_has_no_calls_and_no_content(name, begun, call):
     thought = f"I might call {call % 'x'} or say <answer>X</answer>"
-    message = parsed(name, begun + thought)
+    message = parse(name, begun + thought)
     assert (message.text, message.calls, message.reasoning) == ("", (), thought)
-    assert len(parsed(name, f"{begun}So.\n</think>\n\n{call % 'x'}").calls) == 1
+    assert len(parse(name, f"{begun}So.\n</think>\n\n{call % 'x'}").calls) == 1
 
 
-def test_a_thought_that_the_prompt_opened_is_none_to_say_where_the_template_shows_none():
-    message = parsed("deepseekv3", "I think <answer>X</answer>")
+def test_reasoning_opened_by_the_prompt_is_not_content():
+    message = parse("deepseekv3", "I think <answer>X</answer>")
     assert (message.text, message.reasoning) == ("", "I think <answer>X</answer>")
 
 
-def test_a_thoughts_closing_mark_in_speech_closes_none():
-    (call,) = parsed("qwen3", HERMES % "about </think> tag").calls
+def test_a_closing_think_tag_in_content_closes_nothing():
+    (call,) = parse("qwen3", HERMES % "about </think> tag").calls
     assert call.arguments == {"query": "about </think> tag"}
-    message = parsed("qwen3", "The mark is </think>.")
+    message = parse("qwen3", "The mark is </think>.")
     assert (message.text, message.reasoning) == ("The mark is </think>.", None)
     assert split_reasoning("A </think> B") == (None, "A </think> B")
 
 
-def test_the_calls_of_a_thought_have_no_ends():
+def test_calls_inside_reasoning_have_no_call_ends():
     renderer = open_renderer(real_tokenizer("qwen3"))
     assert renderer.call_ends(renderer.encode("<think>\n" + HERMES % "x"), (SEARCH,)) == ()
 
 
-def test_a_thought_of_gpt_oss_that_was_cut_is_a_thought():
-    message = parsed("gptoss", "<|channel|>analysis<|message|>I think about it")
+def test_cut_reasoning_of_gpt_oss_is_reasoning():
+    message = parse("gptoss", "<|channel|>analysis<|message|>I think about it")
     assert (message.text, message.reasoning) == ("", "I think about it")
 
 
 @pytest.mark.parametrize("body", ['{"query": "x"}', '{"query": '])
-def test_a_thought_of_gpt_oss_may_name_a_channel(body):
-    renderer, said = open_renderer(real_tokenizer("gptoss")), (Message.user("Who?"),)
+def test_reasoning_of_gpt_oss_may_hold_a_channel_token(body):
+    renderer, messages = open_renderer(real_tokenizer("gptoss")), (Message.user("Who?"),)
     text = "<|channel|>analysis<|message|>I use <|channel|>final<|message|> later<|end|><|start|>assistant"
     ids = renderer.encode(f"{text} to=functions.search<|channel|>commentary json<|message|>{body}<|call|>")
     action = renderer.parse(ids, 0, (SEARCH,))
     assert len(action.message.calls) == 1
-    grown = renderer.bridge_to_next_turn(
-        renderer.render(said, (SEARCH,)), said, action, ids, (Message.tool("A page.", "call_0_0"),), (SEARCH,)
+    bridge = renderer.bridge_to_next_turn(
+        renderer.render(messages, (SEARCH,)), messages, action, ids, (Message.tool("A page.", "call_0_0"),), (SEARCH,)
     )
-    assert grown is not None
+    assert bridge is not None
 
 
-def test_speech_is_without_thoughts_and_calls_also_where_the_template_shows_no_thoughts():
+def test_spoken_text_excludes_reasoning_even_if_the_template_has_none():
     renderer = open_renderer(real_tokenizer("qwen2_5"))
-    for said in ("Alba is it.", ""):
-        action = renderer.parse(renderer.encode(f"<think>\nHm.\n</think>\n\n{said}\n{HERMES % 'x'}"), 0, (SEARCH,))
-        assert renderer.spoken_text(action, (SEARCH,)) == said
+    for spoken in ("Alba is it.", ""):
+        action = renderer.parse(renderer.encode(f"<think>\nHm.\n</think>\n\n{spoken}\n{HERMES % 'x'}"), 0, (SEARCH,))
+        assert renderer.spoken_text(action, (SEARCH,)) == spoken

@@ -1,4 +1,4 @@
-"""Formats whose actions end with a text: generation stops with the token that completes it; nothing else changes."""
+"""Formats that end actions by text: generation stops at the token that completes it, and nothing else changes."""
 
 import asyncio
 import copy
@@ -34,7 +34,7 @@ TOOLS = (SEARCH, PYTHON)
 
 
 def tags_of(*pieces, tags=None):
-    """Bytes, and tokens of several characters; no template."""
+    """Return a renderer without a template; its tokens are bytes and the given pieces."""
     written = [piece.replace("\n", "Ċ") for piece in pieces]
     merges = list(dict.fromkeys((piece[:end], piece[end]) for piece in written for end in range(1, len(piece))))
     known = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(first + second for first, second in merges)]
@@ -46,9 +46,9 @@ def tags_of(*pieces, tags=None):
 
 
 def stopped(renderer, text, tools=TOOLS):
-    """What an engine would have sampled of a text, by asking after every token."""
-    ids, ending = renderer.encode(text), renderer.stop_condition(tools)
-    count = next((count for count in range(1, len(ids)) if ending.is_met(ids[:count])), len(ids))
+    """Return the part of a text that an engine would sample, if it checks after every token."""
+    ids, condition = renderer.encode(text), renderer.stop_condition(tools)
+    count = next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))
     return renderer.tokenizer.decode(list(ids[:count]))
 
 
@@ -73,38 +73,38 @@ def stopped(renderer, text, tools=TOOLS):
         ("nothing ends here", "nothing ends here"),
     ],
 )
-def test_a_generation_stops_with_the_byte_that_ends_the_action_and_not_before(text, kept):
+def test_generation_stops_at_the_byte_that_ends_the_action(text, kept):
     renderer = open_renderer(tokenizer_of(None), "tags")
     assert stopped(renderer, text) == kept
     ids = renderer.encode(kept)
     cut = renderer.tokenizer.decode(list(ids[renderer.action_length(ids, TOOLS) :]))
-    assert not cut.strip(" \t") or cut.strip(" \t") == "\n"  # of a fence, what ends its line; else nothing
+    assert not cut.strip(" \t") or cut.strip(" \t") == "\n"  # a fence is cut before the end of its line
 
 
-def test_a_tag_whose_characters_are_spread_over_tokens_is_seen_when_it_is_whole():
+def test_a_tag_spread_over_tokens_stops_when_complete():
     renderer = open_renderer(tokenizer_of(None), "tags", TagsConfig(names={"search": "поиск日"}))
     assert stopped(renderer, "<поиск日>где</поиск日> a") == "<поиск日>где</поиск日>"
     merged = tags_of("</", "sea", "rch", "rch>", ">.", "<s")
     assert stopped(merged, "<search>a</search> b") == "<search>a</search>"
 
 
-def test_backticks_are_no_end_before_it_is_known_what_follows_them():
+def test_backticks_end_a_fence_only_after_the_next_character():
     renderer = tags_of("\n```", tags=TagsConfig(names={"python": "```"}))
     assert stopped(renderer, "```\nx\n```json\ny\n```\n z") == "```\nx\n```json\ny\n```\n"
 
 
-def test_a_token_that_says_more_than_the_tag_is_kept_whole():
+def test_a_token_with_text_beyond_the_tag_is_kept_whole():
     renderer = tags_of(">\n", ">.")
     assert stopped(renderer, "<search>a</search>\n\n<information>") == "<search>a</search>\n"
     assert stopped(renderer, "<search>a</search>. So") == "<search>a</search>."
 
 
 @pytest.mark.parametrize("known", TEMPLATE_FORMATS, ids=lambda known: known.name)
-def test_formats_whose_calls_end_with_tokens_ask_for_nothing(known):
+def test_template_formats_have_no_stop_strings(known):
     assert known().stop_strings(TOOLS) == ()
 
 
-def test_what_asking_costs_does_not_grow_with_the_tokens():
+def test_the_cost_of_matching_does_not_grow_with_the_tokens():
     decoded = []
 
     def decode(ids):
@@ -116,22 +116,22 @@ def test_what_asking_costs_does_not_grow_with_the_tokens():
     assert max(decoded) == tail.window and len(decoded) == len(set(text)) + text.count(">")
 
 
-# ---- through the embedded engine
+# ---- with the torch engine
 
 WORDS = ["<search>", "</search>", "</", "search", ">", ">Ċ", "a", "Ġb", "Ċ", "<answer>", "</answer>", "Ã", "©"]
 
 
-def fifty():
-    """A chat over a vocabulary of the size of the tiny model's, full of tags, whole and in parts."""
+def renderer_of_50_tokens():
+    """Return a renderer for the tiny model's 50 tokens, with whole tags and parts of tags."""
     pieces = [*WORDS, *(f"w{index}" for index in range(50 - len(WORDS)))]
     tokenizer = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="a"))
     tokenizer.decoder = decoders.ByteLevel()
     return open_renderer(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>"), "tags")
 
 
-def said(model, ending, names):
+def completions(model, stop_condition, names):
     async def one(engine, name):
-        sampling = SamplingParams(1.0, max_tokens=120, seed=name, stop_condition=ending)
+        sampling = SamplingParams(1.0, max_tokens=120, seed=name, stop_condition=stop_condition)
         return await engine.generate(Prompt((0, 6 + name % 40)), sampling, session_id=str(name))
 
     async def run():
@@ -143,13 +143,16 @@ def said(model, ending, names):
     return asyncio.run(run())
 
 
-def test_the_engine_samples_the_same_tokens_and_fewer(tiny_model):
-    renderer, names = fifty(), range(40)
+def test_a_stop_condition_shortens_completions_without_changing_tokens(tiny_model):
+    renderer, names = renderer_of_50_tokens(), range(40)
     tools = (SEARCH,)
-    whole, ended = said(tiny_model, None, names), said(tiny_model, renderer.stop_condition(tools), names)
+    whole, shortened = (
+        completions(tiny_model, None, names),
+        completions(tiny_model, renderer.stop_condition(tools), names),
+    )
     lasts = set()
     for name in names:
-        before, now = whole[name], ended[name]
+        before, now = whole[name], shortened[name]
         count = len(now.token_ids)
         assert (before.token_ids[:count], before.logprobs[:count]) == (now.token_ids, now.logprobs)
         assert now.finish_reason == ("stop" if count < 120 else before.finish_reason)
@@ -158,13 +161,15 @@ def test_the_engine_samples_the_same_tokens_and_fewer(tiny_model):
             lasts.add(renderer.tokenizer.decode(list(now.token_ids[-1:])))
             assert not renderer.stop_condition(tools).is_met(now.token_ids[:-1])
     assert {"</search>", "</answer>", ">", ">\n"} >= lasts and len(lasts) >= 2
-    assert sum(len(done.token_ids) for done in ended.values()) < 0.8 * sum(
+    assert sum(len(done.token_ids) for done in shortened.values()) < 0.8 * sum(
         len(done.token_ids) for done in whole.values()
     )
-    assert said(tiny_model, renderer.stop_condition(tools), [17]) == {17: ended[17]}  # whoever is beside it
+    assert completions(tiny_model, renderer.stop_condition(tools), [17]) == {
+        17: shortened[17]
+    }  # also alone in the batch
 
 
-# ---- the seam, where no token ended the turn
+# ---- the bridge if no token shortened the turn
 
 
 @tool
@@ -177,7 +182,7 @@ def search(query: str) -> str:
     return f"A page on {query}."
 
 
-def lived(renderer, reply):
+def run_attempt(renderer, reply):
     agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 4000)
     task = Task("t", (Message.user("Who?"),), "Bruno", "train")
     env = ToolEnv([search], max_turns=4)
@@ -188,9 +193,11 @@ CALL = "I look.\n\n<search>Alba</search>\n\n<information>made up</information>\n
 
 
 @pytest.mark.parametrize("pieces", [(), (">\n",), (">\n", ">\n\n")], ids=["a token each", "one break", "two breaks"])
-def test_an_invented_result_is_never_sampled_and_the_true_one_follows_as_the_template_writes_it(pieces):
+def test_an_invented_result_is_not_sampled_and_the_real_one_is_rendered(pieces):
     renderer = tags_of(*pieces)
-    trajectory = lived(renderer, lambda prompt: CALL if "A page on" not in prompt else "<answer>Bruno</answer> and")
+    trajectory = run_attempt(
+        renderer, lambda prompt: CALL if "A page on" not in prompt else "<answer>Bruno</answer> and"
+    )
     first, second = trajectory.turns
     assert trajectory.status is Status.COMPLETED and (first.finish_reason, second.finish_reason) == ("stop", "stop")
     assert renderer.tokenizer.decode(list(first.action_ids)).rstrip() == "I look.\n\n<search>Alba</search>"
@@ -204,45 +211,48 @@ def test_an_invented_result_is_never_sampled_and_the_true_one_follows_as_the_tem
     )
 
 
-def test_an_action_with_empty_lines_that_the_template_words_otherwise_stands_once_in_the_context():
-    renderer, said = open_renderer(tokenizer_of(None), "tags"), (Message.user("Who?"),)
+def test_an_action_that_the_template_words_differently_appears_once():
+    renderer, messages = open_renderer(tokenizer_of(None), "tags"), (Message.user("Who?"),)
     ids = renderer.encode("I look.\n\n```py\nprint(1)\n\nprint(2)\n```")
-    grown = renderer.bridge_to_next_turn(
-        renderer.render(said, TOOLS),
-        said,
+    bridge = renderer.bridge_to_next_turn(
+        renderer.render(messages, TOOLS),
+        messages,
         renderer.parse(ids, 0, TOOLS),
         ids,
         (Message.tool("1 2", "call_0_0"),),
         TOOLS,
     )
-    assert grown is not None
-    assert renderer.tokenizer.decode(list(grown.token_ids)) == "\n\n<information>1 2</information>\n\n"
+    assert bridge is not None
+    assert renderer.tokenizer.decode(list(bridge.token_ids)) == "\n\n<information>1 2</information>\n\n"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "llama3_1"])
 @pytest.mark.parametrize("after", ["", "\n", "\n\n", "."])
-def test_where_a_template_ends_turns_with_a_token_the_bridge_has_it(name, after):
-    renderer, said = open_renderer(real_tokenizer(name), "tags"), (Message.user("Who?"),)
+def test_the_bridge_has_the_end_token_of_the_template(name, after):
+    renderer, messages = open_renderer(real_tokenizer(name), "tags"), (Message.user("Who?"),)
     ids = renderer.encode(f"I look.\n\n<search>Alba</search>{after}")
     action, page = renderer.parse(ids, 0, TOOLS), Message.tool("A page.", "call_0_0")
-    grown = renderer.bridge_to_next_turn(renderer.render(said, TOOLS), said, action, ids, (page,), TOOLS)
-    assert grown is not None
+    bridge = renderer.bridge_to_next_turn(renderer.render(messages, TOOLS), messages, action, ids, (page,), TOOLS)
+    assert bridge is not None
     assert (
-        grown.token_ids[0] == renderer.end_token_id
-        and renderer.tokenizer.decode(list(grown.token_ids)).count("Alba") == 0
+        bridge.token_ids[0] == renderer.end_token_id
+        and renderer.tokenizer.decode(list(bridge.token_ids)).count("Alba") == 0
     )
 
 
-def test_the_ending_is_part_of_no_other_sampling():
-    asked = []
+def test_only_text_formats_set_a_stop_condition():
+    conditions = []
 
-    class Listening(ScriptedEngine):
+    class RecordingEngine(ScriptedEngine):
         async def generate(self, prompt, params, *, session_id=None):
-            asked.append(params.stop_condition)
+            conditions.append(params.stop_condition)
             return await super().generate(prompt, replace(params, stop_condition=None), session_id=session_id)
 
     task, env = Task("t", (Message.user("Who?"),), "Bruno", "train"), ToolEnv([search], max_turns=1)
     for renderer in (tags_of(), TemplateRenderer(real_tokenizer("qwen2_5"))):
-        agent = Agent(Listening(renderer, lambda prompt: CALL), renderer, SamplingParams(max_tokens=200), 4000)
+        agent = Agent(RecordingEngine(renderer, lambda prompt: CALL), renderer, SamplingParams(max_tokens=200), 4000)
         asyncio.run(AgentLoop(agent, env).run(task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))[0]
-    assert [None if ending is None else ending.strings for ending in asked] == [("</answer>", "</search>"), None]
+    assert [None if condition is None else condition.strings for condition in conditions] == [
+        ("</answer>", "</search>"),
+        None,
+    ]

@@ -1,4 +1,4 @@
-"""Reward functions read the final action and the gold answers; the gate takes its four values."""
+"""Reward functions compare the final action with the gold answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_rewards_compare_the_final_answer_with_the_best_gold_answer(
     assert [sub_match(attempt, task) for attempt in attempts] == [1.0, 1.0, 0.0]
 
 
-def test_no_turns_no_answer(task: Task, make_trajectory: Any) -> None:
+def test_without_turns_there_is_no_answer(task: Task, make_trajectory: Any) -> None:
     assert final_answer(make_trajectory()) is None
     assert exact_match(make_trajectory(), task) == 0.0
 
@@ -42,7 +42,7 @@ def test_an_answer_beside_a_call_is_not_final(make_action: Any, make_trajectory:
     assert final_answer(make_trajectory((make_action(RIGHT, call("search")), []))) is None
 
 
-def test_reasoning_that_is_kept_apart_gives_no_answer(make_trajectory: Any) -> None:
+def test_an_answer_inside_reasoning_does_not_count(make_trajectory: Any) -> None:
     message = Message.assistant("I do not know.", reasoning="perhaps <answer>Bruno</answer>")
     assert (
         final_answer(
@@ -70,7 +70,7 @@ def test_reasoning_that_is_kept_apart_gives_no_answer(make_trajectory: Any) -> N
         (RIGHT, ToolResult((Text("no such page"),), ok=False, error="no such page"), None, 1.0),
     ],
 )
-def test_the_gate(
+def test_gated_exact_match_takes_its_four_values(
     final: str,
     result: ToolResult,
     unread: str | None,
@@ -88,13 +88,13 @@ def test_the_gate(
 
 
 @pytest.mark.parametrize(("final", "reward"), [(RIGHT, 1.0), (WRONG, 0.0), (NONE, -0.5)])
-def test_without_calls_the_gate_asks_for_the_answer_only(
+def test_without_calls_the_format_score_needs_only_an_answer(
     final: str, reward: float, task: Task, make_action: Any, make_trajectory: Any
 ) -> None:
     assert gated_exact_match(make_trajectory((make_action(final), [])), task) == reward
 
 
-def test_turns_that_ran_out_with_a_malformed_call_get_the_lowest_reward(
+def test_a_malformed_call_without_an_answer_gets_the_lowest_reward(
     task: Task, make_action: Any, make_trajectory: Any, call: Any
 ) -> None:
     cut_off = make_action("", ToolCall("c", "search", None, "{", "cut off"))
@@ -103,8 +103,6 @@ def test_turns_that_ran_out_with_a_malformed_call_get_the_lowest_reward(
 
 
 @pytest.mark.parametrize("data", [{}, {"answers": ()}, {"answers": "Bruno"}, {"answers": (1,)}, {"answer": ("Bruno",)}])
-def test_a_task_without_gold_answers_is_refused_by_name(
-    data: dict[str, Any], make_action: Any, make_trajectory: Any
-) -> None:
+def test_a_task_without_gold_answers_is_refused(data: dict[str, Any], make_action: Any, make_trajectory: Any) -> None:
     with pytest.raises(InvalidInput, match="task t/9"):
         exact_match(make_trajectory((make_action(RIGHT), [])), Task("t/9", (), data))

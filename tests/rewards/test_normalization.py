@@ -1,4 +1,4 @@
-"""Answers are found, normalised and compared as the benchmarks do."""
+"""Answers are extracted, normalized and compared as in the benchmarks."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ def test_the_last_complete_answer_counts(text: str, answer: str | None) -> None:
     assert extract_answer(text) == answer
 
 
-def test_looking_for_an_answer_takes_linear_time() -> None:
+def test_extracting_an_answer_takes_linear_time() -> None:
     assert extract_answer("<answer>" * 200_000) is None
 
 
 @given(
     st.text(max_size=30), st.text(max_size=30).filter(lambda text: "<answer>" not in text and "</answer>" not in text)
 )
-def test_a_tagged_answer_is_found_after_anything(before: str, answer: str) -> None:
+def test_a_tagged_answer_is_found_after_any_text(before: str, answer: str) -> None:
     assert extract_answer(f"{before}<answer>{answer}</answer>") == (answer.strip() or None)
 
 
-def reference_normalise(text: str) -> str:
-    """The same rule, one character and one word at a time."""
+def reference_normalize(text: str) -> str:
+    """Apply the same rule one character and one word at a time."""
     kept = [character for character in text.lower() if character not in string.punctuation]
     return " ".join(word for word in "".join(kept).split() if word not in ("a", "an", "the"))
 
 
 @given(phrases | st.text(string.ascii_letters + string.digits + string.punctuation + " \t\n", max_size=30))
-def test_normalisation_is_the_rule_applied_word_by_word(text: str) -> None:
-    assert normalize(text) == reference_normalise(text)
+def test_normalization_equals_the_rule_applied_word_by_word(text: str) -> None:
+    assert normalize(text) == reference_normalize(text)
 
 
 @given(anything)
-def test_normalising_twice_changes_nothing_more(text: str) -> None:
+def test_normalization_is_idempotent(text: str) -> None:
     assert normalize(normalize(text)) == normalize(text)
 
 
@@ -103,20 +103,20 @@ def test_known_cases(prediction: str, answers: list[str], exact: float, f1: floa
 
 
 def reference_f1(prediction: str, answer: str) -> Fraction:
-    """Word overlap counted by crossing words out, in exact arithmetic."""
-    said, wanted = reference_normalise(prediction).split(), reference_normalise(answer).split()
-    if said == wanted:
+    """Compute the word overlap by crossing words out, in exact arithmetic."""
+    predicted, gold = reference_normalize(prediction).split(), reference_normalize(answer).split()
+    if predicted == gold:
         return Fraction(1)
-    if any(side in (["yes"], ["no"], ["noanswer"]) for side in (said, wanted)):
+    if any(side in (["yes"], ["no"], ["noanswer"]) for side in (predicted, gold)):
         return Fraction(0)
-    left, common = list(wanted), 0
-    for word in said:
+    left, common = list(gold), 0
+    for word in predicted:
         if word in left:
             left.remove(word)
             common += 1
     if not common:
         return Fraction(0)
-    precision, recall = Fraction(common, len(said)), Fraction(common, len(wanted))
+    precision, recall = Fraction(common, len(predicted)), Fraction(common, len(gold))
     return 2 * precision * recall / (precision + recall)
 
 
@@ -136,7 +136,7 @@ def test_scores_agree_with_each_other(prediction: str, answers: list[str]) -> No
 
 
 @given(anything, golds, anything)
-def test_another_gold_answer_never_costs_anything_and_their_order_is_no_matter(
+def test_more_gold_answers_never_lower_a_score_and_order_is_irrelevant(
     prediction: str, answers: list[str], more: str
 ) -> None:
     for score in (exact_match_score, f1_score, sub_match_score):

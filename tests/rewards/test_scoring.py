@@ -1,4 +1,4 @@
-"""Plain functions as a scorer: what cannot be scored is None and said, never 0.0 (RELIABILITY T10)."""
+"""Plain functions as a scorer: a failed function gives Unscored with a reason, never 0.0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def score(functions: dict[str, Callable[..., Any]], size: int = 1, timeout: floa
 
 
 def plain(scores: Scores) -> Rewards:
-    """With None for what could not be scored."""
+    """Return the scores with None for Unscored."""
     return {name: None if isinstance(value, Unscored) else value for name, value in scores.items()}
 
 
@@ -51,12 +51,12 @@ def test_each_trajectory_gets_its_own_rewards_by_name_in_order() -> None:
     )
 
 
-def test_the_rewards_of_an_environment_go_by_the_names_of_their_functions() -> None:
+def test_rewards_are_named_after_their_functions() -> None:
     (scorer,) = ToolEnv([], rewards=[member, later]).scorers
     assert asyncio.run(scorer.score(group_of(1), TASK)) == ({"member": 0.0, "later": 10.0},)
 
 
-def test_a_mapping_brings_its_own_names() -> None:
+def test_the_keys_of_a_returned_mapping_name_the_rewards() -> None:
     assert score({"both": lambda trajectory, task: {"em": True, "f1": 0.5}}) == ({"em": 1.0, "f1": 0.5},)
 
 
@@ -73,7 +73,7 @@ def forgetful(trajectory: Trajectory, task: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "reason"),
     [
         (raising, "ValueError: the judge is away"),
         (leaving, "SystemExit"),
@@ -86,22 +86,22 @@ def forgetful(trajectory: Trajectory, task: Task) -> None:
         (lambda trajectory: 1.0, "TypeError"),
     ],
 )
-def test_what_cannot_be_scored_says_why_in_one_line(function: Callable[..., Any], told: str) -> None:
+def test_an_unscored_reward_has_a_one_line_reason(function: Callable[..., Any], reason: str) -> None:
     functions = {"r": function, "fine": member}
     (scores,) = asyncio.run(FunctionScorer(functions).score(group_of(1), TASK))
     assert plain(scores) == {"r": None, "fine": 0.0}
-    assert isinstance(scores["r"], Unscored) and told in scores["r"].reason and "\n" not in scores["r"].reason
+    assert isinstance(scores["r"], Unscored) and reason in scores["r"].reason and "\n" not in scores["r"].reason
 
 
-def test_one_bad_value_of_a_mapping_spares_the_others() -> None:
+def test_one_bad_value_of_a_mapping_does_not_affect_the_others() -> None:
     assert score({"both": lambda trajectory, task: {"em": None, "f1": 0.5}}) == ({"em": None, "f1": 0.5},)
 
 
-def test_two_functions_that_give_one_name_cannot_be_told_apart() -> None:
+def test_two_functions_that_return_the_same_name_are_unscored() -> None:
     assert score({"em": member, "more": lambda trajectory, task: {"em": 1.0}}) == ({"em": None},)
 
 
-def test_a_reward_that_hangs_is_none_in_time_and_holds_up_nobody() -> None:
+def test_a_hanging_reward_is_unscored_in_time_and_delays_no_other() -> None:
     def hangs_for_one(trajectory: Trajectory, task: Task) -> float:
         time.sleep(2.0 if trajectory.attempt.sample_index == 1 else 0.0)
         return 1.0
@@ -124,7 +124,7 @@ odd_values = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(odd_values | st.dictionaries(st.text(max_size=3), odd_values, max_size=3), min_size=1, max_size=8))
-def test_a_reward_is_the_finite_number_given_or_none(values: list[Any]) -> None:
+def test_a_reward_is_a_finite_number_or_unscored(values: list[Any]) -> None:
     def give(trajectory: Trajectory, task: Task) -> Any:
         return values[trajectory.attempt.sample_index]
 
@@ -140,7 +140,7 @@ def expected(value: Any) -> float | None:
         return None
 
 
-def test_a_reward_for_each_turn_is_a_tuple_and_one_bad_number_unscores_it(make_trajectory, make_action, task):
+def test_per_turn_rewards_with_one_bad_number_are_unscored(make_trajectory, make_action, task):
     def by_turn(trajectory, task):
         return (0.5, 1)
 
