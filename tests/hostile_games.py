@@ -19,7 +19,7 @@ class Hostile:
         if first == "raise at start":
             raise ValueError("it does not start")
 
-    def open(self, seed: int, luck: int) -> Observation:
+    def open(self, seed: int, attempt_seed: int) -> Observation:
         random.seed(seed)
         return self.step(self._first)
 

@@ -1,4 +1,4 @@
-"""Other people's environments and tools. Each adapter imports its package when it is used, not when it is named."""
+"""Adapters for environments of other projects. Each imports its package only when it is used."""
 
 from agent_r1.envs.adapters.games import episode_return
 from agent_r1.envs.adapters.gymnasium import Gymnasium
@@ -6,11 +6,4 @@ from agent_r1.envs.adapters.openenv import OpenEnv
 from agent_r1.envs.adapters.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
 from agent_r1.envs.adapters.textarena import TextArena
 
-__all__ = [
-    "Gymnasium",
-    "OpenEnv",
-    "TextArena",
-    "episode_return",
-    "reasoning_gym_score",
-    "reasoning_gym_tasks",
-]
+__all__ = ["Gymnasium", "OpenEnv", "TextArena", "episode_return", "reasoning_gym_score", "reasoning_gym_tasks"]

@@ -1,10 +1,10 @@
-"""The other side of :mod:`agent_r1.envs.adapters.processes`: a process that forks others, and what they do.
+"""The server side of :mod:`agent_r1.envs.adapters.processes`: a process that forks worker processes.
 
     python -m agent_r1.envs.adapters.fork_server FD MODULE
 
-imports MODULE once and then obeys its control socket: ``{"fork": true}`` with a socket attached forks a process that
-serves an object over that socket, ``{"kill": pid}`` ends one. Where the control socket closes, because whoever
-started this ended in whatever way, all are killed. One thread, so that forking is safe.
+imports MODULE once and then executes the requests on its control socket: ``{"fork": true}`` with an attached socket
+forks a process that serves an object over that socket, ``{"kill": pid}`` kills one. When the control socket closes,
+because the parent process ended in any way, all of them are killed. The server has one thread, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -22,105 +22,105 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 LENGTH = struct.Struct(">I")
-"""Every message is JSON in UTF-8 behind its length in bytes."""
+"""The header of a message: the length of the JSON text that follows, in bytes."""
 
 
 def main(descriptor: int, module: str) -> None:
     control = socket.socket(fileno=descriptor)
-    failure = _imported(module)
+    import_error = _import(module)
     children: set[int] = set()
     try:
-        while (order := _order(control)) is not None:
-            request, given = order
-            _reap(children)
+        while (received := _receive_request(control)) is not None:
+            request, descriptors = received
+            _reap_ended(children)
             if "kill" in request:
-                _end(request["kill"], children)
+                _kill(request["kill"], children)
                 reply: dict[str, Any] = {}
-            elif failure is not None:
-                reply = {"failed": failure}
+            elif import_error is not None:
+                reply = {"failed": import_error}
             else:
-                reply = {"pid": _fork(control, given, children)}
-            for number in given:
+                reply = {"pid": _fork(control, descriptors, children)}
+            for number in descriptors:
                 os.close(number)
             _send(control, reply)
     finally:
         for pid in tuple(children):
-            _end(pid, children)
+            _kill(pid, children)
 
 
-def _imported(module: str) -> str | None:
-    """Why the module cannot be imported; None where it was."""
+def _import(module: str) -> str | None:
+    """Import the module. Return the error, or None if there is none."""
     try:
         importlib.import_module(module)
     except BaseException as error:
-        return _told(error)
+        return _describe(error)
     return None
 
 
-def _order(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next order and the descriptors that came with it; None where there will be none."""
-    message, given, _, _ = socket.recv_fds(control, 4096, 1)
-    return (json.loads(message), given) if message else None
+def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next request and the file descriptors sent with it, or None if the socket was closed."""
+    message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
+    return (json.loads(message), descriptors) if message else None
 
 
-def _fork(control: socket.socket, given: list[int], children: set[int]) -> int:
+def _fork(control: socket.socket, descriptors: list[int], children: set[int]) -> int:
     pid = os.fork()
     if pid:
         children.add(pid)
         return pid
     try:
-        os.setsid()  # a group of its own, so that what it starts is killed with it
+        os.setsid()  # a process group of its own, so that its children are killed with it
         control.close()
-        _serve(socket.socket(fileno=given[0]))
+        _serve(socket.socket(fileno=descriptors[0]))
     finally:
         os._exit(0)
 
 
-def _end(pid: int, children: set[int]) -> None:
-    """Kill a process that was forked here, with what it started. It is not reaped before, so the number is its own."""
+def _kill(pid: int, children: set[int]) -> None:
+    """Kill a child and the processes it started. It was not reaped before, so its id cannot have been reused."""
     if pid in children:
         children.discard(pid)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # it may not have made its group yet
+            os.kill(pid, signal.SIGKILL)  # it may not have created its process group yet
         os.waitpid(pid, 0)
 
 
-def _reap(children: set[int]) -> None:
-    """End those that ended by themselves, and what they started."""
+def _reap_ended(children: set[int]) -> None:
+    """Reap the children that ended, and kill the processes they started."""
     while children and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-        _end(ended.si_pid, children)
+        _kill(ended.si_pid, children)
 
 
 def _serve(connection: socket.socket) -> None:
-    """Make the object that the first request names; then call what is asked of it, until nobody asks any more."""
-    served: Any = None
+    """Create the object that the first request names, then call its methods until the connection closes."""
+    instance: Any = None
     while (request := _receive(connection)) is not None:
         try:
-            if served is None:
-                served, value = import_attribute(request["make"])(**request["keywords"]), None
+            if instance is None:
+                instance, value = import_attribute(request["make"])(**request["keywords"]), None
             else:
-                value = methodcaller(request["call"], *request["arguments"])(served)
+                value = methodcaller(request["call"], *request["arguments"])(instance)
             if is_dataclass(value) and not isinstance(value, type):
                 value = asdict(value)
             _send(connection, {"value": value})
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            _send(connection, {"raised": _told(error)})
+            _send(connection, {"raised": _describe(error)})
 
 
 def import_attribute(name: str) -> Any:
-    """What ``module:attribute`` names.
+    """Return the object that ``module:attribute`` names.
 
     Example:
-        >>> named("math:sqrt")(9.0)
+        >>> import_attribute("math:sqrt")(9.0)
         3.0
     """
     module, _, attribute = name.partition(":")
     return attrgetter(attribute)(importlib.import_module(module))
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -130,13 +130,13 @@ def _send(connection: socket.socket, message: object) -> None:
 
 
 def _receive(connection: socket.socket) -> Any:
-    head = _exactly(connection, LENGTH.size)
-    body = head and _exactly(connection, *LENGTH.unpack(head))
+    header = _read_exactly(connection, LENGTH.size)
+    body = header and _read_exactly(connection, *LENGTH.unpack(header))
     return json.loads(body) if body else None
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    """``count`` bytes, or b"" where the connection ends before."""
+def _read_exactly(connection: socket.socket, count: int) -> bytes:
+    """Return ``count`` bytes, or b"" if the connection closes before."""
     data = b""
     while len(data) < count:
         more = connection.recv(count - len(data))

@@ -1,4 +1,4 @@
-"""Episodes in which the policy speaks text and a game in a process of its own answers with text and a reward."""
+"""Episodes in which the policy writes text, and a game in a process of its own answers with text and a reward."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from agent_r1.envs.adapters.processes import WorkerProcess, start_process, unwra
 from agent_r1.tools.tool_errors import ToolErrorKind, truncate_output
 
 MAX_TEXT = 8000
-"""Characters of one observation that a policy is shown."""
+"""The number of characters that a policy sees of one observation."""
 
 CLOSE_SECONDS = 2.0
-"""What a game may take to close before its process is killed."""
+"""The time that a game has to close before its process is killed, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an action led to. ``valid`` is False where the text was no action; the game then stands as it stood.
+    """The outcome of an action in a game.
+
+    Attributes:
+        text: what the policy sees.
+        reward: the reward of the action.
+        end: None if the game continues.
+        valid: False if the text of the policy was not an action; the state of the game is then unchanged.
 
     Example:
         Observation("The target number is higher.", reward=0.0)
@@ -36,10 +42,10 @@ class Observation:
 
 
 class Game(Protocol):
-    """What lives in the process: plain, blocking Python."""
+    """A game, written in blocking Python, that runs in a worker process."""
 
-    def open(self, seed: int, luck: int) -> Observation:
-        """The first observation. ``seed`` makes the task, ``luck`` what each attempt draws for itself."""
+    def open(self, seed: int, attempt_seed: int) -> Observation:
+        """Return the first observation. ``seed`` determines the task, ``attempt_seed`` the draws of this attempt."""
         ...
 
     def step(self, text: str) -> Observation: ...
@@ -51,10 +57,16 @@ class Game(Protocol):
 class GameEnv:
     """An environment whose episodes are games, each in its own process.
 
-    ``package`` is imported once, ``game`` (``module:class``) made with ``keywords`` in each process. A task's
-    ``data["seed"]`` is the seed of its game, so that all attempts at a task meet the same; a task without one
-    differs by attempt. A game that raises, dies or takes longer than ``timeout`` seconds for an action fails its
-    episode and no other. After ``max_turns`` actions the episode is truncated.
+    All attempts at a task start from the seed in its ``data["seed"]``; if there is none, attempts differ. A game that
+    raises, crashes or exceeds the time limit of an action fails its own episode only. After ``max_turns`` actions the
+    episode is truncated.
+
+    Attributes:
+        package: a module that is imported once, before the processes are forked.
+        game: ``module:class`` of a :class:`Game`.
+        keywords: the keyword arguments of the class, JSON values.
+        max_turns: the largest number of actions per episode.
+        timeout: the time limit of an action in seconds.
     """
 
     package: str
@@ -65,70 +77,82 @@ class GameEnv:
     tools: tuple[ToolSpec, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> GameEpisode:
-        """Raises AgentR1Error where the game cannot be started."""
+        """Start a game. Raises AgentR1Error if that fails."""
         process = await start_process(self.package, self.game, self.keywords, self.timeout)
         episode = GameEpisode(self, process, ())
         try:
-            luck = context.seed % 2**31
-            first = await episode.ask("open", int(task.data.get("seed", luck)), luck)
+            attempt_seed = context.seed % 2**31
+            first = await episode.call("open", int(task.data.get("seed", attempt_seed)), attempt_seed)
         except BaseException:
-            await process.end()
+            await process.kill()
             raise
-        episode.start = with_observation(task, first.text)
+        episode.start = add_observation(task, first.text)
         return episode
 
 
 @dataclass(slots=True)
 class GameEpisode:
-    """One attempt in a game. ``taken`` counts the actions so far."""
+    """One attempt in a game. ``num_actions`` is the number of actions so far."""
 
     env: GameEnv
     process: WorkerProcess
     start: tuple[Message, ...]
-    taken: int = field(default=0, init=False)
+    num_actions: int = field(default=0, init=False)
 
     async def step(self, action: Action) -> Transition:
-        self.taken += 1
-        seen = await self.ask("step", action.message.text)
-        if seen.end is None and self.taken >= self.env.max_turns:
-            seen = replace(seen, end="truncated")
-        return to_transition(seen)
+        self.num_actions += 1
+        observation = await self.call("step", action.message.text)
+        if observation.end is None and self.num_actions >= self.env.max_turns:
+            observation = replace(observation, end="truncated")
+        return to_transition(observation)
 
     async def close(self) -> None:
         await self.process.call("close", timeout=CLOSE_SECONDS)
-        await self.process.end()
+        await self.process.kill()
 
-    async def ask(self, method: str, *arguments: Any) -> Observation:
+    async def call(self, method: str, *arguments: Any) -> Observation:
         outcome = await self.process.call(method, *arguments, timeout=self.env.timeout)
         return Observation(**unwrap(outcome, f"{self.env.package}: {method}"))
 
 
-def with_observation(task: Task, observation: str) -> tuple[Message, ...]:
-    """The task's messages and the first observation, which joins a user message that stands last.
+def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
+    """Return the task's messages and the first observation, which is joined with a user message that comes last.
 
-    Some chat templates refuse two user messages in a row.
+    Some chat templates reject two user messages in a row.
     """
-    observation = _cut(observation)
+    observation = _truncate(observation)
     if task.messages and task.messages[-1].role == "user":
         last = task.messages[-1]
         return (*task.messages[:-1], replace(last, parts=(*last.parts, Text(f"\n\n{observation}"))))
     return (*task.messages, Message.user(observation))
 
 
-def to_transition(seen: Observation) -> Transition:
-    """The observation as a user message; its reward is kept in ``results``, for :func:`episode_return`."""
-    text = Text(_cut(seen.text))
-    error = None if seen.valid else ToolErrorKind.INVALID_ARGUMENTS
-    result = ToolResult((text,), ok=seen.valid, error=error, data=seen.reward)
-    messages = (Message("user", (text,)),) if seen.end is None else ()
-    return Transition(messages, end=seen.end, results=(result,))
+def to_transition(observation: Observation) -> Transition:
+    """Return the observation as a user message. Its reward is in ``results``, for :func:`episode_return`."""
+    text = Text(_truncate(observation.text))
+    error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS
+    result = ToolResult((text,), ok=observation.valid, error=error, data=observation.reward)
+    messages = (Message("user", (text,)),) if observation.end is None else ()
+    return Transition(messages, end=observation.end, results=(result,))
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     (part,) = truncate_output(ToolResult((Text(text),), ok=True), MAX_TEXT).parts
     return part.text if isinstance(part, Text) else ""
 
 
+def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
+    """Return tasks that differ in the seed of their game: ``train`` of the split train, ``test`` of the split test.
+
+    The ranges of different ``seed`` values do not overlap.
+    """
+    first = seed * 1_000_003
+    return [
+        Task(f"{name}/{first + n}", messages, {"seed": first + n}, "train" if n < train else "test")
+        for n in range(train + test)
+    ]
+
+
 def episode_return(trajectory: Trajectory, task: Task) -> tuple[float, ...]:
-    """The reward of the environment for each turn; the episode's return is their sum."""
+    """Return the environment's reward of each turn. Their sum is the return of the episode."""
     return tuple(float(sum(result.data for result in turn.results)) for turn in trajectory.turns)

@@ -1,4 +1,4 @@
-"""OpenEnv servers (https://github.com/meta-pytorch/OpenEnv): an environment behind a URL, a session per episode."""
+"""Environments behind OpenEnv servers (https://github.com/meta-pytorch/OpenEnv), with one session per episode."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from agent_r1.core.messages import Action, Message
 from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
-from agent_r1.envs.adapters.games import Observation, to_transition, with_observation
+from agent_r1.envs.adapters.games import Observation, add_observation, seeded_tasks, to_transition
 
 CLOSE_SECONDS = 2.0
-"""What ending a session may take; a server that does not answer is left alone after it."""
+"""The time limit for ending a session, in seconds. After that the connection is dropped."""
 
 RETRY_SECONDS = 0.1
-"""Between two tries to get a session."""
+"""The time between two attempts to get a session, in seconds."""
 
-_FULL = "CAPACITY_REACHED"  # how a server says that all its sessions are taken
-_REFUSED = "VALIDATION_ERROR"  # how a server names an action that is none
+_FULL = "CAPACITY_REACHED"  # the server's error code if all its sessions are taken
+_INVALID = "VALIDATION_ERROR"  # the server's error code for an invalid action
 
 
 def as_text(observation: Mapping[str, Any]) -> str:
-    """The observation's text where it has one field and that is text; JSON otherwise.
+    """Return the text of an observation with a single text field, and any other observation as JSON.
 
     Example:
         >>> as_text({"echo": "hello"}), as_text({"x": 1, "y": 2})
@@ -40,24 +40,23 @@ def as_text(observation: Mapping[str, Any]) -> str:
 
 
 class OpenEnv:
-    """The environment that an OpenEnv server serves.
+    """The environment of an OpenEnv server.
 
-    A task's ``data["seed"]`` is what the server's environment is reset with (an attempt's own where it has none), and
-    so is everything in ``data["reset"]``, a mapping. An action that the server calls invalid, or that ``action``
-    cannot make (it raises ValueError), is explained to the policy and costs a turn. A server that fails, ends or takes
-    longer than ``timeout`` seconds fails the episode and no other.
+    The server's environment is reset with the seed in the task's ``data["seed"]`` (or the attempt's seed, if there is
+    none) and with the mapping ``data["reset"]``. An action that the server rejects, or for which ``action`` raises
+    ValueError, gets an explanation and costs a turn. If the server fails or times out, that episode fails.
 
     Args:
-        url: of the server, e.g. ``http://127.0.0.1:8000``.
-        action: makes the server's action, as its JSON, of what the policy said.
-        show: makes what the policy is told of an observation.
-        sessions: episodes at the same time, the others wait; no more than the server allows (its
-            ``max_concurrent_envs``, by default one).
-        max_turns: actions per episode, where the server allows more.
-        timeout: seconds an answer of the server may take.
+        url: the address of the server, e.g. ``http://127.0.0.1:8000``.
+        action: converts the text of the policy to the server's action, as JSON.
+        show: converts an observation to the text that the policy sees.
+        sessions: the number of concurrent episodes, at most what the server allows (``max_concurrent_envs``, 1 by
+            default). Further episodes wait.
+        max_turns: the largest number of actions per episode, if the server allows more.
+        timeout: the time limit of a server response in seconds.
 
     Raises:
-        InvalidInput: openenv-core is not installed, or a limit is not positive.
+        InvalidInput: if openenv-core is not installed, or a limit is not positive.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -72,66 +71,57 @@ class OpenEnv:
         max_turns: int = 50,
         timeout: float = 20.0,
     ) -> None:
-        for what, limit in (("sessions", sessions), ("max_turns", max_turns), ("timeout", timeout)):
+        for name, limit in (("sessions", sessions), ("max_turns", max_turns), ("timeout", timeout)):
             if not limit > 0:
-                raise InvalidInput(what, got=limit, do="give a number > 0")
+                raise InvalidInput(name, got=limit, do="give a number > 0")
         self._client = import_extra("openenv.core.generic_client", extra="openenv-core").GenericEnvClient
         self.url, self.action, self.show = url, action, show
         self.sessions, self.max_turns, self.timeout = sessions, max_turns, timeout
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Seeds to reset with, ``train`` of them in the split train and ``test`` others in the split test."""
-        messages = (Message.user(instruction),) if instruction else ()
-        first = seed * 1_000_003
-        return [
-            Task(f"openenv/{first + n}", messages, {"seed": first + n}, "train" if n < train else "test")
-            for n in range(train + test)
-        ]
+        """Return tasks with different seeds: ``train`` of the split train, ``test`` of the split test."""
+        return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
     async def open(self, task: Task, context: RolloutContext) -> OpenEnvEpisode:
-        """Raises AgentR1Error, or what the client raises, where the server gives no session."""
-        given = {"seed": task.data.get("seed", context.seed % 2**31)} | dict(task.data.get("reset", {}))
+        """Start a session. Raises AgentR1Error, or the client's error, if the server refuses it."""
+        arguments = {"seed": task.data.get("seed", context.seed % 2**31)} | dict(task.data.get("reset", {}))
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.sessions))
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._places_of_loop())
-            client, result = await self._reset(stack, given)
-            return OpenEnvEpisode(self, client, with_observation(task, self.show(result.observation)), stack.pop_all())
+            await stack.enter_async_context(slots)
+            client, result = await self._reset(stack, arguments)
+            start = add_observation(task, self.show(result.observation))
+            return OpenEnvEpisode(self, client, start, stack.pop_all())
 
-    async def _reset(self, stack: AsyncExitStack, given: Mapping[str, Any]) -> tuple[Any, Any]:
-        """A client and its first result; tried again while the server is full. ``stack`` closes the client."""
+    async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return a client and its first result, with retries while the server is full. ``stack`` closes the client."""
         clock = asyncio.get_running_loop().time
-        until = clock() + self.timeout
+        deadline = clock() + self.timeout
         while True:
             async with AsyncExitStack() as connection:
-                client = await connection.enter_async_context(self._connection())
+                client = await connection.enter_async_context(self._connect())
                 try:
-                    result = await self.answered(client.reset(**given))
+                    result = await self.wait_for(client.reset(**arguments))
                     await stack.enter_async_context(connection.pop_all())
                     return client, result
                 except Exception as error:
-                    if not self._full(error):
+                    # A server that is full may also close the connection: it ends a session some time after its client.
+                    closed = import_extra("websockets.exceptions", extra="openenv-core").ConnectionClosedOK
+                    if _FULL not in str(error) and not isinstance(error, closed):
                         raise
-                    if clock() > until:
+                    if clock() > deadline:
                         raise AgentR1Error(f"{self.url} had no session free for {self.timeout:g} seconds") from error
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def answered(self, answer: Awaitable[Any]) -> Any:
-        """The server's answer. Raises AgentR1Error where it does not come in time."""
+    async def wait_for(self, response: Awaitable[Any]) -> Any:
+        """Return the server's response. Raises AgentR1Error if the client's time limit is exceeded."""
         try:
-            return await answer
+            return await response
         except TimeoutError as error:
             raise AgentR1Error(f"{self.url} did not answer within {self.timeout:g} seconds") from error
 
-    def _places_of_loop(self) -> asyncio.Semaphore:
-        return self._places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.sessions))
-
-    def _full(self, error: Exception) -> bool:
-        """Whether the server has no session free: it ends one some time after its client has left."""
-        closed = import_extra("websockets.exceptions", extra="openenv-core").ConnectionClosedOK
-        return _FULL in str(error) or isinstance(error, closed)
-
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
+    async def _connect(self) -> AsyncIterator[Any]:
         client = self._client(self.url, connect_timeout_s=self.timeout, message_timeout_s=self.timeout)
         try:
             yield await client.connect()
@@ -143,34 +133,34 @@ class OpenEnv:
 
 @dataclass(slots=True)
 class OpenEnvEpisode:
-    """One attempt on a server. ``taken`` counts the actions so far."""
+    """One attempt on a server. ``num_actions`` is the number of actions so far."""
 
     env: OpenEnv
     client: Any
     start: tuple[Message, ...]
     session: AsyncExitStack
-    taken: int = field(default=0, init=False)
+    num_actions: int = field(default=0, init=False)
 
     async def step(self, action: Action) -> Transition:
-        self.taken += 1
-        seen = await self._seen(action.message.text)
-        if seen.end is None and self.taken >= self.env.max_turns:
-            seen = replace(seen, end="truncated")
-        return to_transition(seen)
+        self.num_actions += 1
+        observation = await self._send(action.message.text)
+        if observation.end is None and self.num_actions >= self.env.max_turns:
+            observation = replace(observation, end="truncated")
+        return to_transition(observation)
 
     async def close(self) -> None:
         await self.session.aclose()
 
-    async def _seen(self, text: str) -> Observation:
+    async def _send(self, text: str) -> Observation:
         try:
-            made = dict(self.env.action(text))
+            action = dict(self.env.action(text))
         except ValueError as error:
             return Observation(f"That is no action: {error}", valid=False)
         try:
-            result = await self.env.answered(self.client.step(made))
+            result = await self.env.wait_for(self.client.step(action))
         except RuntimeError as error:
-            if _REFUSED not in str(error):
+            if _INVALID not in str(error):
                 raise
-            return Observation(f"The environment refused the action {json.dumps(made)}: {error}", valid=False)
+            return Observation(f"The environment refused the action {json.dumps(action)}: {error}", valid=False)
         text = self.env.show(result.observation)
         return Observation(text, float(result.reward or 0.0), "terminal" if result.done else None)

@@ -1,4 +1,4 @@
-"""Processes that do the same work: as many as there are cores, kept while they answer, killed when they hang."""
+"""A pool of worker processes: one per core, reused while they respond, killed if they hang."""
 
 from __future__ import annotations
 
@@ -14,48 +14,49 @@ from agent_r1.tools.execution import CallFailure, CallOutcome
 
 
 @dataclass(slots=True)
-class _Kept:
-    """The processes of one event loop that nobody is asking, and how many may be asked at the same time."""
+class _LoopState:
+    """The idle processes of one event loop, and the limit on concurrent calls."""
 
-    free: list[WorkerProcess] = field(default_factory=list)
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(os.cpu_count() or 1))
+    idle: list[WorkerProcess] = field(default_factory=list)
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(os.cpu_count() or 1))
 
 
 class WorkerPool:
-    """Calls the methods of an object that lives in processes of its own; see :func:`processes.start`.
+    """Calls the methods of an object that lives in worker processes; see :func:`processes.start_process`.
 
-    A process that takes too long or dies costs its call; the next one has a fresh process.
+    If a call times out or its process crashes, that call fails, and the next one gets a fresh process.
 
     Args:
-        package: what is imported once, before processes are forked.
-        name: ``module:class``, the object in each of them.
-        seconds: what making the object, and one call, may take.
+        package: imported once, before the processes are forked.
+        name: ``module:class`` of the object, which is created in each process.
+        seconds: the time limit for creating the object, and for one call.
 
     Example:
         pool = WorkerPool("statistics", "statistics:NormalDist", seconds=5)
-        await pool.call("cdf", 0.0)         # Returned(0.5)
+        await pool.call("cdf", 0.0)         # ReturnValue(0.5)
     """
 
     def __init__(self, package: str, name: str, seconds: float) -> None:
         self._package, self._name, self._seconds = package, name, seconds
-        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     async def call(self, method: str, *arguments: Any) -> CallOutcome:
-        """Call a method with arguments that JSON can hold; what goes wrong is a value. Waiting takes no time."""
-        kept = self._of_loop.setdefault(asyncio.get_running_loop(), _Kept())
-        async with kept.places:
+        """Call a method and return the outcome. The arguments must be JSON values. Waiting for a slot is not timed."""
+        state = self._states.setdefault(asyncio.get_running_loop(), _LoopState())
+        async with state.slots:
             try:
-                process = kept.free.pop() if kept.free else await self._new()
+                process = (
+                    state.idle.pop()
+                    if state.idle
+                    else await start_process(self._package, self._name, {}, self._seconds)
+                )
             except AgentR1Error as error:
                 return CallFailure(str(error))
             try:
                 outcome = await process.call(method, *arguments, timeout=self._seconds)
             except BaseException:
-                await process.end()
+                await process.kill()
                 raise
             if process.alive:
-                kept.free.append(process)
+                state.idle.append(process)
             return outcome
-
-    async def _new(self) -> WorkerProcess:
-        return await start_process(self._package, self._name, {}, self._seconds)

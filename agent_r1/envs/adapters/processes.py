@@ -1,9 +1,9 @@
-"""Plain blocking Python in a process of its own: it may hang, crash or share global state, and nobody else notices.
+"""Blocking Python objects in worker processes, where they can hang, crash or change global state without side effects.
 
-Many packages draw from the global ``random``, are not thread safe, or hang in C code; a thread protects from none of
-that. One process per package has imported it (:mod:`agent_r1.envs.adapters.fork_server`) and forks a process per
-episode in a few milliseconds. This is isolation from accidents and not a sandbox: such a process may do all that
-this one may.
+Many packages draw from the global ``random``, are not thread safe, or hang in C code; threads do not isolate any of
+that. For each package, one server process (:mod:`agent_r1.envs.adapters.fork_server`) imports it and forks a worker
+process per episode within a few milliseconds. This isolates accidents and is not a sandbox: a worker process has all
+rights of this one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from agent_r1.envs.adapters.fork_server import LENGTH
 from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue, run_with_timeout
 
 START_SECONDS = 60.0
-"""What importing a package and forking may take."""
+"""The time limit for importing a package and forking a process, in seconds."""
 
-LONGEST = 16 * 2**20
-"""Bytes of an answer; a process that sends more is given up."""
+MAX_ANSWER = 16 * 2**20
+"""The largest size of an answer in bytes. A process that sends more is killed."""
 
 
 class WorkerProcess:
-    """An object that lives in a process of its own, one call at a time. Make it with :func:`start`."""
+    """An object in a process of its own that handles one call at a time. Create it with :func:`start_process`."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server, self._pid = server, pid
@@ -40,39 +40,38 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process accepts calls."""
         return self._streams is not None
 
     async def connect(self, connection: socket.socket) -> None:
         self._streams = await asyncio.open_connection(sock=connection)
 
-    async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
-        """Call a method with arguments that JSON can hold. Where that takes longer than ``timeout`` the process is
-        killed."""
-        return await self._ask({"call": method, "arguments": arguments}, timeout)
-
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
-        """Make the object: ``name`` is ``module:class``, to be imported over there."""
-        return await self._ask({"make": name, "keywords": dict(keywords)}, timeout)
+        """Create the object. ``name`` is ``module:class``, imported in the process."""
+        return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
-    async def _ask(self, request: Mapping[str, Any], timeout: float) -> CallOutcome:
+    async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
+        """Call a method. The arguments must be JSON values. The process is killed if the call times out."""
+        return await self._request({"call": method, "arguments": arguments}, timeout)
+
+    async def _request(self, request: Mapping[str, Any], timeout: float) -> CallOutcome:
         if self._streams is None:
             return CallFailure("its process has ended")
         try:
             async with asyncio.timeout(timeout):
                 return await _exchange(*self._streams, request)
         except TimeoutError:
-            await self.end()
+            await self.kill()
             return CallTimeout(timeout)
         except (OSError, EOFError) as error:
-            await self.end()
+            await self.kill()
             return CallFailure(f"its process ended ({type(error).__name__})")
         except asyncio.CancelledError:
-            self._disconnect()  # the answer that is still to come belongs to no later call
+            self._disconnect()  # otherwise a later call would receive the answer to this one
             raise
 
-    async def end(self) -> None:
-        """Kill the process and what it started. Nothing happens where it has ended."""
+    async def kill(self) -> None:
+        """Kill the process and the processes it started. Does nothing if it has ended."""
         pid, self._pid = self._pid, 0
         self._disconnect()
         if pid:
@@ -85,31 +84,38 @@ class WorkerProcess:
 
 
 async def start_process(package: str, name: str, keywords: Mapping[str, Any], timeout: float) -> WorkerProcess:
-    """A process, forked from one that has imported ``package``, with the object that ``name`` makes.
+    """Return a process with an object, forked from a server process that has imported ``package``.
 
-    Raises AgentR1Error where the package cannot be imported or the object cannot be made.
+    Args:
+        package: the module to import before forking.
+        name: ``module:class`` of the object.
+        keywords: the keyword arguments of the class, JSON values.
+        timeout: the time limit for creating the object, in seconds.
+
+    Raises:
+        AgentR1Error: if the package cannot be imported or the object cannot be created.
     """
     outcome = await run_with_timeout(partial(_fork, package), START_SECONDS)
     if not isinstance(outcome, ReturnValue):
-        raise AgentR1Error(f"no process with {package} could be started: {_reason(outcome)}")
+        raise AgentR1Error(f"no process with {package} could be started: {_describe(outcome)}")
     process, connection = cast("tuple[WorkerProcess, socket.socket]", outcome.value)
     try:
         await process.connect(connection)
         unwrap(await process.make(name, keywords, timeout), f"starting {name}")
     except BaseException:
-        await asyncio.shield(process.end())
+        await asyncio.shield(process.kill())
         raise
     return process
 
 
-def unwrap(outcome: CallOutcome, what: str) -> Any:
-    """The value returned. Raises AgentR1Error where there is none."""
+def unwrap(outcome: CallOutcome, action: str) -> Any:
+    """Return the value of an outcome. Raises AgentR1Error, naming the action, if the call failed or timed out."""
     if isinstance(outcome, ReturnValue):
         return outcome.value
-    raise AgentR1Error(f"{what} failed: {_reason(outcome)}")
+    raise AgentR1Error(f"{action} failed: {_describe(outcome)}")
 
 
-def _reason(outcome: CallFailure | CallTimeout) -> str:
+def _describe(outcome: CallFailure | CallTimeout) -> str:
     return outcome.reason if isinstance(outcome, CallFailure) else f"no answer within {outcome.seconds:g} seconds"
 
 
@@ -120,7 +126,7 @@ async def _exchange(
     writer.write(LENGTH.pack(len(data)) + data)
     await writer.drain()
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if length > LONGEST:
+    if length > MAX_ANSWER:
         raise EOFError("the answer is too long")
     answer = json.loads(await reader.readexactly(length))
     return CallFailure(answer["raised"]) if "raised" in answer else ReturnValue(answer["value"])
@@ -131,46 +137,47 @@ class _ForkServer:
 
     def __init__(self, package: str) -> None:
         self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "agent_r1.envs.adapters.fork_server", str(theirs.fileno()), package]
-        # A fixed hash seed: the order of sets over there is the same in every run.
-        surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0"}
+        self._control, child_end = socket.socketpair()
+        command = [sys.executable, "-m", "agent_r1.envs.adapters.fork_server", str(child_end.fileno()), package]
+        # A fixed hash seed gives sets the same order in every run.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
             command,
-            pass_fds=[theirs.fileno()],
-            env=surroundings,
-            start_new_session=True,  # an interrupt at the terminal is ours to handle
+            pass_fds=[child_end.fileno()],
+            env=environment,
+            start_new_session=True,  # an interrupt at the terminal is handled by this process
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        theirs.close()
+        child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """A process that waits to be told what to make, and the connection to it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            answer = self._order({"fork": True}, theirs)
-        if "failed" in answer:
-            ours.close()
-            raise RuntimeError(answer["failed"])
-        return WorkerProcess(self, answer["pid"]), ours
+        """Return a process without an object yet, and the connection to it."""
+        our_end, child_end = socket.socketpair()
+        with child_end:
+            reply = self._request({"fork": True}, child_end)
+        if "failed" in reply:
+            our_end.close()
+            raise RuntimeError(reply["failed"])
+        return WorkerProcess(self, reply["pid"]), our_end
 
     def kill(self, pid: int) -> None:
-        with suppress(OSError, EOFError):  # the server is gone, and what it forked with it
-            self._order({"kill": pid})
+        with suppress(OSError, EOFError):  # if the server is gone, so are the processes that it forked
+            self._request({"kill": pid})
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def _order(self, request: Mapping[str, Any], *given: socket.socket) -> dict[str, Any]:
+    def _request(self, request: Mapping[str, Any], *attached: socket.socket) -> dict[str, Any]:
         with self._lock:
-            socket.send_fds(self._control, [json.dumps(request).encode()], [one.fileno() for one in given])
-            head = self._control.recv(LENGTH.size, socket.MSG_WAITALL)
-            if len(head) < LENGTH.size:
+            descriptors = [connection.fileno() for connection in attached]
+            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
+            header = self._control.recv(LENGTH.size, socket.MSG_WAITALL)
+            if len(header) < LENGTH.size:
                 raise EOFError("the fork server ended")
-            (length,) = LENGTH.unpack(head)
+            (length,) = LENGTH.unpack(header)
             return json.loads(self._control.recv(length, socket.MSG_WAITALL))
 
 

@@ -1,4 +1,4 @@
-"""reasoning-gym's procedural datasets (https://github.com/open-thought/reasoning-gym): tasks, and their own scorers."""
+"""Procedural datasets of reasoning-gym (https://github.com/open-thought/reasoning-gym): tasks and their scorers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from agent_r1.envs.adapters.processes import unwrap
 from agent_r1.rewards.answers import final_answer
 
 SCORE_SECONDS = 10.0
-"""What scoring one answer may take."""
+"""The time limit for scoring one answer, in seconds."""
 
 _INSTRUCTION = "Give the answer alone between <answer> and </answer>."
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr)\(")
-_REPEATS = 20  # a dataset that gives the same question so often has no more
+_OVERSAMPLING = 20  # entries drawn per task; a dataset that yields too few different questions in these has no more
+_UNSANDBOXED = "none: the scorer of reasoning-gym runs answers"
+"""The declaration, in the data of tasks, that the scorer of their dataset runs answers without a sandbox."""
 
 
 def reasoning_gym_tasks(
@@ -34,59 +36,56 @@ def reasoning_gym_tasks(
     instruction: str = _INSTRUCTION,
     run_answers: bool = False,
 ) -> list[Task]:
-    """Tasks of a dataset: ``train`` of them in the split train and ``test`` in the split test, all different questions.
+    """Return tasks of a dataset with different questions: ``train`` of the split train, ``test`` of the split test.
 
-    One draw serves both splits, because the datasets of two seeds that lie near each other share most questions.
+    Both splits come from one draw, because datasets of neighboring seeds share most of their questions.
 
     Args:
-        dataset: its name, e.g. ``chain_sum``.
-        train: tasks to train on.
-        test: tasks to evaluate on.
-        seed: of the draw.
-        options: of the dataset, e.g. ``{"max_terms": 2}``.
-        instruction: the system message; it must ask for the tags that :func:`reasoning_gym_score` reads.
-        run_answers: some scorers run an answer as Python (``countdown``, ``n_queens``); such a dataset is refused
-            unless this says that what the policy writes may be run here, outside a sandbox.
+        dataset: the name of the dataset, e.g. ``chain_sum``.
+        train: the number of training tasks.
+        test: the number of test tasks.
+        seed: the seed of the draw.
+        options: options of the dataset, e.g. ``{"max_terms": 2}``.
+        instruction: the system message; it must request the tags that :func:`reasoning_gym_score` reads.
+        run_answers: allow datasets whose scorer runs answers as Python (``countdown``, ``n_queens``). Code written by
+            the policy then runs on this machine without a sandbox.
 
     Raises:
-        InvalidInput: reasoning-gym is not installed, has no such dataset, or it has too few different questions.
+        InvalidInput: if reasoning-gym is not installed, the dataset does not exist or has too few different questions,
+            or its scorer runs answers and ``run_answers`` is not set.
     """
     options = dict(options or {})
-    made = _dataset(dataset, options | {"seed": seed, "size": _REPEATS * (train + test)})
-    runs_code = _RUNS_CODE.search(inspect.getsource(made.score_answer)) is not None
+    entries = _create_dataset(dataset, options | {"seed": seed, "size": _OVERSAMPLING * (train + test)})
+    runs_code = _RUNS_CODE.search(inspect.getsource(entries.score_answer)) is not None
     if runs_code and not run_answers:
-        do = "choose another, or set run_answers=True where what the policy writes may be run on this machine"
+        do = "choose another, or set run_answers=True if code written by the policy may run on this machine"
         raise InvalidInput(f"dataset {dataset!r}", got="a scorer that runs answers as Python", do=do)
     messages = (Message.system(instruction),) if instruction else ()
     tasks = [
         Task(
-            f"{dataset}/{place}",
+            f"{dataset}/{index}",
             (*messages, Message.user(entry["question"])),
-            {"dataset": dataset, "options": options, "entry": entry, "sandbox": _OUTSIDE if runs_code else None},
+            {"dataset": dataset, "options": options, "entry": entry, "sandbox": _UNSANDBOXED if runs_code else None},
             "train" if number < train else "test",
         )
-        for number, (place, entry) in zip(range(train + test), _different(made), strict=False)
+        for number, (index, entry) in zip(range(train + test), _unique_questions(entries), strict=False)
     ]
     if len(tasks) < train + test:
         raise InvalidInput(f"dataset {dataset!r}", got=f"only {len(tasks)} different questions", do="ask for fewer")
     return tasks
 
 
-_OUTSIDE = "none: the scorer of reasoning-gym runs answers"
-"""What the tasks of such a dataset say, for the record of a run."""
-
-
-def _different(made: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Place and entry of each question that was not there before."""
+def _unique_questions(entries: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield index and entry of the first occurrence of each question."""
     seen: set[str] = set()
-    for place in range(len(made)):
-        entry = made[place]
+    for index in range(len(entries)):
+        entry = entries[index]
         if entry["question"] not in seen:
             seen.add(entry["question"])
-            yield place, entry
+            yield index, entry
 
 
-def _dataset(name: str, options: dict[str, Any]) -> Any:
+def _create_dataset(name: str, options: dict[str, Any]) -> Any:
     reasoning_gym = import_extra("reasoning_gym", extra="reasoning-gym")
     try:
         return reasoning_gym.create_dataset(name, **options)
@@ -95,10 +94,12 @@ def _dataset(name: str, options: dict[str, Any]) -> Any:
 
 
 async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
-    """What the dataset's own scorer gives the final answer, in 0..1; 0.0 where there is no answer.
+    """Return the score in 0..1 that the dataset's own scorer gives the final answer; 0.0 if there is no answer.
 
-    It is computed in another process, which is killed where that takes too long. Raises AgentR1Error then, so that
-    the attempt counts as not scored.
+    The score is computed in a worker process.
+
+    Raises:
+        AgentR1Error: if the scorer fails or exceeds its time limit. The attempt then counts as unscored.
     """
     answer = final_answer(trajectory)
     if answer is None:
@@ -109,10 +110,10 @@ async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
 
 
 class DatasetScorer:
-    """The scorers of all datasets, in a process of their own."""
+    """The scorers of all datasets, in a worker process."""
 
     def score(self, dataset: str, options: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
-        return float(_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))
+        return float(_create_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))
 
 
 _SCORERS = WorkerPool("reasoning_gym", f"{__name__}:DatasetScorer", SCORE_SECONDS)

@@ -24,7 +24,7 @@ from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
 from agent_r1.envs.adapters import games
-from agent_r1.envs.adapters.games import MAX_TEXT, GameEnv, episode_return, with_observation
+from agent_r1.envs.adapters.games import MAX_TEXT, GameEnv, add_observation, episode_return
 from agent_r1.envs.adapters.processes import start_process
 from agent_r1.rewards.scoring import FunctionScorer
 
@@ -44,9 +44,9 @@ def test_an_episode_is_a_conversation_with_rewards(play_episode) -> None:
 
 
 def test_the_first_observation_joins_a_user_message_that_stands_last() -> None:
-    assert [message.role for message in with_observation(TASK, "board")] == ["system", "user"]
+    assert [message.role for message in add_observation(TASK, "board")] == ["system", "user"]
     asked = Task("t", (Message.user("Play."),))
-    assert [message.text for message in with_observation(asked, "board")] == ["Play.\n\nboard"]
+    assert [message.text for message in add_observation(asked, "board")] == ["Play.\n\nboard"]
 
 
 def test_turns_run_out(play_episode) -> None:

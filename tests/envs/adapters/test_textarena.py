@@ -88,7 +88,7 @@ def test_moves_are_those_that_the_game_lists() -> None:
 
 
 def test_what_cannot_be_played_is_one_line(play_episode) -> None:
-    with pytest.raises(InvalidInput, match="got 'GuesTheNumber-v0'; choose one of GuessTheNumber-v0"):
+    with pytest.raises(InvalidInput, match="got 'GuesTheNumber-v0'; did you mean 'GuessTheNumber-v0'"):
         TextArena("GuesTheNumber-v0")
     crowd = TextArena("ThreePlayerTicTacToe-v0")
     with pytest.raises(AgentR1Error, match="more than two players"):
