@@ -338,6 +338,26 @@ def test_closing_the_engine_fails_running_generations(tiny_model):
     asyncio.run(run())
 
 
+def test_if_the_worker_thread_ends_all_callers_get_an_error(tiny_model, monkeypatch):
+    def end(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # the thread is expected to end
+
+    async def run():
+        engine = engine_of(tiny_model)
+        monkeypatch.setattr(ModelRunner, "decode", end)
+        calls = [engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3)) for _ in range(3)]
+        calls.append(engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", tiny_model)))
+        errors = await asyncio.wait_for(asyncio.gather(*calls[:3], return_exceptions=True), 5)
+        errors += await asyncio.wait_for(asyncio.gather(calls[3], return_exceptions=True), 5)
+        await engine.close()
+        return errors
+
+    errors = asyncio.run(run())
+    assert len(errors) == 4 and all("thread has ended" in str(error) for error in errors)
+
+
 def test_closing_the_engine_fails_an_update_that_is_being_loaded(tiny_model, monkeypatch):
     loading, release = threading.Event(), threading.Event()
 
