@@ -1,6 +1,7 @@
-"""The command line: what it prints, how it ends, and that bad input is one line and leaves nothing behind."""
+"""The command line: its output and exit codes. Bad input is reported in one line and leaves no file behind."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 import agent_r1
 from agent_r1 import InvalidInput, Message, Task, ToolEnv, exact_match, tool
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.cli import main
+from agent_r1.cli import cli, main
+from agent_r1.config import iter_fields
 from agent_r1.store import RunReader
 from agent_r1.training.checkpoint.files import save_model
-from agent_r1.training.report import Silence
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.progress import SilentProgress
 from research.tiny_base.tokenizer import make_tokenizer
 
 AGENT = '''
@@ -40,6 +44,8 @@ TINY = ["--groups_per_step", "2", "--group-size=2", "--max_tokens", "8", "--quie
 
 @dataclass(frozen=True)
 class Ended:
+    """The exit code and the output of a command."""
+
     code: int
     out: str
     err: str
@@ -51,7 +57,7 @@ class Ended:
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]):
-    """``run("train", "--steps", "3")`` is what ``agent-r1 train --steps 3`` gives."""
+    """``run("train", "--steps", "3")`` returns the result of ``agent-r1 train --steps 3``."""
 
     def call(*arguments: str) -> Ended:
         capfd.readouterr()
@@ -81,47 +87,47 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 BAD_INPUT: dict[str, str] = {
-    "": "the following arguments are required: COMMAND; see agent-r1 --help",
+    "": "Missing command; see agent-r1 --help",
     "trian": "command: got 'trian'; did you mean 'train'?",
-    "train --stepz 5": "unknown option: got --stepz; the nearest that exists is --steps",
-    "train --lr 5": "unknown option: got --lr; the nearest that exists is --trainer.learning_rate",
-    "train --trianer.weight-decay=5": "got --trianer.weight_decay; the nearest that exists is --trainer.weight_decay",
-    "eval --jsn": "unknown option: got --jsn; the nearest that exists is --json",
+    "train --stepz 5": "unknown option: got --stepz; did you mean '--steps'?",
+    "train --lr 5": "unknown option: got --lr; did you mean '--trainer.learning_rate'?",
+    "train --trianer.weight-decay=5": "got --trianer.weight_decay; did you mean '--trainer.weight_decay'?",
+    "eval --jsn": "unknown option: got --jsn; did you mean '--json'?",
     "eval --steps 3": "unknown option: got --steps",
-    "tasks --steps 3": "unknown option: got --steps; the nearest that exists is --json",
-    "tasks more": "'more' too many",
-    "train agent.py more.py": "'more.py' too many",
-    "train --steps": "argument --steps: expected one argument",
+    "eval --algorithm ppo": "unknown option: got --algorithm",
+    "tasksets --steps 3": "unknown option: got --steps; see agent-r1 tasksets --help",
+    "tasksets more": "unexpected extra argument (more)",
+    "train agent.py more.py": "unexpected extra argument (more.py)",
+    "train --steps": "Option '--steps' requires an argument",
     "train --steps -1": "steps (command line): got -1; it should be greater than or equal to 1",
     "train --steps many": "steps (command line): got 'many'; it should be a valid integer",
     "train --trainer.learning_rate -0.1": "trainer.learning_rate (command line): got -0.1",
+    "train --reward_weights.em x": "reward_weights.em (command line): got 'x'; it should be a valid number",
     "train --top_p 0.9": "cut sampling biases the ratio",
-    "train --task tinywki": "task: got 'tinywki'; did you mean 'tinywiki'?",
+    "train --context_policy.keep_turns 3": "has no effect with the policy append: leave it out",
+    "train --taskset tinywki": "taskset: got 'tinywki'; did you mean 'tinywiki'?",
     "train --config none.toml": "configuration file: got none.toml: No such file or directory",
-    "train --config typo.toml": "unknown setting (typo.toml): got 'stpes'; the nearest that exists is 'steps'",
+    "train --config typo.toml": "unknown setting (typo.toml): got 'stpes'; did you mean 'steps'?",
+    "eval --config typo.toml": "unknown setting (typo.toml): got 'stpes'; did you mean 'steps'?",
     "train none.py": "got none.py, which is not a file",
-    "train syntax.py": "syntax.py: got invalid syntax (line 2); mend the file",
+    "train syntax.py": "syntax.py: got invalid syntax (line 2); fix the file",
     "train agent.py --data x.json": "--data: got it and agent.py; leave one out",
-    "train --task hotpotqa --data none.json": "none.json",
-    "eval --task hotpotqa --data unanswered.json --model m": "row",
+    "train --taskset hotpotqa --data none.json": "none.json",
+    "eval --taskset hotpotqa --data unanswered.json --model m": "unanswered.json",
     "eval --n 0": "n (command line): got 0",
-    "paper --cell gprpo --seed 1": "--cell: got 'gprpo'; did you mean 'grpo'? there are: naive-rag,",
-    "paper --cell grpo": "--cell: got 'grpo' without its seed; add --seed K",
-    "paper --seed 3": "--seed: got 3 without --cell",
-    "paper --cell grpo --seed 1 --seeds 2": "--seeds: got it and --cell; leave one out",
-    "paper --seeds 0": "seeds (command line): got 0",
     "train --resume": "resume: got no run; name the run to go on with, as --run NAME",
     "train --resume --run nothing": "resume: got runs/nothing, which holds no run; leave resume out to begin one",
-    "verify": "the following arguments are required: RUN",
+    "verify": "Missing argument 'RUN'",
     "verify nothing": "run: got runs/nothing, which holds no run.db; give the folder of a run",
-    "check tinywki": "task: got 'tinywki'; did you mean 'tinywiki'?",
+    "check tinywki": "taskset: got 'tinywki'; did you mean 'tinywiki'?",
     "check agent.py": "solutions of agent: got none; give it some",
     "check agent.py --corpus x.jsonl": "--corpus: got it and agent.py; leave one out",
     "check tinywiki --n -1": "n (command line): got -1",
-    "play": "the following arguments are required: TASK",
+    "play": "Missing argument 'TASKSET'",
     "play tinywiki --number 400": "--number: got 400; give one below 400",
     "play tinywiki --split style-z": "tinywiki split: got style-z",
-    "verify . --digset": "unknown option: got --digset; the nearest that exists is --digest",
+    "verify . --digset": "unknown option: got --digset; did you mean '--digest'?",
+    "--completion powershell": "'powershell' is not one of 'bash', 'zsh', 'fish'",
 }
 
 
@@ -141,8 +147,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(line: str, run, here: Path) ->
 LATE_BAD_INPUT: dict[str, str] = {
     "--model ./none": "./none",
     "--model empty": "empty",
-    "--model MODEL --algorithm gpro": "algorithm: got gpro; did you mean grpo?",
-    "--model MODEL --row.surrogate.hihg 0.3": "row.surrogate.hihg: got no such term; did you mean high?",
+    "--model MODEL --algorithm gpro": "algorithm: got gpro; did you mean 'grpo'?",
+    "--model MODEL --algorithm.loss.clip_hihg 0.3": "did you mean 'algorithm.loss.clip_high'?",
+    "--model MODEL --algorithm.entropy 1": "did you mean 'algorithm.entropy_coef'?",
     "--model MODEL --context 4": "a prompt of",
     "--model MODEL --run there": "which exists; give another --run",
     "--model MODEL --run agent.py/x": "give a --run in a folder that can be written",
@@ -150,7 +157,7 @@ LATE_BAD_INPUT: dict[str, str] = {
 
 
 @pytest.mark.parametrize("line", LATE_BAD_INPUT)
-def test_bad_input_that_only_the_model_shows_is_one_line_too(line: str, run, here: Path, model: str) -> None:
+def test_bad_input_that_is_found_with_the_model_is_one_line_too(line: str, run, here: Path, model: str) -> None:
     (here / "empty").mkdir()
     (here / "runs" / "there").mkdir(parents=True)
     before = sorted(path for path in here.rglob("*"))
@@ -163,93 +170,144 @@ def test_bad_input_that_only_the_model_shows_is_one_line_too(line: str, run, her
 @pytest.mark.parametrize(
     "line",
     [
-        "tasks",
+        "--help",
+        "train --help",
+        "--completion bash",
+        "tasksets",
+        "check agent.py",
         "verify nothing",
         "train --stepz 3",
         "train --steps -1",
-        "train --task nope",
+        "train --taskset nope",
         "train x.py",
-        "paper --cell x",
     ],
 )
-def test_what_needs_no_torch_loads_none(line: str) -> None:
+def test_torch_is_not_imported_without_need(line: str) -> None:
     code = f"import sys, agent_r1.cli; agent_r1.cli.main({line.split()}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "paper", "verify", "tasks", "algorithms"])
-def test_help_is_there_for_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*command.split(), "--help"])
-    assert ended.value.code == 0 and f"usage: agent-r1 {command}".strip() in capsys.readouterr().out
+@pytest.mark.parametrize("command", ["", *cli.commands])
+def test_every_command_has_help(command: str, run) -> None:
+    ended = run(*command.split(), "--help")
+    assert ended.code == 0 and ended.out.startswith(f"Usage: agent-r1 {command}".strip())
 
 
-def test_tasks_are_listed(run) -> None:
-    assert run("tasks").out.startswith("tinywiki ")
-    assert "hotpotqa" in run("tasks", "--json").data["tasks"]
+def test_help_shows_every_setting_with_its_type_its_default_and_its_bounds(run) -> None:
+    shown = " ".join(run("train", "--help").out.split())
+    for key, field in iter_fields(TrainConfig):
+        assert f" --{key}" in shown and field.description, key
+    assert "--steps INT Optimizer steps. [default: 200; >= 1]" in shown
+    assert "--trainer.betas FLOAT,FLOAT" in shown and "[default: 0.9,0.95]" in shown
+    assert "--dtype float32|bfloat16" in shown and "--reward_weights.NAME FLOAT" in shown
+    assert "--algorithm.KEY VALUE" in shown and "trainer: " in shown
+
+
+def test_help_is_fast() -> None:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "agent_r1.cli", "train", "--help"], check=True, capture_output=True)
+    assert time.perf_counter() - began < 10  # far below what importing torch takes on a busy machine
+
+
+def test_the_version_is_that_of_the_package(run) -> None:
+    assert run("--version").out == f"agent-r1, version {version('agent-r1')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_of_a_shell_is_printed(shell: str, run) -> None:
+    assert "_AGENT_R1_COMPLETE" in run("--completion", shell).out
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("agent-r1 tra", "train"),
+        ("agent-r1 train --trainer.lear", "--trainer.learning_rate"),
+        ("agent-r1 train --dtype bf", "bfloat16"),
+    ],
+)
+def test_commands_options_and_values_are_completed(typed: str, offered: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_AGENT_R1_COMPLETE": "bash_complete"}
+    command = [sys.executable, "-c", "from agent_r1.cli import enter; enter()"]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    assert f"plain,{offered}" in done.stdout.splitlines(), done.stderr
+
+
+def test_hyphens_in_options_are_underscores(run, here: Path) -> None:
+    assert "trainer.learning_rate (command line): got -1" in run("train", "--trainer.learning-rate=-1").err
+
+
+def test_task_sets_are_listed(run) -> None:
+    assert run("tasksets").out.startswith("tinywiki ")
+    assert "hotpotqa" in run("tasksets", "--json").data["tasksets"]
 
 
 SOLUTIONS = """
-from agent_r1.core.reference_solution import Solution, Solutions, script
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script
 def solutions(task):
-    right, wrong = (Solution("said", script(Message.assistant(f"<answer>{said}</answer>"))) for said in SAID)
-    return Solutions((right,), (wrong,), {"exact_match": 1.0})
+    right, wrong = (
+        ReferenceSolution("text", script(Message.assistant(f"<answer>{text}</answer>"))) for text in TEXTS
+    )
+    return ReferenceSolutions((right,), (wrong,), {"exact_match": 1.0})
 """
 
 
-@pytest.mark.parametrize(("said", "code", "held"), [('task.data["answers"][0], "x"', 0, 5), ('"x", "y"', 1, 0)])
-def test_a_world_of_a_file_is_checked(said: str, code: int, held: int, run, here: Path) -> None:
-    (here / "agent.py").write_text(AGENT + SOLUTIONS.replace("SAID", f"({said})"))
+@pytest.mark.parametrize(("texts", "code", "passed"), [('task.data["answers"][0], "x"', 0, 5), ('"x", "y"', 1, 0)])
+def test_a_task_set_of_a_file_is_checked(texts: str, code: int, passed: int, run, here: Path) -> None:
+    (here / "agent.py").write_text(AGENT + SOLUTIONS.replace("TEXTS", f"({texts})"))
     ended = run("check", "agent.py", "--json", "--quiet")
-    assert (ended.code, ended.data["holds"], ended.data["gold"]) == (code, code == 0, {"played": 5, "held": held})
-    assert ended.data["wrong"] == {"played": 5, "held": 5} and len(ended.data["faults"]) == 5 - held
+    assert (ended.code, ended.data["passed"], ended.data["gold"]) == (code, code == 0, {"played": 5, "passed": passed})
+    assert ended.data["wrong"] == {"played": 5, "passed": 5} and len(ended.data["failures"]) == 5 - passed
     shown = run("check", "agent.py", "--quiet")
-    assert ("0, said: gold, but earned exact_match 0 of 1" in shown.out) == (code == 1)
+    assert ("0, text: gold, but earned exact_match 0 of 1" in shown.out) == (code == 1)
     assert len(shown.err.splitlines()) == code
 
 
-def test_algorithms_show_their_objective_and_numbers(run) -> None:
+def test_algorithms_are_shown_with_objective_and_parameters(run) -> None:
     listed = run("algorithms", "--json").data["algorithms"]
     assert set(listed) == set(ALGORITHMS)
-    assert {"objective", "paper", "differs", "terms"} == set(listed["dapo"])
+    assert {"objective", "paper", "deviations", "parameters"} == set(listed["dapo"])
     assert all(name in run("algorithms").out for name in ALGORITHMS)
     one = run("algorithms", "grpo", "--json").data["algorithms"]["grpo"]
     assert one == listed["grpo"]
-    assert one["terms"]["surrogate.low"] == 0.2 and "clip(r, 0.8, 1.2)" in one["objective"]
-    assert "--row.surrogate.low" in run("algorithms", "grpo").out
-    assert "did you mean grpo" in run("algorithms", "grppo").err
+    assert one["parameters"]["loss.clip_low"] == 0.2 and "clip(r, 0.8, 1.2)" in one["objective"]
+    assert "--algorithm.loss.clip_low" in run("algorithms", "grpo").out
+    assert "did you mean 'grpo'" in run("algorithms", "grppo").err
 
 
-def test_a_cell_of_the_papers_comparison_runs_alone(run, here: Path) -> None:
-    cell = ["paper", "--cell", "base-tool-call", "--seed", "7", "--n", "2", "--quiet"]
-    (result,) = run(*cell, "--json").data["cells"]
-    assert (result["method"], result["seed"], result["scores"]["style-a"]["n"]) == ("base-tool-call", 7, 2)
-    assert "Base Tool" in run(*cell).out
-    assert [path.name for path in here.iterdir() if path.is_dir()] == ["runs"], "no report is written"
-
-
-def test_what_algorithms_shows_can_be_typed(run, model: str) -> None:
-    terms = run("algorithms", "dapo", "--json").data["algorithms"]["dapo"]["terms"]
-    typed = [word for key, value in terms.items() for word in (f"--row.{key}", str(value))]
+def test_the_listed_parameters_can_be_typed(run, model: str) -> None:
+    listed = run("algorithms", "dapo", "--json").data["algorithms"]["dapo"]["parameters"]
+    typed = [word for key, value in listed.items() for word in (f"--algorithm.{key}", str(value))]
     quick = ["--model", model, "--steps", "1", "--run", "demo", "--trainer.minibatches", "2", *TINY]
     ended = run("train", "agent.py", "--algorithm", "grpo", *typed, *quick)
     assert ended.code == 0, ended.err
-    typed[typed.index("--row.surrogate.high") + 1] = "-1"  # control: they are heeded
+    typed[typed.index("--algorithm.loss.clip_high") + 1] = "-1"  # control: they have an effect
     ended = run("train", "agent.py", *typed, *quick, "--run", "other")
-    assert (ended.code, "row.surrogate.high: got -1" in ended.err) == (2, True)
+    assert (ended.code, "algorithm.loss.clip_high: got -1" in ended.err) == (2, True)
 
 
 def test_an_algorithm_of_a_file_trains(run, here: Path, model: str) -> None:
     (here / "mine.py").write_text(
-        "from agent_r1.algorithms.advantages.groups import GroupRelative\nfrom agent_r1.algorithms.algorithm import Row\n"
-        "MINE = Row(name='mine', advantage=GroupRelative(baseline='others'))\n"
+        "from agent_r1.algorithms.advantages.groups import GroupRelative\nfrom agent_r1.algorithms.algorithm import Algorithm\n"
+        "MINE = Algorithm(name='mine', advantage=GroupRelative(baseline='leave_one_out'))\n"
     )
     assert "mean R of the others" in run("algorithms", "mine.py:MINE").out
-    settings = ["--model", model, "--algorithm", "mine.py:MINE", "--row.epochs", "2", "--steps", "1", "--run", "demo"]
+    settings = [
+        "--model",
+        model,
+        "--algorithm",
+        "mine.py:MINE",
+        "--algorithm.epochs",
+        "2",
+        "--steps",
+        "1",
+        "--run",
+        "demo",
+    ]
     ended = run("train", "agent.py", *settings, *TINY)
     assert ended.code == 0, ended.err
-    assert "THEIRS, which is no Row of mine.py" in run("algorithms", "mine.py:THEIRS").err
+    assert "THEIRS, which is no Algorithm of mine.py" in run("algorithms", "mine.py:THEIRS").err
 
 
 def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
@@ -262,12 +320,12 @@ def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
     assert set(ended.data["table"]["trained"]["train"]) == {"em", "f1", "n", "low", "high"}
     with closing(RunReader(here / "runs" / "demo")) as reader:
         config = reader.config()
-        started = {event.attempt for event in reader.dispatched()}
+        started = {event.attempt for event in reader.attempts()}
         assert len(started) == 2 * 2 * 2
         assert {trajectory.attempt for trajectory in reader.trajectories()} == started
         assert {fate.attempt for fate in reader.fates()} == started
         assert [measured.step for measured in reader.metrics()] == [1, 2]
-    assert (config["task"], config["steps"], config["group_size"]) == ("agent", 2, 2)
+    assert (config["taskset"], config["steps"], config["group_size"]) == ("agent", 2, 2)
     assert (config["trainer"]["learning_rate"], config["trainer"]["max_grad_norm"]) == (1e-3, 2.0)
     assert AutoModelForCausalLM.from_pretrained(here / "runs" / "demo" / "model") is not None
     _proves_itself(run, here / "runs" / "demo")
@@ -275,25 +333,25 @@ def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
 
 def _proves_itself(run, folder: Path) -> None:
     ended = run("verify", folder.name)
-    assert ended.code == 0 and ended.out.startswith("The run holds.") and "pending" in ended.out
+    assert ended.code == 0 and ended.out.startswith("The run is valid.") and "pending" in ended.out
     proved = run("verify", folder.name, "--digest", "--json")
-    assert proved.data["holds"] and sum(proved.data["attempts"].values()) == 8
+    assert proved.data["valid"] and sum(proved.data["attempts"].values()) == 8
     assert run("verify", str(folder), "--digest").out.strip() == proved.data["digest"]
     with (folder / "model" / "model.safetensors").open("r+b") as file:
         file.write(b"\0")
     broken = run("verify", folder.name, "--digest", "--json")
-    assert broken.code == 1 and not broken.data["holds"] and broken.data["digest"] is None
+    assert broken.code == 1 and not broken.data["valid"] and broken.data["digest"] is None
     assert broken.err.count("\n") == 1 and "1 of the rules are broken" in broken.err
     assert run("verify", folder.name).out.startswith("model: ") and broken.data["violations"][0].endswith("changed")
 
 
-def test_a_run_is_evaluated_on_the_task_it_was_trained_on(run, here: Path, model: str) -> None:
+def test_a_run_is_evaluated_on_the_task_set_it_was_trained_on(run, here: Path, model: str) -> None:
     context = [["Alba", ["Alba is ruled by Bruno."]], ["Bruno", ["Bruno lives in Caro."]]]
     row = {"answer": "Bruno", "context": context, "supporting_facts": [["Alba", 0]], "type": "bridge", "level": "easy"}
     rows = [{**row, "_id": str(number), "question": f"Who rules Alba in {number}?"} for number in range(40)]
     (here / "questions.json").write_text(json.dumps(rows))
-    world = ["--task", "hotpotqa", "--data", "questions.json"]
-    trained = run("train", *world, "--model", model, "--steps", "1", "--run", "demo", "--evaluate_n", "2", *TINY)
+    taskset = ["--taskset", "hotpotqa", "--data", "questions.json"]
+    trained = run("train", *taskset, "--model", model, "--steps", "1", "--run", "demo", "--evaluate_n", "2", *TINY)
     assert trained.code == 0, trained.err
     assert "runs/demo" in trained.out
     ended = run("eval", "--model", "demo", "--n", "3", "--methods", "naive-rag,trained", "--json")
@@ -303,43 +361,43 @@ def test_a_run_is_evaluated_on_the_task_it_was_trained_on(run, here: Path, model
     assert "'nobody'" in run("eval", "--model", "demo", "--methods", "nobody").err
 
 
-def test_a_run_goes_on_where_it_stopped_by_the_settings_it_has(run, here: Path, model: str) -> None:
+def test_a_run_is_resumed_with_its_own_settings(run, here: Path, model: str) -> None:
     begun = run("train", "agent.py", "--model", model, "--steps", "2", "--run", "demo", *TINY)
     assert begun.code == 0, begun.err
     resuming = ["train", "agent.py", "--run", "demo", "--resume", "--quiet"]
-    for more, said in (
+    for more, message in (
         ([], "resume: got runs/demo, which is complete: it took its 2 steps; give more --steps to go on"),
         (["--seed", "4"], "seed: got 4; leave it out: runs/demo goes on with 0"),
-        (["--row.epochs", "2"], "row.epochs: got 2; leave it out: runs/demo goes on with 1"),
+        (["--algorithm.epochs", "2"], "algorithm.epochs: got 2; leave it out: runs/demo goes on with 1"),
         (["--steps", "1"], "steps: got 1; give at least the 2 that runs/demo took"),
     ):
         refused = run(*resuming, *more)
-        assert (refused.code, refused.err.count("\n")) == (2, 1) and said in refused.err
+        assert (refused.code, refused.err.count("\n")) == (2, 1) and message in refused.err
     again = run("train", "agent.py", "--model", model, "--run", "demo", "--quiet")
     assert again.code == 2 and "which exists; give another --run, or --resume to go on with this one" in again.err
     fileless = run(*[word for word in resuming if word != "agent.py"], "--steps", "3")
     assert fileless.code == 2 and "FILE.py: got none; give the file that the run was started with" in fileless.err
-    ended = run(*resuming, "--steps", "3", "--doctor.patience", "9", "--json")  # its random model may earn nothing
+    ended = run(*resuming, "--steps", "3", "--monitor.patience", "9", "--json")  # its random model may earn nothing
     assert ended.code == 0 and (ended.data["run"], ended.data["steps"]) == ("runs/demo", 3), ended.err
     proved = run("verify", "demo", "--json").data
-    assert proved["holds"] and (proved["lineages"], proved["steps"]) == (2, 3)
+    assert proved["valid"] and (proved["segments"], proved["steps"]) == (2, 3)
 
 
-def test_ctrl_c_ends_soon_and_leaves_a_readable_run(here: Path, model: str) -> None:
+def test_ctrl_c_stops_soon_and_leaves_a_readable_run(here: Path, model: str) -> None:
     arguments = ["train", "agent.py", "--model", model, "--steps", "1000000", "--run", "demo", *TINY[:-1]]
     command = [sys.executable, "-m", "agent_r1.cli", *arguments]
     # A shell in the background starts its children with interrupts ignored; a terminal does not.
-    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **heeding) as training:
+    handling = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **handling) as training:
         assert training.stderr is not None
         while not training.stderr.readline().startswith("step 3/"):
             assert training.poll() is None
         began = time.monotonic()
         training.send_signal(signal.SIGINT)
-        said = training.stderr.read()
+        printed = training.stderr.read()
     assert time.monotonic() - began < 5 and training.returncode == 130
-    stopped = "agent-r1: stopped by SIGINT; to go on: agent-r1 train agent.py --run runs/demo --resume"
-    assert said.splitlines()[-1] == stopped
+    stopped = "agent-r1: stopped by SIGINT; to continue: agent-r1 train agent.py --run runs/demo --resume"
+    assert printed.splitlines()[-1] == stopped
     with closing(RunReader(here / "runs" / "demo")) as reader:
         assert len(list(reader.metrics())) >= 3 and len(list(reader.trajectories())) >= 3 * 4
         assert [event.kind for event in reader.events() if event.kind == "stopped"] == ["stopped"]
@@ -358,22 +416,20 @@ def double(number: int) -> str:
 TASKS = [Task(str(number), (Message.user(f"Double {number}"),), {"answers": (str(2 * number),)}) for number in range(5)]
 
 
-def test_python_is_a_door_too(model: str) -> None:
+def test_training_from_python_is_the_same(model: str) -> None:
     settings = {"steps": 1, "groups_per_step": 2, "group_size": 2, "max_tokens": 8, "trainer": {"learning_rate": 1e-3}}
     env = ToolEnv([double], [exact_match], max_turns=2)
-    report = agent_r1.train(env, TASKS, model=model, run="demo", progress=Silence(), **settings)
+    report = agent_r1.train(env, TASKS, model=model, run="demo", progress=SilentProgress(), **settings)
     assert (report.run, report.steps) == (Path("runs/demo"), 1) and report.table.cells["trained"]["train"].n == 5
-    more = agent_r1.train(env, TASKS, run="demo", progress=Silence(), resume=True, steps=2)
+    more = agent_r1.train(env, TASKS, run="demo", progress=SilentProgress(), resume=True, steps=2)
     assert (more.run, more.steps) == (Path("runs/demo"), 2)
     with pytest.raises(InvalidInput, match="algorithm: got ppo; leave it out: runs/demo goes on with grpo"):
         agent_r1.train(env, TASKS, algorithm="ppo", run="demo", resume=True)
-    with pytest.raises(
-        InvalidInput, match=re.escape("(agent_r1.train): got 'stepz'; the nearest that exists is 'steps'")
-    ):
+    with pytest.raises(InvalidInput, match=re.escape("(agent_r1.train): got 'stepz'; did you mean 'steps'?")):
         agent_r1.train(env, TASKS, model=model, stepz=3)
 
 
-def test_the_door_stays_open_whichever_module_is_imported_first() -> None:
-    for first in ("import agent_r1", "import agent_r1.training.config", "from agent_r1.train import report"):
+def test_train_can_be_imported_whichever_module_is_imported_first() -> None:
+    for first in ("import agent_r1", "import agent_r1.training.config", "from agent_r1.training import report"):
         then = "import agent_r1; from agent_r1 import train; assert callable(train) and train is agent_r1.train"
         subprocess.run([sys.executable, "-c", f"{first}\n{then}"], check=True)

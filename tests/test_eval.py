@@ -1,4 +1,4 @@
-"""What a table is measured on: questions that the agent was not trained on."""
+"""The questions of an evaluation: those that the agent was not trained on."""
 
 import gc
 import json
@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1.cli import main
 from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.opening import open_retriever
+from agent_r1.retrieval.open import open_retriever
 from agent_r1.training.checkpoint.files import save_model
 from research.tiny_base.tokenizer import make_tokenizer
 
@@ -61,44 +61,46 @@ def evaluated(run: Run, *arguments: object) -> dict[str, int]:
     return {split: cell["n"] for split, cell in data["table"]["base-tool-call"].items()}
 
 
-def test_a_run_meets_no_question_that_it_was_trained_on_however_the_file_is_called(
+def test_a_run_is_not_evaluated_on_training_questions_whatever_the_file_is_called(
     run: Run, model: str, tmp_path: Path
 ) -> None:
     data = write(tmp_path / "g.json", range(40))
     code, _, err = run(
-        "train", "--task", "hotpotqa", "--data", "g.json", "--model", model, "--steps", 1, "--run", "r1", *TINY
+        "train", "--taskset", "hotpotqa", "--data", "g.json", "--model", model, "--steps", 1, "--run", "r1", *TINY
     )
     assert code == 0, err
     os.symlink(data, tmp_path / "link.json")
     for same in ("g.json", data, "../" + tmp_path.name + "/g.json", "link.json"):
         assert evaluated(run, "--model", "r1", "--data", same) == {"test": 8}, same
-    # Elsewhere by another name: what the run was trained on is left out of it, 28 of 40.
+    # A copy under another name: the training questions are left out, 28 of 40.
     assert evaluated(run, "--model", "r1", "--data", write(tmp_path / "copy.json", range(40))) == {"all": 12}
     assert evaluated(run, "--model", "r1", "--data", write(tmp_path / "more.json", range(30, 60))) == {"all": 30 - 7}
-    assert evaluated(run, "--model", model, "--task", "hotpotqa", "--data", data) == {"all": 40}  # no run: all of them
+    assert evaluated(run, "--model", model, "--taskset", "hotpotqa", "--data", data) == {
+        "all": 40
+    }  # no run: all of them
     data.unlink()
-    told = run("eval", "--model", "r1", "--data", "copy.json", "--n", 1, "--max_tokens", 2, "--json")[2]
+    warnings = run("eval", "--model", "r1", "--data", "copy.json", "--n", 1, "--max_tokens", 2, "--json")[2]
     assert evaluated(run, "--model", "r1", "--data", "copy.json") == {"all": 40}
-    assert "WARNING: what the run was trained on may be among" in told
+    assert "WARNING: training questions may be among these" in warnings
 
 
-def test_a_corpus_is_indexed_once_for_a_run_that_is_tried_on_other_questions(
+def test_a_corpus_is_indexed_once_for_an_evaluation_on_other_questions(
     run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "own.json", range(20)), write(tmp_path / "other.json", range(50, 60))
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"title": t, "text": t}) + "\n" for t in ("Alba", "Bruno")))
-    asked = ("--task", "hotpotqa", "--data", "own.json", "--corpus", corpus)
+    asked = ("--taskset", "hotpotqa", "--data", "own.json", "--corpus", corpus)
     code, _, err = run("train", *asked, "--model", model, "--steps", 1, "--run", "r1", *TINY)
     assert code == 0, err
-    gc.collect()  # what training held
+    gc.collect()  # drop the index that training used
     built, build = [], BM25Index.__init__
     monkeypatch.setattr(BM25Index, "__init__", lambda index, passages: (built.append(1), build(index, passages))[1])
     assert evaluated(run, "--model", "r1", "--data", "other.json") == {"all": 10}
     assert len(built) == 1
 
 
-def test_an_index_is_shared_while_its_file_stays_the_same(tmp_path: Path) -> None:
+def test_an_index_is_shared_while_its_file_is_unchanged(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"title": "Alba", "text": "Alba"}))
     first = open_retriever(corpus)
@@ -110,7 +112,7 @@ def test_an_index_is_shared_while_its_file_stays_the_same(tmp_path: Path) -> Non
     assert found[0].title == "Bruno" and open_retriever(corpus) is not first
 
 
-def test_a_corpus_that_another_of_its_size_and_time_replaces_is_read_again(tmp_path: Path) -> None:
+def test_a_corpus_replaced_by_one_of_equal_size_and_time_is_read_again(tmp_path: Path) -> None:
     corpus, other = tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
     for path, title in ((corpus, "Alba"), (other, "Brun")):
         path.write_text(json.dumps({"title": title, "text": title}))
@@ -124,18 +126,18 @@ def test_a_corpus_that_another_of_its_size_and_time_replaces_is_read_again(tmp_p
     os.utime(corpus, ns=(1, 1))
     ((found,),) = open_retriever(corpus).search(["Cora"])
     assert found.title == "Cora"
-    del first, second  # until here somebody held them, as indexes are shared only then
+    del first, second  # indexes are shared only while they are referenced
 
 
-def test_data_with_a_test_part_are_tested_on_it(run: Run, model: str, tmp_path: Path) -> None:
+def test_data_with_a_test_split_are_evaluated_on_it(run: Run, model: str, tmp_path: Path) -> None:
     folder = tmp_path / "parts"
     folder.mkdir()
     write(folder / "train.json", range(40))
     write(folder / "test.json", range(100, 110))
-    assert evaluated(run, "--model", model, "--task", "hotpotqa", "--data", folder) == {"test": 10}
+    assert evaluated(run, "--model", model, "--taskset", "hotpotqa", "--data", folder) == {"test": 10}
 
 
-def test_settings_of_a_world_are_refused_beside_a_file(run: Run, model: str, tmp_path: Path) -> None:
+def test_settings_of_a_task_set_are_refused_beside_a_file(run: Run, model: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from agent_r1 import Message, Task, ToolEnv, exact_match\nenv = ToolEnv([], [exact_match])\n"
         "tasks = [Task('a', (Message.user('Who?'),), {'answers': ('x',)})]\n"
@@ -145,4 +147,13 @@ def test_settings_of_a_world_are_refused_beside_a_file(run: Run, model: str, tmp
         assert code == 2 and f"{given[0]}: got it and own.py; leave one out" in err
     code, _, err = run("train", "own.py", "--model", model, "--steps", 1, "--run", "r2", *TINY)
     assert code == 0, err
-    assert run("eval", "own.py", "--model", "r2", "--json")[0] == 0  # what the run says of its task is no such setting
+    assert run("eval", "own.py", "--model", "r2", "--json")[0] == 0  # the run's own task set is no such setting
+
+
+def test_an_evaluation_reads_the_settings_of_a_file(run: Run, model: str, tmp_path: Path) -> None:
+    write(tmp_path / "g.json", range(40))
+    (tmp_path / "run.toml").write_text('taskset = "hotpotqa"\ndata = "g.json"\n[trainer]\nlearning_rate = 1e-3\n')
+    assert evaluated(run, "--config", "run.toml", "--model", model) == {"all": 40}
+    (tmp_path / "eval.toml").write_text(f'taskset = "hotpotqa"\ndata = "g.json"\nmodel = "{model}"\nn = 3\n')
+    code, data, err = run("eval", "--config", "eval.toml", "--max_tokens", "2", "--methods", "base-tool-call", "--json")
+    assert code == 0 and data["table"]["base-tool-call"]["all"]["n"] == 3, err

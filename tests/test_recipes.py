@@ -1,4 +1,4 @@
-"""The recipes are settings that exist and a run that starts; here in small, with a random model of the same kind."""
+"""The recipes have valid settings and can be run, here at a small scale with a random model of the same kind."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from tests_tokenizer import hermes_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.loss_terms import Kl
 from agent_r1.config import Layer, read_toml, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
 from agent_r1.tasksets.multihop.mixture import MixtureFile
-from agent_r1.training.config import TrainConfig, settle
-from agent_r1.training.report import Silence
+from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -29,48 +29,48 @@ PAPER = RECIPES / "paper_multihop.toml"
 real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 
-def test_the_papers_numbers_stand_in_the_recipe() -> None:
+def test_the_recipe_has_the_papers_numbers() -> None:
     config = resolve(TrainConfig, [read_toml(PAPER)])
     assert config.steps * config.groups_per_step == 51_200  # one epoch over the training questions
     assert (config.group_size, config.max_tokens, config.temperature) == (5, 1024, 1.0)
     assert (config.trainer.learning_rate, config.trainer.minibatches) == (1e-6, 2)
-    assert build_row(config.algorithm, config.row).name == "grpo"
+    assert config.algorithm.name == "grpo" and config.algorithm.kl == Kl(coefficient=0.001, estimator="k3")
     mixture = MixtureFile.model_validate(read_toml(RECIPES / "paper_data.toml").values)
     assert {name: portion.count for name, portion in mixture.train.items()} == {"hotpotqa": 25600, "2wiki": 25600}
     assert list(mixture.test) == ["hotpotqa", "2wiki", "musique"]
     assert not any(portion.count for portion in mixture.test.values())
 
 
-def test_the_papers_retriever_is_settings_that_exist() -> None:
+def test_the_recipe_of_the_retriever_has_valid_settings() -> None:
     config = resolve(RetrieverConfig, [read_toml(RECIPES / "paper_retriever.toml")])
     check(config)
     assert config.encoder.endswith("bge-large-en-v1.5")
     assert resolve(TrainConfig, [read_toml(PAPER)]).corpus == f"http://{config.host}:{config.port}"
 
 
-def test_a_setting_that_does_not_exist_is_seen() -> None:
-    with pytest.raises(InvalidInput, match="nearest that exists is 'steps'"):
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="did you mean 'steps'"):
         resolve(TrainConfig, [read_toml(PAPER), Layer("test", {"stepz": 1})])
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.name)
-def test_every_field_is_explained(recipe: Path) -> None:
+def test_every_setting_is_explained(recipe: Path) -> None:
     assert unexplained(recipe.read_text().splitlines()) == []
 
 
-def test_a_field_without_a_word_is_seen() -> None:
+def test_a_setting_without_a_comment_is_found() -> None:
     assert unexplained(["# How long.", "steps = 3", "", "seed = 0"]) == ["seed = 0"]
 
 
 def unexplained(lines: list[str]) -> list[str]:
     """Settings in paragraphs without a comment before them, above their table or beside them."""
-    found, told = [], False
+    found, explained = [], False
     for line in lines:
         if not line.strip():
-            told = False
+            explained = False
         elif line.startswith("#") or " # " in line:
-            told = True
-        elif re.match(r"\w+ = ", line) and not told:
+            explained = True
+        elif re.match(r"\w+ = ", line) and not explained:
             found.append(line)
     return found
 
@@ -107,21 +107,21 @@ def small_data(folder: Path) -> Path:
 
 
 @real_data
-def test_the_papers_run_takes_a_step_in_small(tmp_path: Path) -> None:
-    world = build("multihop", small_data(tmp_path), SHARED / "hotpotqa_corpus.jsonl", 0)
-    assert world.evaluation == ("hotpotqa", "2wiki", "musique")
+def test_the_papers_run_takes_a_step_at_a_small_scale(tmp_path: Path) -> None:
+    taskset = build("multihop", small_data(tmp_path), SHARED / "hotpotqa_corpus.jsonl", 0)
+    assert taskset.evaluation == ("hotpotqa", "2wiki", "musique")
     asked = {"model": str(tiny_qwen(tmp_path / "model")), "run": str(tmp_path / "run")}
     small = {"steps": 1, "groups_per_step": 4, "group_size": 2, "max_tokens": 12, "checkpoint_every": 0}
     layers = [Layer("test", {**asked, **small, "evaluate_every": 1, "evaluate_n": 2}), read_toml(PAPER)]
-    config = settle(TrainConfig, layers, world)
-    report = train(config, world, Silence())
+    config = resolve_config(TrainConfig, layers, taskset)
+    report = train(config, taskset, SilentProgress())
     assert set(report.table.cells) == {"naive-rag", "base-tool-call", "trained"}
-    for row in report.table.cells.values():
-        assert list(row) == ["hotpotqa", "2wiki", "musique"]
-        assert all(cell.n == 2 and cell.sub is not None for cell in row.values())
+    for cells in report.table.cells.values():
+        assert list(cells) == ["hotpotqa", "2wiki", "musique"]
+        assert all(cell.n == 2 and cell.sub is not None for cell in cells.values())
     reader = RunReader(tmp_path / "run")
     (step,) = reader.metrics()
-    lived = list(reader.trajectories())
+    trajectories = list(reader.trajectories())
     reader.close()
     assert step.values["reward"] == -0.5  # a random model gives no answer: form 1/2
-    assert {trajectory.task_id.split("/")[1] for trajectory in lived} == {"hotpotqa", "2wiki"}
+    assert {trajectory.task_id.split("/")[1] for trajectory in trajectories} == {"hotpotqa", "2wiki"}

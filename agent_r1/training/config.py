@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
+from agent_r1.inference.config import EngineConfig
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
@@ -94,7 +95,7 @@ class RunConfig(TasksetConfig):
     """Splits of the table, separated by commas; empty: those that the task set names."""
 
     model: str = ""
-    """Hugging Face name, folder, or tiny-base; for evaluation also a run. Required unless the task set has a default."""
+    """Hugging Face name, folder, or tiny-base; for evaluation also a run. Task sets can have a default."""
 
     max_tokens: int = Field(default=1024, ge=1)
     """New tokens per turn."""
@@ -104,6 +105,9 @@ class RunConfig(TasksetConfig):
 
     context_policy: ContextPolicyConfig = ContextPolicyConfig()
     """How a long history is shortened."""
+
+    engine: EngineConfig = EngineConfig()
+    """The embedded engine that generates."""
 
     tool_format: str = "auto"
     """Format of tool calls: auto (that of the model's chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony,

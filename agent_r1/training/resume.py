@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
+from agent_r1.inference.config import EngineConfig
 from agent_r1.store import RunReader, is_run, run_folder
 from agent_r1.training.config import TrainConfig, TrainSettings
 from agent_r1.training.monitor.config import MonitorConfig
@@ -17,7 +18,9 @@ CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
-    *("trainer.micro_tokens", *(f"monitor.{name}" for name in MonitorConfig.model_fields)),
+    "trainer.micro_tokens",
+    *(f"engine.{name}" for name in EngineConfig.model_fields),
+    *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
 """The settings that can differ from the run's own: where the run lies, the number of steps (not below those taken),
 what is saved and reported, what depends on the machine (``trainer.micro_tokens`` changes results by rounding only),

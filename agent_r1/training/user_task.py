@@ -1,4 +1,4 @@
-"""A user's own agent as a world: from Python values, or from a file that defines ``env`` and ``tasks``."""
+"""A user's own task set: from Python values, or from a file that defines ``env`` and ``tasks``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent_r1.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 FILE_MODULE = "agent_file"
-"""The name a user's file is imported under."""
+"""The module name under which a user's file is imported."""
 
 
 def make_taskset(
@@ -34,84 +34,95 @@ def make_taskset(
     rewards: Sequence[RewardFunction] = (),
     solutions: Callable[[Task], ReferenceSolutions] | None = None,
 ) -> TaskSet:
-    """A world of an environment and tasks, which are checked: they come from a user.
+    """Return a task set of an environment and tasks, which are validated because a user gives them.
 
-    ``model`` is the one asked for. Where that is tiny-base, or none, the settings that fit tiny-base are the recipe.
+    The table has the splits of the tasks other than ``train``; if all tasks are in ``train``, it has that one.
 
-    Tasks belong to the split they name. The table shows the splits other than ``train``; where all tasks
-    are in ``train``, the table is over them, and says so.
+    Args:
+        model: the requested model. For tiny-base, or "", the task set's defaults are those of tiny-base.
+        rewards: reward functions in addition to those of the environment.
+
+    Raises:
+        InvalidInput: if ``env`` is no environment, there are no rewards, or the tasks cannot be used.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
         raise InvalidInput("env", got=got, do="make it a ToolEnv, or give it tools and open()")
-    given = (FunctionScorer(functions_by_name(rewards)),) if rewards else ()
-    scorers = (*(env.scorers if isinstance(env, ToolEnv | UserEnv) else ()), *given)
+    own_scorers = env.scorers if isinstance(env, ToolEnv | UserEnv) else ()
+    scorers = (*own_scorers, *((FunctionScorer(functions_by_name(rewards)),) if rewards else ()))
     if not scorers:
-        raise InvalidInput("env", got="no rewards", do="give rewards=[...]: nothing is learned without")
-    listed = _checked(tasks)
-    others = tuple(dict.fromkeys(task.split for task in listed if task.split != "train"))
+        raise InvalidInput("env", got="no rewards", do="give rewards=[...]: training needs them")
+    valid_tasks = _validate(tasks)
+    test_splits = tuple(dict.fromkeys(task.split for task in valid_tasks if task.split != "train"))
     return TaskSet(
         name=name,
         env=env,
-        tasks=lambda split: [task for task in listed if task.split == split],
+        tasks=lambda split: [task for task in valid_tasks if task.split == split],
         scorers=scorers,
-        evaluation=others or ("train",),
+        evaluation=test_splits or ("train",),
         recipe={"taskset": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
         solutions=solutions,
-        sandbox=_sandbox_of([env, *scorers], listed),
+        sandbox=_weakest_sandbox([env, *scorers], valid_tasks),
     )
 
 
-def _sandbox_of(parts: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """The weakest_sandbox of the sandboxes that code runs in, as environment, scorers and tasks say; what they forget to say of a
-    sandbox that holds nothing is known too."""
-    said = [sandbox_level(part.sandbox) for part in parts if isinstance(part, ExecutesCode)]
-    return weakest_sandbox([*said, *_risks(tasks), find_unconfined_sandbox()])
+def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
+    """Return the weakest sandbox in which the environment, the scorers or the tasks execute code.
+
+    An unconfined sandbox that none of them declares is found too.
+    """
+    declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
+    return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
-def _risks(tasks: Sequence[Task]) -> list[str]:
-    """What tasks say of going without: somebody's own may call anything else "sandbox", and be held by nothing."""
+def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
+    """Return the ``sandbox: none`` declarations of tasks. Other values may be data with another meaning."""
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
 
 
 def load_task_file(file: Path, model: str) -> TaskSet:
-    """The world that a Python file describes, for the model asked for: by the names ``env`` and ``tasks``,
-    ``rewards`` where the environment brings none, and ``solutions`` where it can be checked.
+    """Return the task set that a Python file defines by the names ``env`` and ``tasks``.
 
-    The file is run like a script in its own folder. Raises InvalidInput, in one line, where it is
-    missing, cannot be run, or lacks a name.
+    It may define ``rewards``, if the environment has none, and ``solutions``, so that it can be checked. The file is
+    run like a script in its own folder.
+
+    Raises:
+        InvalidInput: if the file does not exist, cannot be run, or does not define a name.
     """
     if not file.is_file():
         raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do="give a Python file")
-    names = _run(file)
+    values = _run(file)
     for name in ("env", "tasks"):
-        if name not in names:
+        if name not in values:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
-    given = names.get("rewards", ()), names.get("solutions")
-    return make_taskset(names["env"], names["tasks"], file.stem, model, *given)
+    return make_taskset(
+        values["env"], values["tasks"], file.stem, model, values.get("rewards", ()), values.get("solutions")
+    )
 
 
-def _checked(tasks: Any) -> tuple[Task, ...]:
+def _validate(tasks: Any) -> tuple[Task, ...]:
+    """Return the tasks. Raise InvalidInput if they are no tasks, share an id, or none is in the split train."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise InvalidInput("tasks", got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
-    seen: set[str] = set()
-    for place, task in enumerate(tasks):
+    ids: set[str] = set()
+    for index, task in enumerate(tasks):
         if not isinstance(task, Task):
-            raise InvalidInput(f"tasks[{place}]", got=f"an object of type {type(task).__name__}", do="make it a Task")
-        if task.id in seen:
-            raise InvalidInput(f"tasks[{place}]", got=f"a second task with id {task.id!r}", do="give each its own id")
-        seen.add(task.id)
+            raise InvalidInput(f"tasks[{index}]", got=f"an object of type {type(task).__name__}", do="make it a Task")
+        if task.id in ids:
+            raise InvalidInput(f"tasks[{index}]", got=f"a second task with id {task.id!r}", do="give each its own id")
+        ids.add(task.id)
     if all(task.split != "train" for task in tasks):
         raise InvalidInput("tasks", got="none in the split 'train'", do="give tasks to train on")
     return tuple(tasks)
 
 
 def _run(file: Path) -> dict[str, Any]:
+    """Return the names that a file defines."""
     loader = SourceFileLoader(FILE_MODULE, str(file))
     spec = spec_from_loader(FILE_MODULE, loader)
     assert spec is not None
-    module = sys.modules[FILE_MODULE] = module_from_spec(spec)  # registered: dataclasses look their module up
+    module = sys.modules[FILE_MODULE] = module_from_spec(spec)  # dataclasses look their module up in sys.modules
     sys.path.insert(0, str(file.parent.absolute()))
     try:
         loader.exec_module(module)
@@ -119,14 +130,14 @@ def _run(file: Path) -> dict[str, Any]:
         raise
     except SyntaxError as error:
         got = f"{error.msg} (line {error.lineno})"
-        raise InvalidInput(str(file), got=got, do="mend the file") from error
-    except (Exception, SystemExit) as error:  # a script may end itself; a command may not end by it
-        got = f"{type(error).__name__}: {error} (line {_line(file, error)})"
-        raise InvalidInput(str(file), got=got, do="mend the file") from error
+        raise InvalidInput(str(file), got=got, do="fix the file") from error
+    except (Exception, SystemExit) as error:  # sys.exit in the file must not end the command
+        got = f"{type(error).__name__}: {error} (line {_failing_line(file, error)})"
+        raise InvalidInput(str(file), got=got, do="fix the file") from error
     return vars(module)
 
 
-def _line(file: Path, error: BaseException) -> int | None:
-    """The line of ``file`` that was running when an error arose, there or in what it called."""
+def _failing_line(file: Path, error: BaseException) -> int | None:
+    """Return the line of ``file`` that raised an error, or that called what raised it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return lines[-1] if lines else None

@@ -1,4 +1,4 @@
-"""The columns of the table: those that are asked for, each in the environment that its split has."""
+"""The columns of the table: the requested splits, each in the environment of that split."""
 
 import pytest
 
@@ -10,9 +10,9 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tasksets import build
-from agent_r1.training.build import with_columns
+from agent_r1.training.run import with_splits
 from agent_r1.training.config import EvalConfig
-from agent_r1.training.evaluate import Method, evaluate, env_for_method
+from agent_r1.training.evaluate import Method, env_for_method, evaluate
 from agent_r1.training.progress import SilentProgress
 
 SMALL = {"model": "tiny-base", "n": 2, "context": 512, "max_tokens": 32}
@@ -34,7 +34,7 @@ def test_a_column_that_does_not_exist_is_refused(taskset: TaskSet) -> None:
 
 
 def test_without_any_the_world_names_its_columns(taskset: TaskSet) -> None:
-    assert with_columns(taskset, ()) is taskset
+    assert with_splits(taskset, ()) is taskset
 
 
 def test_an_agent_is_tried_in_the_variants_environment_and_a_baseline_in_its_own(taskset: TaskSet) -> None:

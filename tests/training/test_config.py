@@ -1,55 +1,90 @@
-"""What training can be set to."""
+"""The settings of training and evaluation."""
 
 from typing import Any
 
 import pytest
 
-from agent_r1.config import Layer, from_text, resolve
+from agent_r1.algorithms.advantages.groups import WhitenedGroup
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.config import Layer, from_text, resolve, setting_keys
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs import ToolEnv
-from agent_r1.training.config import EvalConfig, TrainConfig, settle
+from agent_r1.training.config import EvalConfig, TrainConfig, TrainSettings, resolve_config
 
 
-def world(**recipe: Any) -> TaskSet:
+def taskset(**recipe: Any) -> TaskSet:
     return TaskSet("demo", ToolEnv([]), lambda split: [], (), recipe=recipe)
 
 
-def test_a_recipe_fills_what_nobody_set() -> None:
+def test_the_task_sets_defaults_apply_where_no_layer_does() -> None:
     layers = [from_text(TrainConfig, {"steps": "3"})]
-    config = settle(TrainConfig, layers, world(model="tiny-base", steps=9, group_size=4))
+    config = resolve_config(TrainConfig, layers, taskset(model="tiny-base", steps=9, group_size=4))
     assert (config.model, config.steps, config.group_size) == ("tiny-base", 3, 4)
 
 
-def test_an_evaluation_takes_its_part_of_a_recipe() -> None:
+def test_an_evaluation_takes_its_part_of_the_defaults() -> None:
     recipe = {"model": "tiny-base", "max_tokens": 32, "trainer.learning_rate": 1e-3}
-    assert settle(EvalConfig, [], world(**recipe)).max_tokens == 32
+    assert resolve_config(EvalConfig, [], taskset(**recipe)).max_tokens == 32
 
 
-def test_a_mistake_in_a_recipe_is_named_at_both_doors() -> None:
-    for door in (TrainConfig, EvalConfig):
-        with pytest.raises(InvalidInput, match=r"recipe of demo\): got 'trainer.lr'; the nearest .* 'trainer.learning"):
-            settle(door, [], world(**{"trainer.lr": 1e-3}))
+def test_a_mistake_in_the_defaults_is_reported_in_training_and_in_evaluation() -> None:
+    for config in (TrainConfig, EvalConfig):
+        with pytest.raises(InvalidInput, match=r"defaults of demo\): got 'trainer.lr'; did you mean 'trainer.learning"):
+            resolve_config(config, [], taskset(**{"trainer.lr": 1e-3}))
 
 
-def test_a_model_has_to_be_named() -> None:
+def test_a_model_is_required() -> None:
     with pytest.raises(InvalidInput, match="model: got nothing; give --model"):
-        settle(TrainConfig, [], world())
+        resolve_config(TrainConfig, [], taskset())
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}])
-def test_cut_sampling_is_refused_in_training_with_the_reason(cut: dict[str, Any]) -> None:
+def test_truncated_sampling_is_refused_in_training_with_the_reason(cut: dict[str, Any]) -> None:
     assert resolve(TrainConfig, [Layer("a.toml", {"top_p": 1.0, "top_k": 0})])
     with pytest.raises(InvalidInput, match="biases the ratio"):
         resolve(TrainConfig, [Layer("a.toml", cut)])
 
 
 @pytest.mark.parametrize("key", ["steps", "groups_per_step", "group_size", "max_tokens", "temperature", "threads"])
-def test_nothing_is_trained_with_zero_of_these(key: str) -> None:
+def test_zero_is_refused(key: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{key} "):
         resolve(TrainConfig, [Layer("a.toml", {key: 0})])
 
 
 def test_the_resolved_configuration_is_plain_json() -> None:
-    config = TrainConfig(model="m")
-    assert TrainConfig.model_validate_json(config.model_dump_json(), strict=True) == config
+    for settings in ({}, {"algorithm": "ppo"}, {"algorithm": {"name": "dapo", "loss": "cispo", "kl.coefficient": 0.1}}):
+        config = TrainConfig(model="m", **settings)
+        assert TrainConfig.model_validate_json(config.model_dump_json(), strict=True) == config
+
+
+ONE_ALGORITHM: list[list[dict[str, Any]]] = [
+    [{"algorithm": "dapo", "algorithm.loss": "cispo", "algorithm.loss.clip_high": 3.0}],
+    [{"algorithm": {"name": "dapo", "loss": {"name": "cispo", "clip_high": 3.0}}}],
+    [{"algorithm.loss.clip_high": 3.0}, {"algorithm.loss": "cispo"}, {"algorithm": "dapo"}],
+    [{"algorithm": build_algorithm("dapo", {"loss": "cispo", "loss.clip_high": 3.0})}],
+    [{"algorithm.loss.clip_high": 3.0}, {"algorithm": build_algorithm("dapo", {"loss": "cispo"})}],
+]
+
+
+@pytest.mark.parametrize("layers", ONE_ALGORITHM)
+def test_an_algorithm_is_a_name_a_table_or_an_object_in_any_layer(layers: list[dict[str, Any]]) -> None:
+    config = resolve(TrainConfig, [Layer("test", values) for values in layers])
+    assert config.algorithm == build_algorithm("dapo", {"loss": "cispo", "loss.clip_high": 3.0})
+
+
+def test_an_algorithm_of_ones_own_is_given_as_an_object() -> None:
+    mine = Algorithm(name="mine", advantage=WhitenedGroup(), epochs=2)
+    assert resolve(TrainConfig, [Layer("test", {"algorithm": mine})]).algorithm == mine
+    assert TrainConfig(algorithm=mine).algorithm == mine
+
+
+def test_an_algorithm_is_text_on_the_command_line() -> None:
+    texts = {"algorithm.kl": "none", "algorithm.epochs": "3", "algorithm.filters.overlong": "true"}
+    algorithm = resolve(TrainConfig, [from_text(TrainConfig, texts), Layer("b.toml", {"algorithm": "ppo"})]).algorithm
+    assert (algorithm.name, algorithm.kl, algorithm.epochs, algorithm.filters.overlong) == ("ppo", None, 3, True)
+
+
+def test_settings_can_be_checked_without_the_algorithm() -> None:
+    assert set(setting_keys(TrainConfig)) - set(setting_keys(TrainSettings)) == {"algorithm"}

@@ -1,4 +1,4 @@
-"""A run that is asked to stop saves its last step and leaves; one that is asked again leaves at once."""
+"""After one signal a run saves its last step and stops; after a second one it stops at once."""
 
 import asyncio
 import json
@@ -18,116 +18,116 @@ from resuming import Whole, config_of, resume
 from agent_r1.core.errors import Interrupted
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader
-from agent_r1.store.manifest import checkpoints, step_of
-from agent_r1.store.verify import verify
+from agent_r1.store.manifest import checkpoint_step, list_checkpoints
+from agent_r1.store.verification import verify
 from agent_r1.training import run
-from agent_r1.training.report import Silence, StepReport
-from agent_r1.training.shutdown import HEEDED, Halt, Halting, heeding
+from agent_r1.training.progress import SilentProgress, StepReport
+from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """What a shell starts in the background has interrupts ignored."""
+def interruptible() -> Iterator[None]:
+    """Enable SIGINT: a shell ignores it for processes that it starts in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-class Telling(Silence):
-    """Progress that signals this process after a step."""
+class Signalling(SilentProgress):
+    """Progress that sends this process a signal after a step."""
 
     def __init__(self, step: int, number: int) -> None:
         self._step, self._number = step, number
 
-    def stepped(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         if report.step == self._step:
             os.kill(os.getpid(), self._number)
 
 
-@pytest.mark.parametrize("number", HEEDED)
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("every", [3, 1])
-def test_asked_to_stop_a_run_saves_its_last_step(
+def test_a_signalled_run_saves_its_last_step(
     number: signal.Signals, every: int, micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     folder, settings = tmp_path / "run", {"steps": 5, "checkpoint_every": every}
     with pytest.raises(Interrupted, match=f"^stopped by {number.name}$") as stopped:
-        run.train(config_of(micro, folder, settings), micro, Telling(2, number))
+        run.train(config_of(micro, folder, settings), micro, Signalling(2, number))
     assert (stopped.value.number, stopped.value.folder) == (number, folder)
-    assert step_of(checkpoints(folder)[0]) == 2
+    assert checkpoint_step(list_checkpoints(folder)[0]) == 2
     assert verify(folder).violations == () and verify(folder).steps == 2
     assert resume(micro, folder) == whole(**settings).made
 
 
-def test_without_checkpoints_none_is_made_to_stop(micro: TaskSet, tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_saves_none_on_shutdown(micro: TaskSet, tmp_path: Path) -> None:
     config = config_of(micro, tmp_path / "run", {"steps": 3, "checkpoint_every": 0})
     with pytest.raises(Interrupted, match="with checkpoint_every 0, so that it will begin anew"):
-        run.train(config, micro, Telling(1, signal.SIGTERM))
-    assert checkpoints(tmp_path / "run") == []
+        run.train(config, micro, Signalling(1, signal.SIGTERM))
+    assert list_checkpoints(tmp_path / "run") == []
 
 
-def test_after_its_last_step_a_run_is_compared_when_it_goes_on(
+def test_a_run_stopped_after_its_last_step_is_evaluated_when_resumed(
     micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
-        run.train(config_of(micro, folder, {"steps": 3}), micro, Telling(3, signal.SIGTERM))
+        run.train(config_of(micro, folder, {"steps": 3}), micro, Signalling(3, signal.SIGTERM))
     with closing(RunReader(folder)) as reader:
-        assert not reader.completed()
+        assert not reader.is_complete()
     assert (folder / "model").is_dir() and resume(micro, folder) == whole(steps=3).made
 
 
-def test_a_step_that_became_the_last_one_is_validated(
-    micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
-) -> None:
+def test_a_step_that_became_the_last_is_validated(micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path) -> None:
     folder, settings = tmp_path / "run", {"evaluate_every": 3, "evaluate_n": 2}
     with pytest.raises(Interrupted):
-        run.train(config_of(micro, folder, {"steps": 5, **settings}), micro, Telling(2, signal.SIGTERM))
+        run.train(config_of(micro, folder, {"steps": 5, **settings}), micro, Signalling(2, signal.SIGTERM))
     assert resume(micro, folder, steps=2) == whole(steps=2, **settings).made
-    position = json.loads((checkpoints(folder)[0] / "position.json").read_text())
-    assert (position["step"], position["validated"]) == (2, 2) and position["best"]["step"] == 2
-    assert verify(folder).holds
+    progress = json.loads((list_checkpoints(folder)[0] / "progress.json").read_text())
+    assert (progress["step"], progress["validated"]) == (2, 2) and progress["best"]["step"] == 2
+    assert verify(folder).is_valid
 
 
-def test_what_was_there_hears_signals_again_afterwards(micro: TaskSet, tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in HEEDED]
+def test_the_previous_signal_handlers_are_restored(micro: TaskSet, tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(Interrupted):
-        run.train(config_of(micro, tmp_path / "run", {"steps": 2}), micro, Telling(1, signal.SIGINT))
-    assert [signal.getsignal(number) for number in HEEDED] == before
+        run.train(config_of(micro, tmp_path / "run", {"steps": 2}), micro, Signalling(1, signal.SIGINT))
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_section_is_left_at_once_and_what_follows_is_not_begun() -> None:
+def test_an_interruptible_block_is_left_at_once_and_no_other_is_entered() -> None:
     async def working() -> list[str]:
-        said: list[str] = []
-        with heeding(Silence()) as halt:
+        entered: list[str] = []
+        with handle_signals(SilentProgress()) as shutdown:
             asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
-            with pytest.raises(Halting), halt.section():
+            with pytest.raises(ShutdownRequested), shutdown.interruptible():
                 await asyncio.sleep(60)
-            with pytest.raises(Halting), halt.section():
-                said.append("begun")
+            with pytest.raises(ShutdownRequested), shutdown.interruptible():
+                entered.append("begun")
             task = asyncio.current_task()
-            assert task is not None and task.cancelling() == 0  # else a later timeout would take it for its own
-        return said
+            assert task is not None and task.cancelling() == 0  # otherwise a later timeout would mistake it for its own
+        return entered
 
     assert asyncio.run(working()) == []
 
 
-def test_outside_of_a_section_nothing_is_cut_short() -> None:
+def test_nothing_outside_an_interruptible_block_is_cancelled() -> None:
     async def working() -> bool:
-        with heeding(Silence()) as halt:
+        with handle_signals(SilentProgress()) as shutdown:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(0.05)
-            return halt.signal == signal.SIGTERM
+            return shutdown.signal == signal.SIGTERM
 
     assert asyncio.run(working())
 
 
-def test_a_cancellation_by_others_stays_one() -> None:
-    async def sleeping(halt: Halt) -> None:
-        with halt.section():
+def test_other_cancellations_stay_cancellations() -> None:
+    async def sleeping(shutdown: GracefulShutdown) -> None:
+        with shutdown.interruptible():
             await asyncio.sleep(60)
 
     async def working() -> None:
-        task = asyncio.create_task(sleeping(Halt(Silence())))
+        task = asyncio.create_task(sleeping(GracefulShutdown(SilentProgress())))
         await asyncio.sleep(0)
         task.cancel()
         await task
@@ -136,9 +136,9 @@ def test_a_cancellation_by_others_stays_one() -> None:
         asyncio.run(working())
 
 
-def test_asked_again_it_leaves_at_once() -> None:
+def test_a_second_interrupt_stops_at_once() -> None:
     async def stuck() -> None:
-        with heeding(Silence()):
+        with handle_signals(SilentProgress()):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)
@@ -149,11 +149,11 @@ def test_asked_again_it_leaves_at_once() -> None:
 
 TWICE = """
 import asyncio, os, signal, time
-from agent_r1.training.shutdown import heeding
-from agent_r1.training.report import Silence
+from agent_r1.training.shutdown import handle_signals
+from agent_r1.training.progress import SilentProgress
 
 async def stuck():
-    with heeding(Silence()):
+    with handle_signals(SilentProgress()):
         os.kill(os.getpid(), signal.SIGTERM)
         print("heard", flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -163,32 +163,34 @@ asyncio.run(stuck())
 """
 
 
-def test_terminated_twice_the_process_dies_of_the_signal() -> None:
+def test_a_second_sigterm_ends_the_process_by_the_signal() -> None:
     ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"heard\n"), ended.stderr
 
 
-def test_another_thread_is_sent_no_signals(micro: TaskSet, tmp_path: Path) -> None:
+def test_training_in_another_thread_installs_no_handlers(micro: TaskSet, tmp_path: Path) -> None:
     config = config_of(micro, tmp_path / "run", {"steps": 1})
-    thread = threading.Thread(target=run.train, args=(config, micro, Silence()))
+    thread = threading.Thread(target=run.train, args=(config, micro, SilentProgress()))
     thread.start()
     thread.join()
     assert verify(tmp_path / "run").steps == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_command_says_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_the_command_prints_how_to_resume(number: signal.Signals, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "a run"
     command = [sys.executable, "-m", "agent_r1.cli", "train", "--run", str(folder), "--steps", "500"]
     child = subprocess.Popen([*command, "--groups_per_step", "2", "--evaluate_every", "0"], stderr=subprocess.PIPE)
     assert child.stderr is not None
-    heard = b""
-    while b"step 2/500" not in heard:
-        heard += (line := child.stderr.readline())
-        assert line, heard
+    output = b""
+    while b"step 2/500" not in output:
+        output += (line := child.stderr.readline())
+        assert line, output
     child.send_signal(number)
-    heard += child.communicate(timeout=60)[1]
-    said = heard.decode().splitlines()[-2:]
-    assert said[0].startswith("stopping; ") and said[0].endswith("once more to leave at once")
-    assert said[1] == f"agent-r1: stopped by {number.name}; to go on: agent-r1 train --run '{folder}' --resume"
-    assert child.returncode == code and verify(folder).holds and checkpoints(folder) != []
+    output += child.communicate(timeout=60)[1]
+    lines = output.decode().splitlines()[-2:]
+    assert lines[0].startswith("stopping after the update") and lines[0].endswith(
+        "send the signal again to stop at once"
+    )
+    assert lines[1] == f"agent-r1: stopped by {number.name}; to continue: agent-r1 train --run '{folder}' --resume"
+    assert child.returncode == code and verify(folder).is_valid and list_checkpoints(folder) != []

@@ -1,4 +1,4 @@
-"""A user's own agent becomes a world, and what is wrong with it becomes one line."""
+"""A user's own agent becomes a task set, and each mistake in it is reported in one line."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -7,7 +7,7 @@ import pytest
 
 from agent_r1 import Message, Task, ToolEnv, exact_match
 from agent_r1.core.errors import InvalidInput
-from agent_r1.training.user_task import load_world, world_of
+from agent_r1.training.user_task import load_task_file, make_taskset
 
 AGENT = dedent("""
     from agent_r1 import Message, Task, ToolEnv, exact_match, tool
@@ -36,23 +36,23 @@ def task(name: str, split: str = "train") -> Task:
     return Task(name, (Message.user("?"),), {"answers": ("x",)}, split)
 
 
-def test_a_file_with_env_and_tasks_is_a_world(tmp_path: Path) -> None:
-    world = load_world(write(tmp_path, AGENT), "a/model")
-    assert world.name == "my_agent" and world.recipe == {"task": "my_agent"}
-    assert [spec.name for spec in world.env.tools] == ["double"]
-    assert [task.id for task in world.tasks("train")] == ["0", "1", "2", "3", "4"]
-    assert len(world.scorers) == 1
+def test_a_file_with_env_and_tasks_is_a_task_set(tmp_path: Path) -> None:
+    taskset = load_task_file(write(tmp_path, AGENT), "a/model")
+    assert taskset.name == "my_agent" and taskset.recipe == {"taskset": "my_agent"}
+    assert [spec.name for spec in taskset.env.tools] == ["double"]
+    assert [task.id for task in taskset.tasks("train")] == ["0", "1", "2", "3", "4"]
+    assert len(taskset.scorers) == 1
 
 
-def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "neighbour_of_agent.py").write_text(AGENT)
-    assert load_world(write(tmp_path, "from neighbour_of_agent import env, tasks"), "a/model").name == "my_agent"
+def test_a_file_can_import_the_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_agent.py").write_text(AGENT)
+    assert load_task_file(write(tmp_path, "from beside_agent import env, tasks"), "a/model").name == "my_agent"
 
 
-def test_tasks_outside_train_are_what_the_table_is_over() -> None:
+def test_the_table_has_the_splits_other_than_train() -> None:
     env = ToolEnv([], [exact_match])
-    assert world_of(env, [task("a"), task("b")], "demo", "a/model").evaluation == ("train",)
-    mixed = world_of(env, [task("a"), task("b", "easy"), task("c", "hard")], "demo", "a/model")
+    assert make_taskset(env, [task("a"), task("b")], "demo", "a/model").evaluation == ("train",)
+    mixed = make_taskset(env, [task("a"), task("b", "easy"), task("c", "hard")], "demo", "a/model")
     assert mixed.evaluation == ("easy", "hard")
     assert [t.id for t in mixed.tasks("train")] == ["a"] and [t.id for t in mixed.tasks("hard")] == ["c"]
 
@@ -60,9 +60,9 @@ def test_tasks_outside_train_are_what_the_table_is_over() -> None:
 BROKEN = {
     "got no env": "tasks = []",
     "got no tasks": AGENT + "del tasks",
-    r"was never closed \(line 2\); mend the file": "x = 1\ny = (1,",
-    r"NameError: name 'nothing' is not defined \(line 3\); mend": "x = 1\n\nprint(nothing)",
-    r"JSONDecodeError: .*\(line 3\); mend": "import json\n\njson.loads('{')",
+    r"was never closed \(line 2\); fix the file": "x = 1\ny = (1,",
+    r"NameError: name 'nothing' is not defined \(line 3\); fix": "x = 1\n\nprint(nothing)",
+    r"JSONDecodeError: .*\(line 3\); fix": "import json\n\njson.loads('{')",
     r"ModuleNotFoundError: No module named 'no_such_module' \(line 1\)": "import no_such_module",
     "env: got an object of type int; make it a ToolEnv": AGENT + "env = 3",
     r"env: got no rewards; give rewards": AGENT + "env = ToolEnv([double])",
@@ -75,23 +75,23 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("line", BROKEN)
-def test_what_is_wrong_with_a_file_is_one_line(line: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_file_is_one_line(line: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=line) as caught:
-        load_world(write(tmp_path, BROKEN[line]), "a/model")
+        load_task_file(write(tmp_path, BROKEN[line]), "a/model")
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="which is not a file; give a Python file"):
-        load_world(tmp_path / "none.py", "a/model")
+        load_task_file(tmp_path / "none.py", "a/model")
 
 
-def test_a_file_may_bring_the_solutions_by_which_it_is_checked(tmp_path: Path) -> None:
-    assert load_world(write(tmp_path, AGENT), "a/model").solutions is None
-    world = load_world(write(tmp_path, AGENT + "def solutions(task):\n    return task.id\n"), "a/model")
-    assert world.solutions is not None and world.solutions(task("1")) == "1"
+def test_a_file_can_define_solutions_to_check_it(tmp_path: Path) -> None:
+    assert load_task_file(write(tmp_path, AGENT), "a/model").solutions is None
+    taskset = load_task_file(write(tmp_path, AGENT + "def solutions(task):\n    return task.id\n"), "a/model")
+    assert taskset.solutions is not None and taskset.solutions(task("1")) == "1"
 
 
-def test_a_file_that_ends_itself_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"SystemExit: 3 \(line 2\); mend the file"):
-        load_world(write(tmp_path, "import sys\nsys.exit(3)"), "a/model")
+def test_a_file_that_exits_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"SystemExit: 3 \(line 2\); fix the file"):
+        load_task_file(write(tmp_path, "import sys\nsys.exit(3)"), "a/model")
