@@ -24,7 +24,8 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.multi_agent import play_game
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.learner import Learner
+from agent_r1.trainer.single_process import SingleProcessTrainer
+from agent_r1.trainer.updater import PolicyUpdater
 from research.tiny_base.for_env import tiny_base_for
 
 TASKS = [Task(f"nim/{pile}", (), {"pile": pile}) for pile in (4, 5, 7)]  # the first player can always win
@@ -64,13 +65,14 @@ async def main(steps):
     with tempfile.TemporaryDirectory() as folder:
         model, renderer = random_player(Path(folder))
     engine = TorchEngine(copy.deepcopy(model), context=128)
-    agent = Agent(engine, renderer, SamplingParams(temperature=1.0, max_tokens=4), context=128)
+    agent = Agent(engine, renderer, SamplingParams(temperature=1.0, max_tokens=4), context_length=128)
     grpo, settings = build_algorithm("grpo", {}), TrainerConfig(learning_rate=3e-3)
-    learner = Learner(model, grpo, settings, temperature=1.0, reward_weights={}, seed=0)
+    trainer = SingleProcessTrainer(model, grpo, settings, temperature=1.0)
+    updater = PolicyUpdater(trainer, grpo, settings, reward_weights={}, seed=0)
     for step in range(steps):
         groups = [group async for group in matches(agent, step)]
-        learner.update(groups)
-        await engine.update_weights(learner.publish())
+        await updater.update([updater.select(group) for group in groups])
+        await engine.update_weights(updater.publish())
         won = [side.rewards["return"] for group in groups[::2] for side in group.trajectories]
         print(f"step {step + 1}: the first player won {sum(won) / len(won):.2f}")
     await engine.close()
