@@ -26,7 +26,8 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
-from agent_r1.training.build import limits_of, open_policy
+from agent_r1.training.build import rollout_limits
+from agent_r1.training.policy import load_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, evaluate_split
 from agent_r1.training.progress import SilentProgress
@@ -97,10 +98,10 @@ def one_hop(count: int = 200) -> float:
     """How well naive RAG with tiny-base answers the questions that one page answers: whether it reads at all."""
     taskset = build("tinywiki", None, None, 0)
     config = resolve(TrainConfig, [Layer("recipe of tinywiki", taskset.recipe)])
-    policy = open_policy(config, taskset)
-    agent = policy.agent(TorchEngine(policy.model, policy.context), config, 1.0)
+    policy = load_policy(config, taskset)
+    agent = policy.agent(TorchEngine(policy.model, policy.context_length), config, 1.0)
     method = Method("naive-rag", agent, taskset.baselines["naive-rag"])
-    answers = asyncio.run(evaluate_split(method, taskset, "one-hop", count, limits_of(config)))
+    answers = asyncio.run(evaluate_split(method, taskset, "one-hop", count, rollout_limits(config)))
     return statistics.fmean(answer.em for answer in answers)
 
 

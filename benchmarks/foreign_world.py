@@ -39,7 +39,8 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.training.build import limits_of, open_policy
+from agent_r1.training.build import rollout_limits
+from agent_r1.training.policy import load_policy
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.eval_metrics import score_trajectory
@@ -228,10 +229,10 @@ def scores(config: TrainConfig, taskset: TaskSet, tasks: Sequence[Task]) -> list
 
 
 async def _scores(config: TrainConfig, taskset: TaskSet, tasks: Sequence[Task]) -> list[float]:
-    policy = open_policy(config, taskset)
-    engine = TorchEngine(policy.model, policy.context)
+    policy = load_policy(config, taskset)
+    engine = TorchEngine(policy.model, policy.context_length)
     method = Method("sampled", policy.agent(engine, config, 1.0), taskset.env)
-    groups = await attempts(method, taskset.scorers, tasks, 1, limits_of(config))
+    groups = await attempts(method, taskset.scorers, tasks, 1, rollout_limits(config))
     await engine.close()
     return [score_trajectory(group.trajectories[0]).em for group in groups]
 

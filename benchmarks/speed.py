@@ -51,7 +51,8 @@ from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.learner import Learner, Update
 from agent_r1.training import loop, run
-from agent_r1.training.build import Policy, limits_of, open_policy
+from agent_r1.training.build import rollout_limits
+from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.monitor.health_monitor import HealthMonitor
@@ -174,12 +175,12 @@ def acted(
     method = Method("bench", policy.agent(engine, config, config.temperature), env)
     tasks = taskset.tasks("train")[: config.groups_per_step]
     began = time.perf_counter()
-    groups = asyncio.run(attempts(method, taskset.scorers, tasks, config.group_size, limits_of(config)))
+    groups = asyncio.run(attempts(method, taskset.scorers, tasks, config.group_size, rollout_limits(config)))
     return sampled_tokens(groups) / (time.perf_counter() - began), groups
 
 
 def engine_of(policy: Policy) -> TorchEngine:
-    return TorchEngine(copy.deepcopy(policy.model), policy.context)
+    return TorchEngine(copy.deepcopy(policy.model), policy.context_length)
 
 
 def median_of(repeat: int, measure: Callable[[], float]) -> float:
@@ -369,7 +370,7 @@ def main() -> None:
     taskset = build("tinywiki", None, None, 0)
     config = resolve(TrainConfig, [Layer("recipe of tinywiki", taskset.recipe)])
     torch.set_num_threads(config.threads)
-    policy = open_policy(config, taskset)
+    policy = load_policy(config, taskset)
     console = Console()
     table, groups = acting("TinyWiki", policy, taskset.env, taskset, config, options.repeat)
     console.print(table)

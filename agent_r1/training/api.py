@@ -18,8 +18,8 @@ from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import Progress, make_progress
-from agent_r1.training.tables import TrainReport
 from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.tables import TrainReport
 from agent_r1.training.user_task import make_taskset
 
 

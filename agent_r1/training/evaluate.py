@@ -17,16 +17,17 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
-from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.store import is_run, run_folder
 from agent_r1.store.reader import RunReader
-from agent_r1.training.build import Policy, check_taskset, limits_of, open_policy, with_columns
+from agent_r1.training.build import EMBEDDED, Placement, rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.eval_metrics import EvalResult, pass_at_k, score_trajectory
 from agent_r1.training.null_recorder import NullRecorder, no_gate
+from agent_r1.training.policy import Policy, load_policy
+from agent_r1.training.preflight import check_taskset
 from agent_r1.training.progress import Progress
 from agent_r1.training.tables import Cell, PassAtK, Table, make_cell
 
@@ -155,19 +156,19 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
         )
 
 
-def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress) -> Table:
-    """Return the table of ``agent-r1 eval``. If the model is a run, its base model and its trained model are compared."""
+def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement = EMBEDDED) -> Table:
+    """Return the table of ``agent-r1 eval``. If the model is a run, its base and its trained model are compared."""
     torch.set_num_threads(config.threads)
-    taskset = with_columns(taskset, config.splits)
+    taskset = replace(taskset, evaluation=config.splits or taskset.evaluation)
     run = run_folder(config.model)
     if not is_run(run):
-        base = open_policy(config, taskset)
+        base = load_policy(config, taskset)
         check_taskset(base, taskset, taskset.evaluation)
-        return asyncio.run(_evaluate(config, taskset, base, None, progress))
-    base = open_policy(config.model_copy(update={"model": _base_model(run)}), taskset)
-    trained = open_policy(config.model_copy(update={"model": str(find_trained_model(run))}), taskset)
+        return asyncio.run(_evaluate(config, taskset, placement, base, None, progress))
+    base = load_policy(config.model_copy(update={"model": _base_model(run)}), taskset)
+    trained = load_policy(config.model_copy(update={"model": str(find_trained_model(run))}), taskset)
     check_taskset(trained, taskset, taskset.evaluation)
-    return asyncio.run(_evaluate(config, taskset, base, trained, progress))
+    return asyncio.run(_evaluate(config, taskset, placement, base, trained, progress))
 
 
 def _base_model(run: Path) -> str:
@@ -179,14 +180,19 @@ def _base_model(run: Path) -> str:
 
 
 async def _evaluate(
-    config: EvalConfig, taskset: TaskSet, base: Policy, trained: Policy | None, progress: Progress
+    config: EvalConfig,
+    taskset: TaskSet,
+    placement: Placement,
+    base: Policy,
+    trained: Policy | None,
+    progress: Progress,
 ) -> Table:
     policies = [base] if trained is None else [base, trained]
-    engines = [TorchEngine(policy.model, policy.context) for policy in policies]
+    engines = [placement.engine(policy, config) for policy in policies]
     agents = [policy.agent(engine, config, 0.0) for policy, engine in zip(policies, engines, strict=True)]
     methods = list_methods(taskset, agents[0], *agents[1:])
     try:
-        chosen, limits = _select_methods(methods, config.methods), limits_of(config)
+        chosen, limits = _select_methods(methods, config.methods), rollout_limits(config)
         table = await make_table(chosen, taskset, config.n, limits, progress)
         return replace(table, passed=await _measure_pass_at_k(config, taskset, chosen, limits, progress))
     finally:

@@ -1,4 +1,4 @@
-"""The loop of training: groups in, weights out, and what is written down of each step."""
+"""The training loop: groups in, weights out, and the record of each step."""
 
 from __future__ import annotations
 
@@ -10,112 +10,93 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.core.events import AttemptFate, PendingDropped, PolicyPublished, StepMetrics, StepTimings
-from agent_r1.core.taskset import TaskSet
+from agent_r1.core.events import AttemptFate, Event, PendingDropped, PolicyPublished, StepMetrics, StepTimings
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
-from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.staleness import StalenessController
 from agent_r1.store.writer import RunWriter
 from agent_r1.trainer.updater import Outcome, PolicyUpdater, SelectedGroup, Trained, UpdateReport
-from agent_r1.training.build import Policy, orders
+from agent_r1.training.build import Runtime, group_requests
 from agent_r1.training.checkpoint.files import TrainProgress
 from agent_r1.training.checkpoint.manager import CheckpointManager
 from agent_r1.training.checkpoint.restore import ResumeState
-from agent_r1.training.config import TrainConfig
 from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.evaluate import extra_measures
 from agent_r1.training.monitor.health_monitor import HealthMonitor
 from agent_r1.training.progress import Progress, StepReport
+from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.rollout_metrics import compute_rollout_metrics
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a run is made of."""
+class TrainingRun:
+    """A run that is about to train: its services, its place on disk, and the state that it begins with."""
 
-    config: TrainConfig
-    taskset: TaskSet
-    policy: Policy
-    row: Algorithm
-    updater: PolicyUpdater
-    engine: TorchEngine
-    agent: Agent
+    runtime: Runtime
     collector: Collector
-    ledger: RunWriter
+    writer: RunWriter
     folder: Path
     start: ResumeState
     progress: Progress
 
 
-async def loop(parts: Parts, halt: GracefulShutdown) -> None:
-    """Groups in, weights out. Raises ShutdownRequested, with the last step saved, where the run was asked to stop.
+async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
+    """Train until the last step. Raises ShutdownRequested, with the last step saved, if the run is told to stop.
 
-    Consumes groups in order. Waits for: a step's groups, then the update in its thread. Unblocks: the
-    collector, whose next groups may start once the engine has the new weights.
+    Consumes groups in the order of their requests. Waits for the groups of a step, then for the update in its thread.
+    Unblocks the collector, whose next groups may start once the engine serves the new weights.
     """
-    config, updater = parts.config, parts.updater
-    staleness = _clock(parts)
-    manager = _checkpoint_manager(parts)
-    monitor = HealthMonitor(config, updater, parts.ledger, parts.folder)
-    monitor.load_state(parts.start.monitor)
-    progress = parts.start.progress
-    wanted = orders(parts.taskset.tasks("train"), config, progress.groups)
-    await parts.ledger.record(*parts.start.events)
-    await parts.engine.update_weights(updater.publish())
-    async with aclosing(parts.collector.collect(wanted, staleness.acquire)) as groups, _saving_on_shutdown(manager):
+    runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
+    progress = run.start.progress
+    publisher = WeightPublisher(runtime.engine, run.folder)
+    manager = CheckpointManager(runtime, run.folder, run.start, run.writer)
+    monitor = HealthMonitor(config, updater, run.writer, run.folder)
+    monitor.load_state(run.start.monitor)
+    staleness = StalenessController(
+        config.steps - progress.step,
+        config.groups_per_step,
+        max_staleness=config.max_staleness,
+        refill=config.algorithm.max_refill_rounds,
+        taken=progress.groups,
+        version=updater.publish().version.number,
+    )
+    requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups)
+    await run.writer.record(*run.start.events)
+    await publisher.publish(updater.publish())
+    async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):
         watch = Stopwatch()
         for _ in range(progress.step, config.steps):
-            with halt.interruptible():
+            with shutdown.interruptible():
                 batch = await _gather(groups, staleness, updater, monitor)
             watch.lap("rollout_seconds")
             before = updater.publish().version.number
             update = await updater.update(batch)
             watch.lap("update_seconds")
-            served = await parts.engine.update_weights(updater.publish())
+            served = await publisher.publish(updater.publish())
             watch.lap("load_seconds")
             findings = monitor.on_step(update, served)
             watch.lap("monitor_seconds")
             progress = TrainProgress(update.step, progress.groups + len(batch))
-            kept = await manager.on_step_end(progress, monitor.state())
+            validation = await manager.on_step_end(progress, monitor.state())
             watch.lap("checkpoint_seconds")
-            made = [PolicyPublished(update.version)] if update.version.number > before else []
-            await _tell(parts, batch, update, made, kept, watch.take())
+            published = [PolicyPublished(update.version)] if update.version.number > before else []
+            await _record_step(run, batch, update, published, validation, watch.take())
             await monitor.report(findings)
             manager.start_saving()
             await staleness.on_step_end(update.version.number)
-    if late := await manager.validate_last_step():
-        await parts.ledger.record(StepMetrics(config.steps, late))
-    await parts.ledger.record(PendingDropped(config.steps, "the run had taken its last step"))
+    if validation := await manager.validate_last_step():
+        await run.writer.record(StepMetrics(config.steps, validation))
+    await run.writer.record(PendingDropped(config.steps, "the run had taken its last step"))
     await manager.finalize()
-    await parts.engine.update_weights(await run_in_thread(updater.publish))
-
-
-def _clock(parts: Parts) -> StalenessController:
-    config, progress = parts.config, parts.start.progress
-    return StalenessController(
-        config.steps - progress.step,
-        config.groups_per_step,
-        max_staleness=config.max_staleness,
-        refill=parts.row.max_refill_rounds,
-        taken=progress.groups,
-        version=parts.updater.publish().version.number,
-    )
-
-
-def _checkpoint_manager(parts: Parts) -> CheckpointManager:
-    acting = (parts.policy, parts.taskset, parts.updater, parts.agent)
-    return CheckpointManager(*acting, parts.config, parts.folder, parts.start, parts.ledger)
+    await publisher.publish(await run_in_thread(updater.publish))
+    publisher.close()
 
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Asked to stop, a run saves itself. After a failure nothing goes on saving while the ledger is closed; an
-    interrupt does not wait for that."""
+    """Save the last step if the run is told to stop; after an error, wait for a save that is in progress."""
     try:
         yield
     except ShutdownRequested:
@@ -140,31 +121,39 @@ async def _gather(
     return batch
 
 
-async def _tell(
-    parts: Parts,
-    selected: Sequence[SelectedGroup],
+async def _record_step(
+    run: TrainingRun,
+    batch: Sequence[SelectedGroup],
     update: UpdateReport,
-    made: Sequence[PolicyPublished],
-    kept: dict[str, float],
+    published: Sequence[Event],
+    validation: dict[str, float],
     seconds: dict[str, float],
 ) -> None:
-    """Write the step down, all of it or nothing, and show it."""
-    batch = [one.group for one in selected]
-    lived = [trajectory for group in batch for trajectory in group.trajectories]
-    answers = [score_trajectory(trajectory) for trajectory in lived]
-    em = statistics.fmean([answer.em for answer in answers if answer.failure is None] or [math.nan])
-    tokens = sum(len(turn.action_ids) for trajectory in lived for turn in trajectory.turns)
-    speed = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
-    came = {"groups": float(len(batch)), "refilled_groups": float(len(batch) - parts.config.groups_per_step)}
-    own = extra_measures(parts.taskset, lived)
-    measured = StepMetrics(
-        update.step,
-        {**update.metrics, **kept, **came, **compute_rollout_metrics(batch), "em": em, "tokens": float(tokens), **own},
+    """Record the step in one transaction, and show it."""
+    groups = [selected.group for selected in batch]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    results = [score_trajectory(trajectory) for trajectory in trajectories]
+    em = statistics.fmean([result.em for result in results if result.failure is None] or [math.nan])
+    tokens = sum(len(turn.action_ids) for trajectory in trajectories for turn in trajectory.turns)
+    tokens_per_second = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
+    metrics = {
+        **update.metrics,
+        **validation,
+        "groups": float(len(groups)),
+        "refilled_groups": float(len(groups) - run.runtime.config.groups_per_step),
+        **compute_rollout_metrics(groups),
+        "em": em,
+        "tokens": float(tokens),
+        **extra_measures(run.runtime.taskset, trajectories),
+    }
+    await run.writer.record(
+        *(fate_of(outcome, update.step) for outcome in update.outcomes),
+        *published,
+        StepMetrics(update.step, metrics),
+        StepTimings(update.step, {**seconds, "tokens_per_second": tokens_per_second}),
     )
-    spent = StepTimings(update.step, {**seconds, "tokens_per_second": speed})
-    await parts.ledger.record(*(fate_of(outcome, update.step) for outcome in update.outcomes), *made, measured, spent)
-    exact = all(answer.exact for answer in answers)
-    parts.progress.on_step(StepReport(update.step, update.metrics["reward"], em if exact else None, speed))
+    shown_em = em if all(result.exact for result in results) else None
+    run.progress.on_step(StepReport(update.step, update.metrics["reward"], shown_em, tokens_per_second))
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:
@@ -175,7 +164,7 @@ def fate_of(outcome: Outcome, step: int) -> AttemptFate:
 
 
 class Stopwatch:
-    """Seconds by phase since the last ``take``."""
+    """Measures seconds by phase since the last ``take``."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()

@@ -1,48 +1,32 @@
-"""A run: begun or resumed, carried out, and compared in the end."""
+"""A run: start it or resume it, train, and compare the result with the baselines."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-import torch
-
-from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.taskset import TaskSet
-from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.collector import Collector
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
 from agent_r1.store.writer import RunWriteError, RunWriter
-from agent_r1.trainer.single_process import SingleProcessTrainer
-from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.build import (
-    Policy,
-    check_reuse,
-    check_taskset,
-    check_view,
-    limits_of,
-    open_policy,
-    open_teacher,
-    with_columns,
-)
+from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
 from agent_r1.training.checkpoint.files import CORRUPT
 from agent_r1.training.checkpoint.restore import ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
-from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, measure_pass_at_k, make_table
-from agent_r1.training.loop import Parts, loop
-from agent_r1.training.memory_estimate import available_memory, check_memory
+from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, make_table, measure_pass_at_k
+from agent_r1.training.loop import TrainingRun, train_loop
+from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
@@ -50,176 +34,145 @@ from agent_r1.training.tables import PassAtK, TrainReport
 
 log = logging.getLogger(__name__)
 
-PASS_QUESTIONS = 50
-"""At most so many questions per split for the base model's pass@k."""
+PASS_AT_K_QUESTIONS = 50
+"""Questions per split for the base model's pass@k, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What was checked and built before anything of a run is written."""
+def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
+    """Train a new run, then compare its model with the baselines.
 
-    policy: Policy
-    row: Algorithm
-    updater: PolicyUpdater
-    engine: TorchEngine
+    On SIGINT or SIGTERM the last step is saved first.
 
-
-def train(config: TrainConfig, taskset: TaskSet, progress: Progress) -> TrainReport:
-    """Train, then compare. Raises InvalidInput, with nothing written, where the input cannot be used, and RunStopped
-    where the run could only go wrong.
-
-    Asked to stop by SIGINT or SIGTERM it saves its last step and raises Interrupted, a KeyboardInterrupt.
+    Raises:
+        InvalidInput: the input cannot be used; nothing is written.
+        RunStopped: the monitor stopped a run that learned nothing, or something wrong.
+        Interrupted: a signal stopped the run. It is a KeyboardInterrupt.
     """
-    taskset = with_columns(taskset, config.splits)
+    taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
     require_new_run(folder)
-    ready, inputs = _ready(config, taskset), fingerprint_data(config, taskset)
-    ledger = create_run(folder, config.model_dump(mode="json"))
+    runtime, data_events = build_runtime(config, taskset, placement), fingerprint_data(config, taskset)
+    writer = create_run(folder, config.model_dump(mode="json"))
     try:
-        start = initial_state(ready.updater)
-        start = replace(start, events=(*start.events, *inputs))
-        return _carry_out(config, taskset, ready, start, ledger, folder, progress)
+        start = initial_state(runtime.updater)
+        start = replace(start, events=(*start.events, *data_events))
+        return _train_and_close(runtime, start, writer, folder, progress)
     finally:
-        ledger.close()
+        writer.close()
 
 
-def resume(config: TrainConfig, taskset: TaskSet, progress: Progress) -> TrainReport:
-    """Go on with the run that ``config.run`` names, in a new segment, then compare.
+def resume(
+    config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
+) -> TrainReport:
+    """Continue the run that ``config.run`` names in a new segment, then compare as :func:`train` does.
 
-    ``config`` is what :func:`agent_r1.training.resume.resumed` gives. Raises InvalidInput, with nothing written, where
-    the world, the model, a file of tasks or a checkpoint is not the run's, or another process is writing it.
+    Args:
+        config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
+
+    Raises:
+        InvalidInput: the task set, the model, a data file or a checkpoint is not the run's, or another process writes
+            the run; nothing is written.
     """
     if taskset.name != config.taskset:
         do = f"resume with the task set of the run, {config.taskset!r}"
         raise InvalidInput("taskset", got=repr(taskset.name), do=do)
-    taskset = with_columns(taskset, config.splits)
+    taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run)
-    ledger = reopen_run(folder)  # locked before anything large is loaded
+    writer = reopen_run(folder)  # takes the lock before anything large is loaded
     try:
-        inputs = fingerprint_data(config, taskset)
-        check_data_unchanged(folder, config, inputs)
-        ready = _ready(config, taskset)
-        resolve_resume_config([Layer("what was read before the run was locked", config.model_dump(mode="json"))])
-        start = restore_run(folder, ready.policy, ready.updater)
-        start = replace(start, events=(*start.events, *inputs))
-        ledger.open_segment(start.progress.step, config.model_dump(mode="json"))
-        return _carry_out(config, taskset, ready, start, ledger, folder, progress)
+        data_events = fingerprint_data(config, taskset)
+        check_data_unchanged(folder, config, data_events)
+        runtime = build_runtime(config, taskset, placement)
+        # Another process may have changed the run between reading its configuration and taking the lock.
+        resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
+        start = restore_run(folder, runtime.policy, runtime.updater)
+        start = replace(start, events=(*start.events, *data_events))
+        writer.open_segment(start.progress.step, config.model_dump(mode="json"))
+        return _train_and_close(runtime, start, writer, folder, progress)
     finally:
-        ledger.close()
+        writer.close()
 
 
-def _ready(config: TrainConfig, taskset: TaskSet) -> Ready:
-    """Everything that can be refused."""
-    torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
-    row = config.algorithm
-    if "group" in row.needs and config.group_size < 2:
-        raise InvalidInput("group_size", got=config.group_size, do=f"give at least 2: {row.name} compares attempts")
-    check_reuse(config, row)
-    check_view(config, row)
-    policy = open_policy(config, taskset)
-    check_taskset(policy, taskset, ["train", *taskset.evaluation, *_validation(config, taskset)])
-    check_memory(policy.model, row, policy.context, available_memory(policy.model.device))
-    trainer = SingleProcessTrainer(
-        policy.model,
-        row,
-        config.trainer,
-        temperature=config.temperature,
-        teacher=open_teacher(config, row, policy),
-    )
-    updater = PolicyUpdater(trainer, row, config.trainer, reward_weights=config.reward_weights, seed=config.seed)
-    return Ready(policy, row, updater, TorchEngine(copy.deepcopy(policy.model), policy.context))
+def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
+    """Return the task set with these splits as the columns of its table; unchanged if none are given."""
+    return replace(taskset, evaluation=splits) if splits else taskset
 
 
-def _carry_out(
-    config: TrainConfig, taskset: TaskSet, ready: Ready, start: ResumeState, ledger: RunWriter, folder: Path, progress: Progress
+def _train_and_close(
+    runtime: Runtime, start: ResumeState, writer: RunWriter, folder: Path, progress: Progress
 ) -> TrainReport:
-    policy, row, updater, engine = ready.policy, ready.row, ready.updater, ready.engine
+    config, taskset, agent = runtime.config, runtime.taskset, runtime.agent
     progress.print_line(f"run: {folder}")
     if taskset.sandbox is not None:
         start = replace(start, events=(*start.events, LogEvent("sandbox", taskset.sandbox)))
-    agent = policy.agent(engine, config, config.temperature)
+    for event in start.events:
+        if isinstance(event, LogEvent):
+            show = log.warning if event.kind == CORRUPT else progress.print_line
+            show(f"{event.kind}: {event.detail}")
     collector = Collector(
         AgentLoop(agent, taskset.env),
         taskset.scorers,
-        ledger,
-        ledger.run,
-        limits_of(config),
+        writer,
+        writer.run,
+        rollout_limits(config),
         seed=config.seed,
-        greedy=AgentLoop(greedy_agent(agent), taskset.env) if "greedy" in row.needs else None,
+        greedy=AgentLoop(greedy_agent(agent), taskset.env) if runtime.updater.needs_greedy else None,
     )
-    parts = Parts(config, taskset, policy, row, updater, engine, agent, collector, ledger, folder, start, progress)
-    for event in start.events:
-        if isinstance(event, LogEvent):
-            told = log.warning if event.kind == CORRUPT else progress.print_line
-            told(f"{event.kind}: {event.detail}")
     try:
-        return asyncio.run(_run(parts))
+        return asyncio.run(_run(TrainingRun(runtime, collector, writer, folder, start, progress)))
     finally:
         progress.finish()
 
 
-def _validation(config: TrainConfig, taskset: TaskSet) -> list[str]:
-    """The split to validate on, where that is asked for."""
-    if config.evaluate_every == 0:
-        return []
-    if taskset.validation is None:
-        do = "leave it out: this task has no validation split"
-        raise InvalidInput("evaluate_every", got=config.evaluate_every, do=do)
-    return [taskset.validation]
-
-
-async def _run(parts: Parts) -> TrainReport:
-    """Train, save, compare; the run's last event says how it ended."""
-    with handle_signals(parts.progress) as halt:
+async def _run(run: TrainingRun) -> TrainReport:
+    """Train, save and compare. The last event of the run records how it ended."""
+    with handle_signals(run.progress) as shutdown:
         try:
-            return await _train_and_compare(parts, halt)
+            return await _train_and_compare(run, shutdown)
         except ShutdownRequested:
-            assert halt.signal is not None
-            said = signal.Signals(halt.signal).name
-            await parts.ledger.record(LogEvent("stopped", said))
-            raise Interrupted(halt.signal, f"stopped by {said}{_caveat(parts)}", parts.folder) from None
+            assert shutdown.signal is not None
+            name = signal.Signals(shutdown.signal).name
+            await run.writer.record(LogEvent("stopped", name))
+            restarts = run.runtime.config.checkpoint_every == 0
+            message = f"stopped by {name}{' without checkpoints: it would start from step 0' if restarts else ''}"
+            raise Interrupted(shutdown.signal, message, run.folder) from None
         except BaseException as error:
-            with suppress(RunWriteError):  # it may be what failed
-                await parts.ledger.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
+            with suppress(RunWriteError):  # the error may be the writer's own
+                await run.writer.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
-            await parts.engine.close()
+            for engine in run.runtime.engines.values():
+                await engine.close()
 
 
-async def _train_and_compare(parts: Parts, halt: GracefulShutdown) -> TrainReport:
+async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> TrainReport:
+    config = run.runtime.config
     began = time.perf_counter()
-    parts.progress.start(parts.config.steps, parts.start.progress.step)
-    await loop(parts, halt)
-    parts.progress.finish()
+    run.progress.start(config.steps, run.start.progress.step)
+    await train_loop(run, shutdown)
+    run.progress.finish()
     seconds = time.perf_counter() - began
-    with halt.interruptible():
-        report = await _compare(parts, seconds)
-    await parts.ledger.record(LogEvent("completed", f"{parts.config.steps} steps in {seconds:.1f} s"))
+    with shutdown.interruptible():
+        report = await _compare(run, seconds)
+    await run.writer.record(LogEvent("completed", f"{config.steps} steps in {seconds:.1f} s"))
     return report
 
 
-def _caveat(parts: Parts) -> str:
-    return "" if parts.config.checkpoint_every > 0 else " with checkpoint_every 0, so that it will begin anew"
-
-
-async def _compare(parts: Parts, seconds: float) -> TrainReport:
-    """The table of methods, and the base model's pass@k. The base model is loaded anew."""
-    config, taskset = parts.config, parts.taskset
-    base_engine = TorchEngine(open_policy(config, taskset).model, parts.policy.context)
-    base = parts.policy.agent(base_engine, config, 1.0)
+async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
+    """Evaluate all methods. The base model is loaded again: training has changed the policy's weights."""
+    runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
+    base_policy = load_policy(config, taskset)
+    base_engine = runtime.placement.engine(base_policy, config)
+    base = base_policy.agent(base_engine, config, 1.0)
     try:
-        methods = list_methods(taskset, base, parts.agent)
-        table = await make_table(methods, taskset, config.evaluate_n, limits_of(config), parts.progress)
-        passed = await _pass_at_k(parts, Method(BASE, base, taskset.env))
+        methods, limits = list_methods(taskset, base, runtime.agent), rollout_limits(config)
+        table = await make_table(methods, taskset, config.evaluate_n, limits, run.progress)
+        pass_at_k: PassAtK | None = None
+        if config.pass_k > 0:
+            method, attempts = Method(BASE, base, taskset.env), config.pass_attempts or config.pass_k
+            pass_at_k = await measure_pass_at_k(
+                method, taskset, PASS_AT_K_QUESTIONS, config.pass_k, attempts, limits, run.progress
+            )
     finally:
         await base_engine.close()
-    return TrainReport(parts.folder, config.steps, seconds, table, passed, parts.start.progress.step)
-
-
-async def _pass_at_k(parts: Parts, method: Method) -> PassAtK | None:
-    config, k = parts.config, parts.config.pass_k
-    if k == 0:
-        return None
-    size = config.pass_attempts or k
-    return await measure_pass_at_k(method, parts.taskset, PASS_QUESTIONS, k, size, limits_of(config), parts.progress)
+    return TrainReport(run.folder, config.steps, seconds, table, pass_at_k, run.start.progress.step)

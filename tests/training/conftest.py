@@ -1,4 +1,4 @@
-"""A model of a few hundred weights, its tokenizer, and checkpoints of it."""
+"""A tiny model, its tokenizer, and checkpoints of it; runs of a few small steps."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from checkpointing import TEMPLATE, make_model, snapshot_of
 from resuming import Whole, train_with_images
 from safetensors.torch import load_file
-from scenarios import micro_world, whimsical_world
+from scenarios import micro_taskset, whimsical_taskset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store.atomic_fs import Disk
-from agent_r1.store.manifest import step_of
-from agent_r1.training.checkpoint.files import Best, load_checkpoint, save_checkpoint
+from agent_r1.store.manifest import checkpoint_step
+from agent_r1.training.checkpoint.files import BestStep, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save(tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Path]:
     """``save(step)`` writes a checkpoint of the run ``tmp_path``, keeping two."""
 
-    def saving(step: int, best: Best | None = None, keep: int = 2, disk: Disk | None = None) -> Path:
+    def saving(step: int, best: BestStep | None = None, keep: int = 2, disk: Disk | None = None) -> Path:
         return save_checkpoint(tmp_path, snapshot_of(step, model, best), model, tokenizer, keep, disk or Disk())
 
     return saving
@@ -47,34 +47,34 @@ def save(tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerF
 
 @pytest.fixture
 def holds(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[[Path], bool]:
-    """Whether a checkpoint gives back exactly what was saved at its step."""
+    """``holds(folder)`` is whether a checkpoint contains exactly the snapshot of its step."""
 
     def compare(folder: Path) -> bool:
-        wanted, found = snapshot_of(step_of(folder), model), load_checkpoint(folder, model, tokenizer)
+        wanted, found = snapshot_of(checkpoint_step(folder), model), load_checkpoint(folder, model, tokenizer)
         loaded = load_file(folder / "model.safetensors")
         same = all(torch.equal(tensor, loaded[name]) for name, tensor in wanted.weights.items())
-        moments = all(torch.equal(t, found.learner.tensors[name]) for name, t in wanted.learner.tensors.items())
-        told = found.learner.scalars == wanted.learner.scalars and found.position.step == wanted.position.step
-        return same and moments and told and found.learner.tensors.keys() == wanted.learner.tensors.keys()
+        moments = all(torch.equal(t, found.trainer.tensors[name]) for name, t in wanted.trainer.tensors.items())
+        scalars = found.trainer.scalars == wanted.trainer.scalars and found.progress.step == wanted.progress.step
+        return same and moments and scalars and found.trainer.tensors.keys() == wanted.trainer.tensors.keys()
 
     return compare
 
 
 @pytest.fixture(scope="session")
 def micro() -> TaskSet:
-    return micro_world()
+    return micro_taskset()
 
 
 @pytest.fixture(scope="session")
 def whole(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Whole]:
-    """``whole(algorithm="ppo")`` is the run of these settings; each is made once."""
-    kept: dict[str, Whole] = {}
+    """``whole(algorithm="ppo")`` is an uninterrupted run with these settings; each is made once."""
+    runs: dict[str, Whole] = {}
 
     def get(whimsical: bool = False, **settings: Any) -> Whole:
-        if (key := repr((whimsical, settings))) not in kept:
-            its = whimsical_world() if whimsical else micro
+        if (key := repr((whimsical, settings))) not in runs:
+            its = whimsical_taskset() if whimsical else micro
             place = tmp_path_factory.mktemp("whole")
-            kept[key] = Whole(its, place, train_with_images(its, place, settings))
-        return kept[key]
+            runs[key] = Whole(its, place, train_with_images(its, place, settings))
+        return runs[key]
 
     return get

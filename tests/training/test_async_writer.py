@@ -1,4 +1,4 @@
-"""Saving goes on beside training; its failure is told, once, and nothing is saved twice at the same time."""
+"""Saving runs beside training, one save at a time, and a failure is raised once."""
 
 import asyncio
 import threading
@@ -10,12 +10,12 @@ from checkpointing import snapshot_of
 from transformers import PreTrainedModel
 
 from agent_r1.core.events import CheckpointSaved, Event
-from agent_r1.training.checkpoint.async_writer import Saver
+from agent_r1.training.checkpoint.async_writer import AsyncCheckpointWriter
 from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
 
 
-class Heard:
-    """A recorder that remembers what it was told."""
+class MemoryRecorder:
+    """A recorder that keeps the events in a list."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -29,38 +29,38 @@ def snapshot(model: PreTrainedModel) -> Snapshot:
     return snapshot_of(1, model)
 
 
-def test_the_loop_goes_on_while_a_save_is_under_way(snapshot: Snapshot) -> None:
+def test_the_event_loop_is_not_blocked_by_a_save(snapshot: Snapshot) -> None:
     may_end = threading.Event()
 
     async def training() -> None:
-        saver = Saver(lambda _: may_end.wait(10), Heard())
-        saver.start(snapshot)
+        writer = AsyncCheckpointWriter(lambda _: may_end.wait(10), MemoryRecorder())
+        writer.start(snapshot)
         await asyncio.sleep(0.05)
         may_end.set()
-        await saver.settled()
+        await writer.wait()
 
     asyncio.run(training())
     assert may_end.is_set()
 
 
-def test_settled_means_that_nothing_is_being_saved(snapshot: Snapshot) -> None:
+def test_wait_returns_when_no_save_is_running(snapshot: Snapshot) -> None:
     ended: list[Snapshot] = []
-    heard = Heard()
+    recorder = MemoryRecorder()
 
     def slow(given: Snapshot) -> None:
         time.sleep(0.1)
         ended.append(given)
 
     async def training() -> None:
-        saver = Saver(slow, heard)
-        await saver.settled()
+        writer = AsyncCheckpointWriter(slow, recorder)
+        await writer.wait()
         for count in (1, 2):
-            saver.start(snapshot)
-            await saver.settled()
-            assert len(ended) == count == len(heard.events)
+            writer.start(snapshot)
+            await writer.wait()
+            assert len(ended) == count == len(recorder.events)
 
     asyncio.run(training())
-    assert ended == [snapshot, snapshot] and heard.events == [CheckpointSaved(1), CheckpointSaved(1)]
+    assert ended == [snapshot, snapshot] and recorder.events == [CheckpointSaved(1), CheckpointSaved(1)]
 
 
 def full(_: Snapshot) -> None:
@@ -71,18 +71,20 @@ def broken(_: Snapshot) -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(("write", "said"), [(full, "no space"), (broken, "step 1 could not be saved: ZeroDivision")])
-def test_a_failed_save_is_told_once_and_not_written_down(
-    write: Callable[[Snapshot], None], said: str, snapshot: Snapshot
+@pytest.mark.parametrize(
+    ("write", "message"), [(full, "no space"), (broken, "step 1 could not be saved: ZeroDivision")]
+)
+def test_a_failed_save_is_raised_once_and_not_recorded(
+    write: Callable[[Snapshot], None], message: str, snapshot: Snapshot
 ) -> None:
-    heard = Heard()
+    recorder = MemoryRecorder()
 
     async def training() -> None:
-        saver = Saver(write, heard)
-        saver.start(snapshot)
-        with pytest.raises(CheckpointError, match=said):
-            await saver.settled()
-        await saver.settled()
+        writer = AsyncCheckpointWriter(write, recorder)
+        writer.start(snapshot)
+        with pytest.raises(CheckpointError, match=message):
+            await writer.wait()
+        await writer.wait()
 
     asyncio.run(training())
-    assert heard.events == []
+    assert recorder.events == []

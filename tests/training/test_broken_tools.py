@@ -27,14 +27,14 @@ from agent_r1.core.trajectory import STATUS_POLICY, Status, Trajectory
 from agent_r1.envs import ToolEnv
 from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
 from agent_r1.store import RunReader
-from agent_r1.store.verify import verify
+from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
-from agent_r1.tasksets.tinywiki.search import found, search
-from agent_r1.tools import ToolErrorKind, Resources, python_tool, tool
+from agent_r1.tasksets.tinywiki.search import found_page, search
+from agent_r1.tools import Resources, ToolErrorKind, python_tool, tool
 from agent_r1.tools import function_tool as tools
 from agent_r1.tools.mcp import mcp_tools
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 SECONDS = 1.0
@@ -149,7 +149,7 @@ def breaking(breaks: Mapping[str, Break]) -> TaskSet:
         return replace(await breaks[kind](task, context, resources), data=kind)
 
     wiki = build("tinywiki", None, None, 0)
-    env = ToolEnv([either], max_turns=5, call_rewards=found)
+    env = ToolEnv([either], max_turns=5, call_rewards=found_page)
     return replace(wiki, env=env, baselines={}, evaluation=("style-a",))
 
 
@@ -166,10 +166,10 @@ class Left:
 def trained(taskset: TaskSet, folder: Path) -> Left:
     torch.set_num_threads(1)
     settings = resolve(TrainConfig, [Layer("test", {**SMALL, "run": str(folder)}), Layer("recipe", taskset.recipe)])
-    train(settings, taskset, Silence())
+    train(settings, taskset, SilentProgress())
     with closing(RunReader(folder)) as reader:
         failed = sum(step.values["failed_calls"] for step in reader.metrics())
-        return Left(tuple(reader.trajectories()), failed, tuple(verify(folder).violations), reader.completed())
+        return Left(tuple(reader.trajectories()), failed, tuple(verify(folder).violations), reader.is_complete())
 
 
 @pytest.mark.parametrize("source", [functions, sandboxed, served], ids=lambda source: source.__name__)

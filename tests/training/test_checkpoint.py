@@ -1,4 +1,4 @@
-"""Models and checkpoints on disk: what was saved is what is loaded, and every change to it is seen."""
+"""Saved models and checkpoints load unchanged, and every change to their files is detected."""
 
 import errno
 import hashlib
@@ -10,23 +10,29 @@ from typing import Any
 
 import pytest
 import torch
-from checkpointing import TEMPLATE, doctor_of, make_model, snapshot_of
+from checkpointing import TEMPLATE, make_model, monitor_state_of, snapshot_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store.manifest import Damaged, check_whole, checkpoints, step_of
+from agent_r1.store.manifest import (
+    MANIFEST_FORMAT,
+    CorruptCheckpoint,
+    check_manifest,
+    checkpoint_step,
+    list_checkpoints,
+)
 from agent_r1.training.checkpoint.files import (
-    Best,
-    Position,
-    copied,
+    BestStep,
+    TrainProgress,
+    copy_weights,
+    find_latest_checkpoint,
+    find_trained_model,
     load_checkpoint,
-    newest_whole,
+    quarantine,
     save_checkpoint,
     save_model,
-    set_aside,
-    trained_model,
 )
 
 
@@ -34,7 +40,7 @@ def test_transformers_loads_a_saved_model_with_its_template(
     tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     folder = save_model(tmp_path, model, tokenizer)
-    assert folder == tmp_path / "model" and check_whole(folder)
+    assert folder == tmp_path / "model" and check_manifest(folder)
     loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
     again = AutoTokenizer.from_pretrained(folder)
@@ -42,29 +48,29 @@ def test_transformers_loads_a_saved_model_with_its_template(
     assert again("alba bruno").input_ids == [1, 2]
 
 
-def test_a_checkpoint_gives_back_what_was_saved(save: Callable[..., Path], holds: Callable[[Path], bool]) -> None:
+def test_a_checkpoint_contains_what_was_saved(save: Callable[..., Path], holds: Callable[[Path], bool]) -> None:
     assert save(3).name == "step-3" and holds(save(3))
 
 
-def test_the_position_comes_back(
+def test_the_progress_is_restored(
     save: Callable[..., Path], model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    best = Best(1, 0.1 + 0.2)
-    assert load_checkpoint(save(3, best), model, tokenizer).position == Position(3, best=best)
-    assert load_checkpoint(save(4), model, tokenizer).position == Position(4)
+    best = BestStep(1, 0.1 + 0.2)
+    assert load_checkpoint(save(3, best), model, tokenizer).progress == TrainProgress(3, best=best)
+    assert load_checkpoint(save(4), model, tokenizer).progress == TrainProgress(4)
 
 
-def test_what_the_doctor_remembers_comes_back(
+def test_the_state_of_the_monitor_is_restored(
     save: Callable[..., Path], model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    assert load_checkpoint(save(3), model, tokenizer).doctor == doctor_of(3)
+    assert load_checkpoint(save(3), model, tokenizer).monitor == monitor_state_of(3)
 
 
 def test_tied_weights_stay_tied_and_are_written_once(
     tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     tied = make_model(tie_word_embeddings=True)
-    weights = copied(tied)
+    weights = copy_weights(tied)
     assert weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
     snapshot = replace(snapshot_of(1, tied), weights=weights)
     saved = save_checkpoint(tmp_path, snapshot, tied, tokenizer, 2) / "model.safetensors"
@@ -72,9 +78,9 @@ def test_tied_weights_stay_tied_and_are_written_once(
     assert saved.read_bytes() == (tmp_path / "plain" / "model.safetensors").read_bytes()
 
 
-def test_a_snapshot_does_not_move_with_the_model(model: PreTrainedModel) -> None:
+def test_a_snapshot_does_not_change_with_the_model(model: PreTrainedModel) -> None:
     moving = make_model()
-    taken = copied(moving)
+    taken = copy_weights(moving)
     with torch.no_grad():
         for parameter in moving.parameters():
             parameter.add_(1)
@@ -101,15 +107,15 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "holds a learner.safetensors that has changed": lambda folder: flip(folder / "learner.safetensors"),
+CORRUPTIONS: dict[str, Callable[[Path], object]] = {
+    "holds a trainer.safetensors that has changed": lambda folder: flip(folder / "trainer.safetensors"),
     "holds a model.safetensors that has changed": lambda folder: (folder / "model.safetensors").write_bytes(b"short"),
     "lacks config.json": lambda folder: (folder / "config.json").unlink(),
     "holds pytorch_model.bin, which is not in its": lambda folder: (folder / "pytorch_model.bin").write_bytes(b"code"),
-    "no manifest that can be read: FileNotFoundError": lambda folder: (folder / "manifest.json").unlink(),
-    "no manifest that can be read: JSONDecodeError": lambda folder: (folder / "manifest.json").write_text("{"),
-    "no manifest that can be read: KeyError": lambda folder: (folder / "manifest.json").write_text("{}"),
-    "no manifest that can be read: TypeError": lambda folder: edit(folder, extra=1),
+    "no readable manifest: FileNotFoundError": lambda folder: (folder / "manifest.json").unlink(),
+    "no readable manifest: JSONDecodeError": lambda folder: (folder / "manifest.json").write_text("{"),
+    "no readable manifest: KeyError": lambda folder: (folder / "manifest.json").write_text("{}"),
+    "no readable manifest: TypeError": lambda folder: edit(folder, extra=1),
 }
 
 
@@ -118,8 +124,8 @@ def edit(folder: Path, **changes: object) -> None:
     (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
 
 
-@pytest.mark.parametrize("problem", DAMAGE)
-def test_damage_is_named_and_never_loaded(
+@pytest.mark.parametrize("problem", CORRUPTIONS)
+def test_a_corrupt_checkpoint_is_reported_and_never_loaded(
     problem: str,
     save: Callable[..., Path],
     tmp_path: Path,
@@ -127,40 +133,38 @@ def test_damage_is_named_and_never_loaded(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     older, newer = save(1), save(2)
-    DAMAGE[problem](newer)
+    CORRUPTIONS[problem](newer)
     with pytest.raises(InvalidInput, match=f"{problem}.*; use another checkpoint"):
         load_checkpoint(newer, model, tokenizer)
-    found = newest_whole(tmp_path)
+    found = find_latest_checkpoint(tmp_path)
     [skipped] = found.skipped
-    assert found.folder == older and skipped.folder == newer and problem in skipped.damage
+    assert found.folder == older and skipped.folder == newer and problem in skipped.reason
 
 
-@pytest.mark.parametrize(("other", "age"), [(1, "older"), (4, "newer")])
+@pytest.mark.parametrize(("other", "age"), [(MANIFEST_FORMAT - 1, "older"), (MANIFEST_FORMAT + 1, "newer")])
 def test_a_checkpoint_of_another_format_is_refused_not_skipped(
     other: int, age: str, save: Callable[..., Path], tmp_path: Path
 ) -> None:
     save(1)
     edit(save(2), format=other)
     with pytest.raises(InvalidInput, match=f"step-2 of format {other}, which is {age}; use the agent-r1 that wrote it"):
-        newest_whole(tmp_path)
+        find_latest_checkpoint(tmp_path)
 
 
-def test_one_of_another_format_is_in_nobodys_way(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_removed_like_others(save: Callable[..., Path], tmp_path: Path) -> None:
     save(1)
-    edit(save(2), format=4)
+    edit(save(2), format=MANIFEST_FORMAT + 1)
     save(3)
-    assert [folder.name for folder in checkpoints(tmp_path)] == ["step-3", "step-1"]
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-3", "step-1"]
 
 
-def test_hidden_files_are_no_part_of_a_checkpoint(
-    save: Callable[..., Path], tmp_path: Path, holds: Callable[[Path], bool]
-) -> None:
+def test_hidden_files_are_ignored(save: Callable[..., Path], tmp_path: Path, holds: Callable[[Path], bool]) -> None:
     for name in (".DS_Store", ".nfs0001"):
-        (save(1) / name).write_text("left by somebody")
-        assert newest_whole(tmp_path).skipped == () and holds(tmp_path / "checkpoints" / "step-1")
+        (save(1) / name).write_text("left by a file manager")
+        assert find_latest_checkpoint(tmp_path).skipped == () and holds(tmp_path / "checkpoints" / "step-1")
 
 
-def test_a_file_that_cannot_be_read_is_damage(
+def test_a_checkpoint_with_an_unreadable_file_is_corrupt(
     save: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older, newer = save(1), save(2)
@@ -172,13 +176,15 @@ def test_a_file_that_cannot_be_read_is_damage(
         return read(self, *arguments, **named)
 
     monkeypatch.setattr(Path, "open", failing)
-    found = newest_whole(tmp_path)
-    assert found.folder == older and "model.safetensors that cannot be read: [Errno 5]" in found.skipped[0].damage
+    found = find_latest_checkpoint(tmp_path)
+    assert found.folder == older and "model.safetensors that cannot be read: [Errno 5]" in found.skipped[0].reason
 
 
-def test_what_is_set_aside_is_no_checkpoint_and_never_overwritten(save: Callable[..., Path], tmp_path: Path) -> None:
-    names = [set_aside(save(2)).name for _ in range(3)]
-    assert names == ["damaged-step-2", "damaged1-step-2", "damaged2-step-2"] and checkpoints(tmp_path) == []
+def test_a_quarantined_checkpoint_no_longer_counts_and_is_never_overwritten(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
+    names = [quarantine(save(2)).name for _ in range(3)]
+    assert names == ["corrupt-step-2", "corrupt1-step-2", "corrupt2-step-2"] and list_checkpoints(tmp_path) == []
     save(3)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {*names, "step-3"}
 
@@ -193,61 +199,63 @@ def test_a_checkpoint_of_another_model_tokenizer_or_template_is_refused(
     again.chat_template = TEMPLATE + " "
     others = {
         "another model": (make_model(rope_theta=123.0), tokenizer),
-        "another model; go": (make_model(intermediate_size=16), tokenizer),
+        "another model; continue": (make_model(intermediate_size=16), tokenizer),
         "another tokenizer": (model, words),
         "another chat template": (model, again),
     }
-    for said, (one, other) in others.items():
-        with pytest.raises(InvalidInput, match=f"which is of {said}"):
+    for what, (one, other) in others.items():
+        with pytest.raises(InvalidInput, match=f"which has {what}"):
             load_checkpoint(folder, one, other)
 
 
-def test_a_model_is_itself_when_it_is_loaded_from_its_checkpoint(save: Callable[..., Path]) -> None:
+def test_a_model_loaded_from_its_checkpoint_has_the_same_fingerprint(save: Callable[..., Path]) -> None:
     folder = save(1)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokenizer(["alba", "bruno alba"], padding=False, truncation=True, max_length=1)
     assert load_checkpoint(folder, model, tokenizer).folder == folder
 
 
-def test_every_byte_of_every_file_counts(save: Callable[..., Path]) -> None:
+def test_a_changed_bit_of_any_file_is_detected(save: Callable[..., Path]) -> None:
     folder = save(1)
     for file in sorted(folder.iterdir()):
         if file.name != "manifest.json":
             flip(file)
-            with pytest.raises(Damaged, match=f"holds a {file.name} that has changed"):
-                check_whole(folder)
+            with pytest.raises(CorruptCheckpoint, match=f"holds a {file.name} that has changed"):
+                check_manifest(folder)
             flip(file)
-    assert check_whole(folder)
+    assert check_manifest(folder)
 
 
 def test_the_newest_two_are_kept(save: Callable[..., Path], tmp_path: Path) -> None:
     for step in (2, 5, 10, 100):
         save(step)
-    assert [folder.name for folder in checkpoints(tmp_path)] == ["step-100", "step-10"]
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-100", "step-10"]
 
 
-def test_a_damaged_checkpoint_does_not_count_as_kept(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_does_not_count_as_kept(save: Callable[..., Path], tmp_path: Path) -> None:
     save(1)
     (save(2) / "model.safetensors").write_bytes(b"short")
     save(3)
-    assert [folder.name for folder in checkpoints(tmp_path)] == ["step-3", "step-1"]
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-3", "step-1"]
 
 
-def test_the_best_is_kept_beside_the_newest(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_beside_the_newest(save: Callable[..., Path], tmp_path: Path) -> None:
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (6, 6)):
-        save(step, Best(best, 0.5), keep=2)
-        kept = {step_of(folder) for folder in checkpoints(tmp_path)}
-        assert kept == {best, step, max(1, step - 1)} | ({2} if step == 6 else set())  # the best of step 5
+        save(step, BestStep(best, 0.5), keep=2)
+        kept = {checkpoint_step(folder) for folder in list_checkpoints(tmp_path)}
+        assert kept == {best, step, max(1, step - 1)} | (
+            {2} if step == 6 else set()
+        )  # step 2 is the best step of checkpoint 5
 
 
-def test_a_checkpoint_takes_the_place_of_a_damaged_one(
+def test_a_checkpoint_replaces_a_corrupt_one(
     save: Callable[..., Path], tmp_path: Path, holds: Callable[[Path], bool]
 ) -> None:
     flip(save(2) / "model.safetensors")
     assert holds(save(2)) and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
 
 
-def test_a_model_takes_the_place_of_an_older_one(
+def test_a_model_replaces_an_older_one(
     tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     save_model(tmp_path, model, tokenizer)
@@ -255,13 +263,13 @@ def test_a_model_takes_the_place_of_an_older_one(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_model_of_a_run_is_its_final_one_or_its_newest_whole_checkpoint(
+def test_the_model_of_a_run_is_the_final_one_or_the_newest_intact_checkpoint(
     save: Callable[..., Path], tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    with pytest.raises(InvalidInput, match="which has saved no whole model; let it train"):
-        trained_model(tmp_path)
+    with pytest.raises(InvalidInput, match="which has saved no complete model; let it train"):
+        find_trained_model(tmp_path)
     older, newer = save(1), save(2)
-    assert trained_model(tmp_path) == newer
+    assert find_trained_model(tmp_path) == newer
     flip(newer / "model.safetensors")
-    assert trained_model(tmp_path) == older
-    assert trained_model(tmp_path) != save_model(tmp_path, model, tokenizer) == trained_model(tmp_path)
+    assert find_trained_model(tmp_path) == older
+    assert find_trained_model(tmp_path) != save_model(tmp_path, model, tokenizer) == find_trained_model(tmp_path)

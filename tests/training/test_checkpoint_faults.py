@@ -1,4 +1,4 @@
-"""Whatever happens while a checkpoint is saved, a whole one is on the disk, and what was saved is what is loaded."""
+"""Whatever happens while a checkpoint is saved, an intact one is on the disk and loads unchanged."""
 
 import itertools
 import os
@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from agent_r1.store.manifest import check_whole, checkpoints, step_of
-from agent_r1.training.checkpoint.files import Best, CheckpointError, newest_whole, save_checkpoint
+from agent_r1.store.manifest import check_manifest, checkpoint_step, list_checkpoints
+from agent_r1.training.checkpoint.files import BestStep, CheckpointError, find_latest_checkpoint, save_checkpoint
 
 
 @pytest.fixture
 def begin(save: Callable[..., Path], tmp_path: Path) -> Callable[[], None]:
-    """Whatever there was, there are now the checkpoints of steps 1 and 2."""
+    """``begin()`` resets the run to the checkpoints of steps 1 and 2."""
     save(1), save(2)
     shutil.copytree(tmp_path / "checkpoints", tmp_path / "first")
 
@@ -37,7 +37,7 @@ def operations(save: Callable[..., Path], step: int) -> int:
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["before", "torn"])
-def test_after_a_crash_at_any_operation_the_newest_whole_checkpoint_holds(
+def test_after_a_crash_at_any_operation_the_newest_intact_checkpoint_is_loadable(
     torn: bool, begin: Callable[[], None], save: Callable[..., Path], holds: Callable[[Path], bool], tmp_path: Path
 ) -> None:
     begin()
@@ -48,19 +48,19 @@ def test_after_a_crash_at_any_operation_the_newest_whole_checkpoint_holds(
         disk = FailingDisk(good, Crash(), torn)
         with pytest.raises(Crash):
             save(3, disk=disk)
-        newest = newest_whole(tmp_path)
+        newest = find_latest_checkpoint(tmp_path)
         assert newest.folder is not None and holds(newest.folder) and newest.skipped == ()
         seen.add((disk.done[-1], newest.folder.name))
-        assert holds(save(3)) and [step_of(folder) for folder in checkpoints(tmp_path)] == [3, 2]
+        assert holds(save(3)) and [checkpoint_step(folder) for folder in list_checkpoints(tmp_path)] == [3, 2]
         assert all(not path.name.startswith(".") for path in (tmp_path / "checkpoints").iterdir())
     assert total > 20 and {name for name, _ in seen} == {"make", "write", "sync", "rename", "remove"}
     assert {step for _, step in seen} == {"step-2", "step-3"}
 
 
-def test_a_save_that_does_not_rename_is_caught_by_that_test(
+def test_a_save_without_rename_is_detected_by_that_test(
     save: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The negative control: written in place, a checkpoint is torn by a crash."""
+    """The negative control: a crash damages a checkpoint that is written in place."""
 
     class InPlace(FailingDisk):
         def write(self, place: Path, put: Callable[[Path], None]) -> None:
@@ -70,13 +70,13 @@ def test_a_save_that_does_not_rename_is_caught_by_that_test(
     save(1), save(2)
     with pytest.raises(Crash):
         save(3, disk=InPlace(2, Crash(), torn=True))
-    assert newest_whole(tmp_path).skipped != ()
+    assert find_latest_checkpoint(tmp_path).skipped != ()
 
 
 FULL = OSError(28, "No space left on device")
 
 
-def test_a_full_disk_at_any_operation_leaves_what_was_there(
+def test_a_full_disk_at_any_operation_keeps_the_existing_checkpoints(
     begin: Callable[[], None], save: Callable[..., Path], holds: Callable[[Path], bool], tmp_path: Path
 ) -> None:
     begin()
@@ -85,14 +85,14 @@ def test_a_full_disk_at_any_operation_leaves_what_was_there(
         disk = FailingDisk(good, FULL, torn=True)
         with pytest.raises(CheckpointError, match="No space left on device"):
             save(3, disk=disk)
-        newest = newest_whole(tmp_path).folder
+        newest = find_latest_checkpoint(tmp_path).folder
         assert newest is not None and holds(newest)
         hidden = [path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")]
-        assert step_of(newest) == 3 or not hidden
+        assert checkpoint_step(newest) == 3 or not hidden
         assert holds(save(3))
 
 
-def test_what_cannot_fit_is_not_begun(
+def test_a_save_that_cannot_fit_is_not_started(
     save: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(1)
@@ -116,29 +116,29 @@ def test_whatever_fails_the_last_good_checkpoint_is_never_lost(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """A history of saves of which some crash and some find the disk full, and some of which are the best."""
+    """A history of saves: some crash, some find the disk full, and some are the best step."""
     run = tmp_path_factory.mktemp("history")
     best, last_good = None, None
     for step, (good, crashes, is_best) in enumerate(saves, start=1):
-        best = Best(step, 0.5) if is_best else best
+        best = BestStep(step, 0.5) if is_best else best
         disk = FailingDisk(good, Crash() if crashes else FULL, torn=True)
         try:
             save_checkpoint(run, snapshot_of(step, model, best), model, tokenizer, keep, disk)
             last_good = step
         except (Crash, CheckpointError):
             best = None if best is not None and best.step == step else best
-        newest = newest_whole(run).folder
-        found = None if newest is None else step_of(newest)
+        newest = find_latest_checkpoint(run).folder
+        found = None if newest is None else checkpoint_step(newest)
         assert found in ({last_good, step} if len(disk.done) > good else {step})
         last_good = found
-        assert len(checkpoints(run)) <= keep + 2
+        assert len(list_checkpoints(run)) <= keep + 2
 
 
 STEPS_OF_A_SAVE = ("fsync", "rename", "rmdir", "unlink")
 
 
 def killed_at(call: int, save: Callable[..., Path]) -> bool:
-    """Save step 2 in a process that dies right before its ``call``-th disk operation; False where it outlived them."""
+    """Save step 2 in a process that dies before its ``call``-th disk operation; False if it made fewer."""
 
     def dying(function: Callable[..., object]) -> Callable[..., object]:
         def counted(*arguments: object, **settings: object) -> object:
@@ -159,7 +159,7 @@ def killed_at(call: int, save: Callable[..., Path]) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_killed_before_any_disk_operation_a_whole_checkpoint_is_there(
+def test_after_a_kill_before_any_disk_operation_an_intact_checkpoint_exists(
     tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     def save(step: int) -> Path:
@@ -170,8 +170,8 @@ def test_killed_before_any_disk_operation_a_whole_checkpoint_is_there(
         shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
         save(1)
         died = killed_at(call, save)
-        left = checkpoints(tmp_path)
-        assert left and all(check_whole(folder) for folder in left)
+        left = list_checkpoints(tmp_path)
+        assert left and all(check_manifest(folder) for folder in left)
         seen.add(tuple(folder.name for folder in left))
         assert save(3).name == "step-3"
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]

@@ -31,7 +31,7 @@ from agent_r1.rollout.context_policy import build_context_policy
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.forward_backward import ModelSet
-from agent_r1.training.build import open_policy
+from agent_r1.training.policy import load_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.progress import SilentProgress
@@ -260,8 +260,8 @@ def test_the_outcome_reaches_every_branch_and_every_summary(lives):
 @pytest.mark.parametrize("name", RULES)
 def test_no_context_is_longer_than_allowed_however_small_it_is(taskset, name):
     config = config_of(taskset, context_policy=RULES[name], context=150, max_tokens=24)
-    policy = open_policy(config, taskset)
-    engine = TorchEngine(policy.model, policy.context)
+    policy = load_policy(config, taskset)
+    engine = TorchEngine(policy.model, policy.context_length)
     method = Method("test", policy.agent(engine, config, TEMPERATURE), taskset.env)
     groups = asyncio.run(attempts(method, taskset.scorers, taskset.tasks("train")[:4], 2, RolloutLimits()))
     for trajectory in (t for group in groups for t in group.trajectories):

@@ -1,4 +1,4 @@
-"""A run goes on with the questions and passages it began with, wherever they came from."""
+"""A run is resumed only with the questions and passages it began with, wherever their files are."""
 
 import os
 import subprocess
@@ -17,8 +17,8 @@ from agent_r1.core.events import LogEvent
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store.verify import verify
-from agent_r1.training.data_fingerprint import events_of
+from agent_r1.store.verification import verify
+from agent_r1.training.data_fingerprint import fingerprint_data
 
 
 @pytest.fixture
@@ -27,16 +27,18 @@ def questions(tmp_path: Path) -> Path:
     return tmp_path / "my questions.json"
 
 
-def test_the_digest_is_that_of_the_file(micro: TaskSet, questions: Path, tmp_path: Path) -> None:
-    file, tasks = events_of(config_of(micro, tmp_path / "run", {"data": questions}), micro)
+def test_the_fingerprint_of_a_file_is_its_hash(micro: TaskSet, questions: Path, tmp_path: Path) -> None:
+    file, tasks = fingerprint_data(config_of(micro, tmp_path / "run", {"data": questions}), micro)
     digest = "080a9ed428559ef602668b4c00f114f1a11c3f6b02a435f0bdc154578e4d7f22"
-    assert file == LogEvent("read", f"data {questions} sha256 {digest}")
-    assert tasks.kind == "read" and tasks.detail.startswith("tasks sha256 ")
+    assert file == LogEvent("fingerprint", f"data {questions} sha256 {digest}")
+    assert tasks.kind == "fingerprint" and tasks.detail.startswith("tasks sha256 ")
 
 
-def test_of_a_folder_every_name_and_byte_counts_but_no_hidden_file(micro: TaskSet, tmp_path: Path) -> None:
+def test_the_fingerprint_of_a_folder_covers_names_and_contents_but_no_hidden_files(
+    micro: TaskSet, tmp_path: Path
+) -> None:
     def digest() -> tuple[LogEvent, ...]:
-        return events_of(config_of(micro, tmp_path / "run", {"corpus": str(tmp_path / "corpus")}), micro)
+        return fingerprint_data(config_of(micro, tmp_path / "run", {"corpus": str(tmp_path / "corpus")}), micro)
 
     (tmp_path / "corpus" / "part").mkdir(parents=True)
     seen = [digest()]
@@ -47,9 +49,9 @@ def test_of_a_folder_every_name_and_byte_counts_but_no_hidden_file(micro: TaskSe
     assert len(set(seen)) == 4 and digest() == seen[-1]
 
 
-def test_what_is_no_file_here_has_no_digest(micro: TaskSet, tmp_path: Path) -> None:
+def test_names_on_the_hub_and_urls_have_no_fingerprint(micro: TaskSet, tmp_path: Path) -> None:
     named = {"data": "hf:owner/name", "corpus": "http://127.0.0.1:8000"}
-    [tasks] = events_of(config_of(micro, tmp_path / "run", named), micro)
+    [tasks] = fingerprint_data(config_of(micro, tmp_path / "run", named), micro)
     assert tasks.detail.startswith("tasks ")
 
 
@@ -70,12 +72,12 @@ OTHERS: Mapping[str, Sequence[Task]] = {
 }
 
 
-def digest_of(world: TaskSet, place: Path, *tasks: Task) -> str:
-    world = replace(world, tasks=lambda split: tasks, validation=None)
-    return events_of(config_of(world, place, {}), world)[-1].detail
+def digest_of(taskset: TaskSet, place: Path, *tasks: Task) -> str:
+    taskset = replace(taskset, tasks=lambda split: tasks, validation=None)
+    return fingerprint_data(config_of(taskset, place, {}), taskset)[-1].detail
 
 
-def test_data_that_json_does_not_know_counts_too(micro: TaskSet, tmp_path: Path) -> None:
+def test_data_that_is_not_json_is_covered(micro: TaskSet, tmp_path: Path) -> None:
     holding_itself: dict[str, Any] = {}
     holding_itself["self"] = holding_itself
     strange: list[Any] = [
@@ -91,10 +93,10 @@ def test_data_that_json_does_not_know_counts_too(micro: TaskSet, tmp_path: Path)
     assert len(set(digests)) == len(strange)
 
 
-def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
+def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = (
-        "from agent_r1.training.data_fingerprint import _digest_of; from agent_r1.core.task import Task;"
-        "print(_digest_of([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
+        "from agent_r1.training.data_fingerprint import _hash_tasks; from agent_r1.core.task import Task;"
+        "print(_hash_tasks([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
     )
     command = [sys.executable, "-c", script]
     said = {subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)}
@@ -102,16 +104,16 @@ def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_all_that_a_task_says_counts(what: str, micro: TaskSet, tmp_path: Path) -> None:
+def test_every_field_of_a_task_is_covered(what: str, micro: TaskSet, tmp_path: Path) -> None:
     def digest(tasks: Sequence[Task]) -> tuple[LogEvent, ...]:
-        world = replace(micro, tasks=lambda split: tasks, validation=None)
-        return events_of(config_of(micro, tmp_path / "run", {}), world)
+        taskset = replace(micro, tasks=lambda split: tasks, validation=None)
+        return fingerprint_data(config_of(micro, tmp_path / "run", {}), taskset)
 
     own = [one(), one(id="b", data={"seen": {"a", "b"}, "answers": ["x", 1.5, None]})]
     assert digest(own) == digest([one(), one(id="b")]) != digest(OTHERS[what])
 
 
-def test_a_run_whose_questions_changed_is_refused_and_opens_no_lineage(
+def test_a_run_with_changed_questions_is_refused_and_opens_no_segment(
     micro: TaskSet, questions: Path, tmp_path: Path
 ) -> None:
     train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
@@ -122,20 +124,20 @@ def test_a_run_whose_questions_changed_is_refused_and_opens_no_lineage(
     questions.write_text("[1]")
     with pytest.raises(InvalidInput, match=r"^tasks: got others than the run's: sha256 .*; put back what"):
         resume(fewer, tmp_path / "step-2")
-    assert verify(tmp_path / "step-2").lineages == 1
+    assert verify(tmp_path / "step-2").segments == 1
 
 
-def test_questions_may_lie_elsewhere_by_now(micro: TaskSet, questions: Path, tmp_path: Path) -> None:
+def test_the_questions_can_be_moved(micro: TaskSet, questions: Path, tmp_path: Path) -> None:
     made = train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
     moved = questions.rename(tmp_path / "moved.json")
     assert resume(micro, tmp_path / "step-2", data=moved) == made
 
 
 @pytest.mark.parametrize("other", [{"data": "hf:owner/name"}, {"corpus": "http://127.0.0.1:8000"}])
-def test_what_cannot_be_compared_may_not_change(
+def test_data_without_a_fingerprint_cannot_change(
     other: dict[str, str], micro: TaskSet, questions: Path, tmp_path: Path
 ) -> None:
     train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
     [what] = other
-    with pytest.raises(InvalidInput, match=f"^{what}: got .*; leave it out: .* goes on with .*cannot be compared"):
+    with pytest.raises(InvalidInput, match=f"^{what}: got .*; leave it out: .* continues with .*cannot be compared"):
         resume(micro, tmp_path / "step-2", **other)

@@ -1,4 +1,4 @@
-"""The doctor: every check finds what it is for and nothing else, and what it finds ends a run when it should."""
+"""Each health check finds its problem and nothing else, and findings stop a run at the right step."""
 
 from __future__ import annotations
 
@@ -10,31 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from failing import failing, group_of, lived
+from failing import failing, group_of, make_trajectory
 
 from agent_r1 import cli
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import RunStopped
-from agent_r1.core.events import AttemptFate, Event, LogEvent
+from agent_r1.core.events import Event, LogEvent
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Trajectory
-from agent_r1.core.weights import Weights
-from agent_r1.data.training_sample import Selection, select_trainable
-from agent_r1.trainer.learner import Update
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.data.training_sample import Excluded, select_trainable
+from agent_r1.trainer.updater import SelectedGroup, Trained, UpdateReport
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.monitor.checks import Spikes, bounds, idle, same_weights, shrunk, torn
-from agent_r1.training.monitor.config import DoctorConfig
-from agent_r1.training.monitor.health_monitor import Doctor
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.training.monitor.checks import (
+    GradientSpikeDetector,
+    check_group_integrity,
+    check_memory_reduced,
+    check_no_signal,
+    check_weights,
+    metric_checks,
+)
+from agent_r1.training.monitor.config import MonitorConfig
+from agent_r1.training.monitor.health_monitor import HealthMonitor
+from agent_r1.training.monitor.state import MonitorState
 
 HEALTHY = {"staleness": 0.0, "skipped_steps": 0.0, "first_ratio_deviation": 1e-6, "logprob_gap": 1e-5}
-DEFAULT = DoctorConfig()
+DEFAULT = MonitorConfig()
 
 
 def found(metrics: Mapping[str, float], max_staleness: int = 0) -> dict[str, int | None]:
-    looked = [bound.look({**HEALTHY, **metrics}) for bound in bounds(DEFAULT, max_staleness)]
-    return {finding.check: finding.patience for finding in looked if finding is not None}
+    findings = [check.check({**HEALTHY, **metrics}) for check in metric_checks(DEFAULT, max_staleness)]
+    return {finding.check: finding.patience for finding in findings if finding is not None}
 
 
 @pytest.mark.parametrize(
@@ -49,57 +56,65 @@ def found(metrics: Mapping[str, float], max_staleness: int = 0) -> dict[str, int
         ({"skipped_steps": math.nan}, {"skipped_steps": 3}),
     ],
 )
-def test_numbers_out_of_their_bounds_are_found(metrics: dict[str, float], checks: dict[str, int]) -> None:
+def test_metrics_above_their_limits_are_found(metrics: dict[str, float], checks: dict[str, int]) -> None:
     assert found(metrics) == checks
 
 
-def test_probabilities_of_older_weights_may_differ() -> None:
+def test_probabilities_under_older_weights_may_differ() -> None:
     assert found({"staleness": 2.0, "logprob_gap": 3.0, "first_ratio_deviation": 3.0}, max_staleness=2) == {}
 
 
-def test_a_step_in_which_nothing_was_learned_has_nothing_to_look_at() -> None:
-    assert [bound.look({"reward": math.nan, "failed": 8.0}) for bound in bounds(DEFAULT, 0)] == [None] * 4
+def test_a_step_without_an_update_has_no_metrics_to_check() -> None:
+    assert [check.check({"reward": math.nan, "failed": 8.0}) for check in metric_checks(DEFAULT, 0)] == [None] * 4
 
 
-def test_a_gradient_far_above_the_usual_is_found_once_there_is_a_usual() -> None:
-    spikes = Spikes(times=10)
+def test_a_gradient_spike_is_found_once_there_is_a_median() -> None:
+    spikes = GradientSpikeDetector(factor=10)
     norms = [100.0, 1.0, 1.2, 0.8, 1.1, 9.0, 12.0, 1.0]
-    seen = [spikes.look({"policy_gradient_norm": norm}) is not None for norm in norms]
+    seen = [spikes.check({"policy_gradient_norm": norm}) is not None for norm in norms]
     assert seen == [False] * 6 + [True, False]
-    assert spikes.look({}) is None
+    assert spikes.check({}) is None
 
 
-def test_weights_and_memory() -> None:
-    assert same_weights("ab" * 32, "ab" * 32) is None and shrunk(4096, 4096) is None
-    other, less = same_weights("cd" * 32, "ab" * 32), shrunk(4096, 700)
+def version(checksum: str = "ab", number: int = 4) -> PolicyVersion:
+    return PolicyVersion(number, step=4, checksum=checksum * 32)
+
+
+def test_other_weights_and_reduced_memory_are_found() -> None:
+    assert check_weights(version("ab"), version("ab")) is None and check_memory_reduced(4096, 4096) is None
+    other, less = check_weights(version("cd"), version("ab")), check_memory_reduced(4096, 700)
     assert other is not None and other.patience == 1 and "cdcdcdcdcdcd" in str(other)
+    assert check_weights(version("ab", 3), version("ab")) is not None
     assert less is not None and less.patience is None and "700 tokens" in str(less)
 
 
-def taught_nothing(*reasons: str, skipped: float = 0.0) -> Update:
-    fates = tuple(AttemptFate(AttemptId("run", "t", 0, n), "dropped", 1, reason) for n, reason in enumerate(reasons))
-    return Update(1, 0, {"reward": 0.25, "skipped_steps": skipped}, fates, TrainConfig().trainer.micro_tokens)
+def without_signal(*reasons: str, skipped: float = 0.0) -> UpdateReport:
+    outcomes = tuple(Excluded(AttemptId("run", "t", 0, n), reason) for n, reason in enumerate(reasons))
+    metrics = {"reward": 0.25, "skipped_steps": skipped}
+    return UpdateReport(1, version(), metrics, outcomes, TrainConfig().trainer.micro_tokens)
 
 
-def test_a_step_that_taught_nothing_is_found_with_its_most_common_reasons() -> None:
-    finding = idle(taught_nothing("zero variance", "stale: sampled 3 updates ago", "a", "stale: sampled 4 updates ago",
+def test_a_step_without_signal_is_found_with_its_most_common_reasons() -> None:
+    finding = check_no_signal(without_signal("zero variance", "stale: sampled 3 updates ago", "a", "stale: sampled 4 updates ago",
                                   "b", "zero variance", "zero variance"), 20)  # fmt: skip
     assert finding is not None and finding.patience == 20
     assert (
         finding.value == "3 x zero variance, 2 x stale: sampled # updates ago, 1 x a, 1 other reasons; mean reward 0.25"
     )
-    assert idle(taught_nothing("the loss or a gradient was not finite", skipped=1.0), 20) is None
-    some = taught_nothing("zero variance")
-    assert idle(replace(some, fates=(*some.fates, AttemptFate(AttemptId("run", "t", 0, 9), "trained", 1))), 20) is None
+    assert check_no_signal(without_signal("the loss or a gradient was not finite", skipped=1.0), 20) is None
+    some = without_signal("zero variance")
+    assert (
+        check_no_signal(replace(some, outcomes=(*some.outcomes, Trained(AttemptId("run", "t", 0, 9), 1.0))), 20) is None
+    )
 
 
 @pytest.mark.parametrize(("steps_of_run", "last"), [(2, None), (3, 3), (7, 7), (50, 20)])
-def test_a_run_that_learns_nothing_at_all_is_stopped(steps_of_run: int, last: int | None) -> None:
-    doctor, log = doctor_of(steps=steps_of_run)
+def test_a_run_that_never_learns_is_stopped(steps_of_run: int, last: int | None) -> None:
+    monitor, log = make_monitor(steps=steps_of_run)
 
     async def go() -> None:
         for _ in range(steps_of_run):
-            await doctor.tell(await doctor.examine(taught_nothing("zero variance")))
+            await monitor.report(monitor.on_step(without_signal("zero variance"), version()))
 
     if last is None:
         asyncio.run(go())
@@ -109,32 +124,34 @@ def test_a_run_that_learns_nothing_at_all_is_stopped(steps_of_run: int, last: in
     assert len(log.events) == (last or steps_of_run)
 
 
-WHOLE = group_of(lived(0), lived(1, retry=2), retried=(lived(1), lived(1, retry=1)))
+WHOLE = group_of(
+    make_trajectory(0), make_trajectory(1, retry=2), retried=(make_trajectory(1), make_trajectory(1, retry=1))
+)
 
 
-def test_a_whole_group_is_no_finding() -> None:
-    assert torn(WHOLE, 3, 2, greedy=False) is None
-    greedy = replace(WHOLE, greedy=lived(2, retry=1), retried=(*WHOLE.retried, lived(2)))
-    assert torn(greedy, 3, 2, greedy=True) is None
+def test_a_complete_group_is_no_finding() -> None:
+    assert check_group_integrity(WHOLE, 3, 2, greedy=False) is None
+    greedy = replace(WHOLE, greedy=make_trajectory(2, retry=1), retried=(*WHOLE.retried, make_trajectory(2)))
+    assert check_group_integrity(greedy, 3, 2, greedy=True) is None
 
 
 @pytest.mark.parametrize(
     "group",
     [
-        group_of(lived(0)),
-        group_of(lived(0), lived(0)),
-        group_of(lived(1), lived(0)),
-        group_of(lived(0), lived(1), lived(2)),
-        group_of(lived(0), lived(1, serial=4)),
-        group_of(lived(0, serial=4), lived(1, serial=4), serial=4),
+        group_of(make_trajectory(0)),
+        group_of(make_trajectory(0), make_trajectory(0)),
+        group_of(make_trajectory(1), make_trajectory(0)),
+        group_of(make_trajectory(0), make_trajectory(1), make_trajectory(2)),
+        group_of(make_trajectory(0), make_trajectory(1, group_id=4)),
+        group_of(make_trajectory(0, group_id=4), make_trajectory(1, group_id=4), group_id=4),
         replace(WHOLE, task=Task("other", ())),
         replace(WHOLE, retried=()),
         replace(WHOLE, retried=WHOLE.retried * 2),
-        replace(WHOLE, retried=(*WHOLE.retried, lived(0))),
+        replace(WHOLE, retried=(*WHOLE.retried, make_trajectory(0))),
     ],
 )
-def test_a_torn_group_ends_a_run_at_once(group: Group) -> None:
-    finding = torn(group, 3, 2, greedy=False)
+def test_an_incomplete_or_mixed_group_stops_a_run_at_once(group: Group) -> None:
+    finding = check_group_integrity(group, 3, 2, greedy=False)
     assert finding is not None and finding.patience == 1
 
 
@@ -146,37 +163,37 @@ def of_another(trajectory: Trajectory, **changes: Any) -> Trajectory:
     "group",
     [
         WHOLE,
-        replace(WHOLE, greedy=lived(3)),
-        replace(WHOLE, greedy=of_another(lived(2), group_id=9, task="other")),
-        replace(WHOLE, greedy=of_another(lived(2), run="other")),
-        replace(WHOLE, greedy=lived(2), retried=tuple(of_another(t, group_id=77, task="zzz") for t in WHOLE.retried)),
-        replace(WHOLE, greedy=lived(2), trajectories=(of_another(lived(0), run="other"), WHOLE.trajectories[1])),
+        replace(WHOLE, greedy=make_trajectory(3)),
+        replace(WHOLE, greedy=of_another(make_trajectory(2), group_id=9, task="other")),
+        replace(WHOLE, greedy=of_another(make_trajectory(2), run="other")),
+        replace(
+            WHOLE,
+            greedy=make_trajectory(2),
+            retried=tuple(of_another(t, group_id=77, task="zzz") for t in WHOLE.retried),
+        ),
+        replace(
+            WHOLE,
+            greedy=make_trajectory(2),
+            trajectories=(of_another(make_trajectory(0), run="other"), WHOLE.trajectories[1]),
+        ),
     ],
 )
-def test_a_greedy_attempt_is_there_and_all_are_of_one_run_group_and_task(group: Group) -> None:
-    finding = torn(group, 3, 2, greedy=True)
+def test_a_missing_or_foreign_greedy_attempt_is_found(group: Group) -> None:
+    finding = check_group_integrity(group, 3, 2, greedy=True)
     assert finding is not None and finding.patience == 1
 
 
 @dataclass
-class FakeLearner:
-    version: int = 4
+class FakeUpdater:
     micro_tokens: int = TrainConfig().trainer.micro_tokens
-    asks_greedy: bool = False
+    needs_greedy: bool = False
 
-    def weights(self) -> Weights:
-        return Weights(self.version, "module", None, "ab" * 32)
-
-    def admission(self, group: Group) -> Selection:
-        return select_trainable([group], {})
+    def publish(self) -> WeightUpdate:
+        return WeightUpdate(version(), "shared_memory", None)
 
 
-@dataclass
-class FakeEngine:
-    held: str = "ab" * 32
-
-    async def digest(self) -> str:
-        return self.held
+def selected(group: Group) -> SelectedGroup:
+    return SelectedGroup(group, select_trainable([group], {}), has_signal=True)
 
 
 @dataclass
@@ -187,18 +204,18 @@ class Log:
         self.events += events
 
 
-def doctor_of(engine: FakeEngine | None = None, **settings: Any) -> tuple[Doctor, Log]:
+def make_monitor(**settings: Any) -> tuple[HealthMonitor, Log]:
     config, log = TrainConfig(groups_per_step=2, group_size=2, **settings), Log()
-    made = Doctor(config, FakeLearner(), engine or FakeEngine(), log, Path("runs/x"))  # type: ignore[arg-type]
-    return made, log
+    return HealthMonitor(config, FakeUpdater(), log, Path("runs/x")), log  # type: ignore[arg-type]
 
 
-def steps(doctor: Doctor, *metrics: Mapping[str, float]) -> None:
+def take_steps(monitor: HealthMonitor, *metrics: Mapping[str, float], served: PolicyVersion | None = None) -> None:
     async def take() -> None:
         for step, changed in enumerate(metrics, start=1):
-            fates = (AttemptFate(AttemptId("run", "t", step, 0), "trained", step, credit=1.0),)
-            update = Update(step, step, {**HEALTHY, **changed}, fates, TrainConfig().trainer.micro_tokens)
-            await doctor.tell(await doctor.examine(update))
+            outcomes = (Trained(AttemptId("run", "t", step, 0), 1.0),)
+            micro_tokens = TrainConfig().trainer.micro_tokens
+            update = UpdateReport(step, version(), {**HEALTHY, **changed}, outcomes, micro_tokens)
+            await monitor.report(monitor.on_step(update, served or version()))
 
     asyncio.run(take())
 
@@ -206,75 +223,75 @@ def steps(doctor: Doctor, *metrics: Mapping[str, float]) -> None:
 WRONG = {"logprob_gap": 1.0}
 
 
-def test_a_healthy_run_is_left_in_peace() -> None:
-    doctor, log = doctor_of()
-    steps(doctor, *[{}] * 9)
+def test_a_healthy_run_has_no_findings() -> None:
+    monitor, log = make_monitor()
+    take_steps(monitor, *[{}] * 9)
     assert log.events == []
 
 
-def test_what_goes_on_for_its_patience_ends_the_run_and_what_stops_does_not(caplog: Any) -> None:
-    doctor, log = doctor_of()
-    steps(doctor, WRONG, WRONG, {}, WRONG, WRONG)
+def test_a_finding_stops_the_run_only_after_consecutive_steps(caplog: Any) -> None:
+    monitor, log = make_monitor()
+    take_steps(monitor, WRONG, WRONG, {}, WRONG, WRONG)
     assert [event.kind for event in log.events if isinstance(event, LogEvent)] == ["warning"] * 4
     assert len(caplog.records) == 4 and "logprob_gap" in caplog.text
     with pytest.raises(RunStopped, match="3 steps in a row, logprob_gap") as stopped:
-        steps(doctor, WRONG)
+        take_steps(monitor, WRONG)
     assert "version 4" in str(stopped.value) and "runs/x" in str(stopped.value)
-    patient, log = doctor_of(doctor=DoctorConfig(patience=9))
-    steps(patient, *[WRONG] * 8)
+    patient, log = make_monitor(monitor=MonitorConfig(patience=9))
+    take_steps(patient, *[WRONG] * 8)
     assert len(log.events) == 8
 
 
-def test_other_weights_in_the_engine_end_the_run_at_once() -> None:
-    doctor, log = doctor_of(FakeEngine("cd" * 32))
-    with pytest.raises(RunStopped, match="weights: the engine does not hold"):
-        steps(doctor, {})
+def test_other_weights_in_the_engine_stop_the_run_at_once() -> None:
+    monitor, log = make_monitor()
+    with pytest.raises(RunStopped, match="weights: the engine does not serve"):
+        take_steps(monitor, {}, served=version("cd"))
     assert len(log.events) == 1
 
 
-def test_a_group_is_seen_before_anything_is_learned_from_it() -> None:
-    doctor, _ = doctor_of()
-    doctor.restore(DoctorState(groups=7))
-    doctor.receive(group_of(lived(0, 7), lived(1, 7), serial=7))
-    with pytest.raises(RunStopped, match="group: a group is not what was asked for"):
-        doctor.receive(group_of(lived(0, 7), lived(1, 7), serial=7))
+def test_a_group_with_the_wrong_id_stops_the_run() -> None:
+    monitor, _ = make_monitor()
+    monitor.load_state(MonitorState(groups=7))
+    monitor.on_group(selected(group_of(make_trajectory(0, 7), make_trajectory(1, 7), group_id=7)))
+    with pytest.raises(RunStopped, match="group: a group is not the requested one"):
+        monitor.on_group(selected(group_of(make_trajectory(0, 7), make_trajectory(1, 7), group_id=7)))
 
 
 NORMS = [{"policy_gradient_norm": norm} for norm in (1.0, 1.2, 0.8, 1.1, 0.9, 12.0, 1.0, 30.0)]
 
 
 @pytest.mark.parametrize("stop", range(len(NORMS)))
-def test_a_doctor_that_goes_on_from_a_state_says_what_it_would_have_said(stop: int) -> None:
-    (whole, said), (before, first) = doctor_of(), doctor_of()
-    steps(whole, *NORMS)
-    steps(before, *NORMS[:stop])
-    (after, second), (forgetful, _) = doctor_of(), doctor_of()
-    after.restore(before.state())
-    steps(after, *NORMS[stop:])
-    assert [*first.events, *second.events] == said.events and len(said.events) == 2
+def test_a_restored_monitor_reports_the_same_findings(stop: int) -> None:
+    (whole, expected), (before, first) = make_monitor(), make_monitor()
+    take_steps(whole, *NORMS)
+    take_steps(before, *NORMS[:stop])
+    (after, second), (forgetful, _) = make_monitor(), make_monitor()
+    after.load_state(before.state())
+    take_steps(after, *NORMS[stop:])
+    assert [*first.events, *second.events] == expected.events and len(expected.events) == 2
     assert after.state() == whole.state()
-    steps(forgetful, *NORMS[stop:])
+    take_steps(forgetful, *NORMS[stop:])
     assert (stop == 0) == (forgetful.state() == whole.state())
 
 
 @pytest.mark.parametrize(("steps_of_run", "groups"), [(2, 3), (3, 4), (50, 4)])
-def test_a_short_run_has_a_breaker_too_of_four_groups_at_least(steps_of_run: int, groups: int) -> None:
-    doctor, _ = doctor_of(steps=steps_of_run)
-    for serial in range(groups - 1):
-        doctor.receive(failing(2, 2, serial))
+def test_the_breaker_of_a_short_run_has_a_window_of_at_least_four_groups(steps_of_run: int, groups: int) -> None:
+    monitor, _ = make_monitor(steps=steps_of_run)
+    for group_id in range(groups - 1):
+        monitor.on_group(selected(failing(2, 2, group_id)))
     with pytest.raises(RunStopped, match=f"{2 * groups} of the last {2 * groups} attempts failed"):
-        doctor.receive(failing(2, 2, groups - 1))
+        monitor.on_group(selected(failing(2, 2, groups - 1)))
 
 
-def test_a_run_of_fewer_groups_is_only_warned() -> None:
-    doctor, log = doctor_of(steps=1)
-    for serial in range(2):
-        doctor.receive(failing(2, 2, serial))
-    steps(doctor, {})
+def test_a_run_with_fewer_groups_only_gets_a_warning() -> None:
+    monitor, log = make_monitor(steps=1)
+    for group_id in range(2):
+        monitor.on_group(selected(failing(2, 2, group_id)))
+    take_steps(monitor, {})
     assert [str(event).count("failures: many of the first attempts failed (4 of 4") for event in log.events] == [1]
 
 
-def test_the_command_prints_the_whole_diagnosis_and_fails(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
+def test_the_command_prints_the_diagnosis_and_fails(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
     def stopped(*_: object) -> None:
         raise RunStopped("the run was stopped: 3 of 4\n     3 x broken\nwhat to do")
 

@@ -65,7 +65,9 @@ def test_a_context_that_cannot_fit_is_refused_and_the_suggested_one_fits() -> No
     model, available = qwen(), 60 * 2**20
     assert refusal(model, 512, available) is None
     message = refusal(model, 100_000, available)
-    assert message is not None and message.startswith("memory: got 0.1 GiB, but at least") and "100000 tokens" in message
+    assert (
+        message is not None and message.startswith("memory: got 0.1 GiB, but at least") and "100000 tokens" in message
+    )
     suggested = re.search(r"lower --context to (\d+)", message)
     assert suggested is not None and 1000 < int(suggested.group(1)) < 100_000
     assert refusal(model, int(suggested.group(1)), available) is None

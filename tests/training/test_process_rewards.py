@@ -16,28 +16,28 @@ from agent_r1.store.digest import run_digest
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.report import Silence
+from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 SMALL = {"steps": 3, "groups_per_step": 6, "group_size": 6, "evaluate_n": 4, "seed": 5, "pass_k": 0}
 
 
 @pytest.fixture(scope="module")
-def worlds():
+def tasksets():
     """TinyWiki with its process reward, and as it would be without."""
-    world = build("tinywiki", None, None, 0)
-    return {True: world, False: replace(world, env=ToolEnv(tools=[search], max_turns=world.env.max_turns))}
+    taskset = build("tinywiki", None, None, 0)
+    return {True: taskset, False: replace(taskset, env=ToolEnv(tools=[search], max_turns=taskset.env.max_turns))}
 
 
 @pytest.fixture(scope="module")
-def runs(worlds, tmp_path_factory):
+def runs(tasksets, tmp_path_factory):
     """Folders of runs: with the reward at weight 0, without it, and at weight 0.5."""
     folder = tmp_path_factory.mktemp("runs")
     wanted = {"weight 0": (True, {}), "without": (False, {}), "weighed": (True, {"reward_weights.found": 0.5})}
     for name, (rewarded, changes) in wanted.items():
-        world = worlds[rewarded]
-        layers = [Layer("test", {**SMALL, "run": str(folder / name), **changes}), Layer("recipe", world.recipe)]
-        train(resolve(TrainConfig, layers), world, Silence())
+        taskset = tasksets[rewarded]
+        layers = [Layer("test", {**SMALL, "run": str(folder / name), **changes}), Layer("recipe", taskset.recipe)]
+        train(resolve(TrainConfig, layers), taskset, SilentProgress())
     return {name: folder / name for name in wanted}
 
 

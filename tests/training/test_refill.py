@@ -1,4 +1,4 @@
-"""Steps that ask for more groups where some teach nothing, and greedy attempts beside them, in whole runs."""
+"""Whole runs in which steps are refilled if groups have no signal, and groups with a greedy attempt."""
 
 from itertools import islice
 
@@ -7,8 +7,9 @@ import pytest
 from agent_r1.config import Layer, resolve
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
+from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training import run
-from agent_r1.training.build import orders
+from agent_r1.training.build import group_requests
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 
@@ -22,7 +23,7 @@ def taskset():
 
 @pytest.fixture
 def read(taskset, tmp_path):
-    """Train with some settings, and read the run back."""
+    """``read(..)`` trains with these settings and returns a reader of the run."""
     readers = []
 
     def trained(**changes):
@@ -37,7 +38,7 @@ def read(taskset, tmp_path):
 
 
 def fates_by_group(reader):
-    """For each step the groups whose attempts met their fate there, and whether any was trained."""
+    """Return, for each step, its groups, and whether an attempt of each was trained."""
     steps = {}
     for fate in reader.fates():
         groups = steps.setdefault(fate.step, {})
@@ -46,7 +47,7 @@ def fates_by_group(reader):
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_staleness": 2, "steps": 5}], ids=["synchronous", "ahead"])
-def test_a_step_takes_groups_until_enough_of_them_teach(read, changes):
+def test_a_step_is_refilled_until_enough_groups_have_a_signal(read, changes):
     reader = read(**changes, algorithm={"max_refill_rounds": 2})
     steps = fates_by_group(reader)
     for groups in steps:
@@ -54,44 +55,41 @@ def test_a_step_takes_groups_until_enough_of_them_teach(read, changes):
         assert groups[max(groups)] or len(groups) == 9
     assert any(len(groups) > 3 for groups in steps)
     assert [serial for groups in steps for serial in groups] == list(range(sum(map(len, steps))))
-    measured = [(m.values["groups"], m.values["refilled_groups"]) for m in reader.metrics()]
-    assert measured == [(len(groups), len(groups) - 3) for groups in steps]
+    counts = [(m.values["groups"], m.values["refilled_groups"]) for m in reader.metrics()]
+    assert counts == [(len(groups), len(groups) - 3) for groups in steps]
     assert {fate.attempt for fate in reader.fates()} == {event.attempt for event in reader.attempts()}
     assert max(m.values.get("staleness", 0) for m in reader.metrics()) <= changes.get("max_staleness", 0)
 
 
-def test_without_refilling_a_step_takes_what_comes(read):
+def test_without_refill_a_step_takes_a_fixed_number_of_groups(read):
     reader = read()
     assert [(m.values["groups"], m.values["refilled_groups"]) for m in reader.metrics()] == [(3, 0)] * 3
     assert [list(groups) for groups in fates_by_group(reader)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert not all(taught for groups in fates_by_group(reader) for taught in groups.values())
+    assert not all(trained for groups in fates_by_group(reader) for trained in groups.values())
 
 
 def test_an_algorithm_that_needs_a_greedy_attempt_gets_one_per_group(read, monkeypatch):
-    came = []
-    monkeypatch.setattr(
-        run.Learner,
-        "update",
-        lambda self, groups, update=run.Learner.update: came.extend(groups) or update(self, groups),
-    )
+    groups = []
+    select = PolicyUpdater.select
+    monkeypatch.setattr(PolicyUpdater, "select", lambda self, group: groups.append(group) or select(self, group))
     reader = read(steps=2, algorithm="remax")
-    assert len(came) == 6 and all(group.greedy.rewards and len(group.trajectories) == 2 for group in came)
-    assert [group.greedy.attempt.sort_key for group in came] == [(serial, 2, 0) for serial in range(6)]
+    assert len(groups) == 6 and all(group.greedy.rewards and len(group.trajectories) == 2 for group in groups)
+    assert [group.greedy.attempt.sort_key for group in groups] == [(serial, 2, 0) for serial in range(6)]
     assert {t.attempt.sample_index for t in reader.trajectories()} == {0, 1, 2}
     assert len(list(reader.attempts())) == 6 * 3
     fates = {fate.attempt: fate for fate in reader.fates()}
     assert len(fates) == 6 * 3
-    assert {fates[group.greedy.attempt].reason for group in came} == {"greedy attempt, to compare with"}
+    assert {fates[group.greedy.attempt].reason for group in groups} == {"greedy attempt, to compare with"}
 
 
-def test_tasks_come_round_for_ever_and_in_a_new_order_each_time(taskset):
+def test_tasks_repeat_forever_in_a_new_order_each_epoch(taskset):
     tasks = taskset.tasks("train")[:5]
     config = TrainConfig(steps=1, groups_per_step=2, group_size=4, seed=3)
-    asked = list(islice(orders(tasks, config), 15))
+    asked = list(islice(group_requests(tasks, config), 15))
     assert [order.group_id for order in asked] == list(range(15)) and {order.size for order in asked} == {4}
     epochs = [[order.task.id for order in asked[start : start + 5]] for start in (0, 5, 10)]
     assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert asked == list(islice(orders(tasks, config), 15))
+    assert asked == list(islice(group_requests(tasks, config), 15))
     for first in (1, 4, 5, 7):
-        assert list(islice(orders(tasks, config, first), 15 - first)) == asked[first:]
+        assert list(islice(group_requests(tasks, config, first), 15 - first)) == asked[first:]

@@ -1,4 +1,4 @@
-"""A run that stopped goes on as if it had never stopped, wherever that was."""
+"""A resumed run gives the results of an uninterrupted one, wherever it stopped."""
 
 import random
 import shutil
@@ -18,7 +18,7 @@ from resuming import EVERYTHING, STEPS, Whole, config_of, made_by, resume, train
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader, create_run, reopen_run
-from agent_r1.store.manifest import list_checkpoints, checkpoint_step
+from agent_r1.store.manifest import checkpoint_step, list_checkpoints
 from agent_r1.store.verification import verify
 from agent_r1.training import run
 from agent_r1.training.progress import SilentProgress, StepReport
@@ -26,7 +26,7 @@ from agent_r1.training.progress import SilentProgress, StepReport
 
 @pytest.mark.parametrize("step", range(STEPS))
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_resumed_from_any_step_a_run_is_as_if_it_had_never_stopped(
+def test_a_run_resumed_from_any_step_equals_an_uninterrupted_one(
     algorithm: str, step: int, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     run = whole(algorithm=algorithm)
@@ -38,22 +38,25 @@ def test_resumed_from_any_step_a_run_is_as_if_it_had_never_stopped(
 
 
 @pytest.mark.parametrize("step", [4])
-def test_the_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
-    refilling: dict[str, Any] = {"reward_weights.found": 0.0, "algorithm": {"max_refill_rounds": 2, "filters.zero_variance": 0.0}}
+def test_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
+    refilling: dict[str, Any] = {
+        "reward_weights.found": 0.0,
+        "algorithm": {"max_refill_rounds": 2, "filters.zero_variance": 0.0},
+    }
     run = whole(steps=6, **refilling)
     with closing(RunReader(run.place / "whole")) as reader:
-        assert sum(measured.values["refilled_groups"] for measured in reader.metrics()) > 3
+        assert sum(metrics.values["refilled_groups"] for metrics in reader.metrics()) > 3
     assert resume(run.taskset, run.stopped(step, tmp_path)) == run.made
 
 
 @pytest.mark.parametrize("step", [4])
-def test_everything_that_a_run_knows_is_restored(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
+def test_the_whole_state_of_a_run_is_restored(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
     run = whole(whimsical=True, **EVERYTHING)
     assert resume(run.taskset, run.stopped(step, tmp_path)) == run.made
 
 
 def acknowledged(folder: Path) -> Counter[str]:
-    """Every trajectory that is in a ledger, by its attempt, superseded or not."""
+    """Return the attempts of all recorded trajectories, superseded or not."""
     with closing(sqlite3.connect(folder / "run.db")) as connection:
         return Counter(
             name for (name,) in connection.execute("SELECT attempt FROM attempts JOIN outcomes ON id = attempt_id")
@@ -61,7 +64,7 @@ def acknowledged(folder: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("step", [3, 8])
-def test_acting_ahead_nothing_acknowledged_is_lost_and_nothing_trained_twice(
+def test_with_stale_rollouts_nothing_recorded_is_lost_and_nothing_is_trained_twice(
     step: int, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     run = whole(max_staleness=2)
@@ -71,14 +74,14 @@ def test_acting_ahead_nothing_acknowledged_is_lost_and_nothing_trained_twice(
     assert verify(folder).violations == () and not before - acknowledged(folder)
     with closing(RunReader(folder)) as reader:
         fates = Counter(fate.attempt.sort_key for fate in reader.fates())
-        assert max(measured.values.get("staleness", 0) for measured in reader.metrics()) <= 2
+        assert max(metrics.values.get("staleness", 0) for metrics in reader.metrics()) <= 2
     assert set(fates.values()) == {1} and len(fates) == STEPS * 2 * 4
 
 
-def test_no_random_number_comes_from_what_all_share(
+def test_no_random_number_comes_from_a_global_generator(
     micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
-    """Python's, numpy's and torch's own generators belong to nobody; so there is none whose state is to be saved."""
+    """The global generators of Python, numpy and torch are not used, so their state need not be saved."""
 
     class Drawing(SilentProgress):
         def on_step(self, report: StepReport) -> None:
@@ -90,10 +93,14 @@ def test_no_random_number_comes_from_what_all_share(
 
 def events(folder: Path) -> list[str]:
     with closing(RunReader(folder)) as reader:
-        return [f"{event.kind}: {event.detail}" for event in reader.events() if event.kind not in ("saved", "read")]
+        return [
+            f"{event.kind}: {event.detail}"
+            for event in reader.events()
+            if event.kind not in ("checkpoint_saved", "fingerprint")
+        ]
 
 
-def test_killed_before_its_first_line_a_run_begins_anew(
+def test_a_run_killed_before_its_first_event_starts_from_the_beginning(
     micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     run = whole(algorithm="ppo", steps=3)
@@ -103,76 +110,78 @@ def test_killed_before_its_first_line_a_run_begins_anew(
     assert events(tmp_path / "run")[0] == "resumed: from its beginning" and verify(tmp_path / "run").is_valid
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(whole: Callable[..., Whole], tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_is_skipped_and_reported(whole: Callable[..., Whole], tmp_path: Path) -> None:
     run = whole(algorithm="grpo")
     folder = run.stopped(8, tmp_path)
-    with (folder / "checkpoints" / "step-8" / "learner.safetensors").open("r+b") as file:
+    with (folder / "checkpoints" / "step-8" / "trainer.safetensors").open("r+b") as file:
         file.write(b"\0")
     assert resume(run.taskset, folder) == run.made
-    damaged, resumed = events(folder)[:2]
-    said = "step-8 holds a learner.safetensors that has changed; it is damaged-step-8 now"
-    assert damaged.startswith("damaged: ") and damaged.endswith(said)
+    corrupt, resumed = events(folder)[:2]
+    reason = "step-8 holds a trainer.safetensors that has changed; it was renamed to corrupt-step-8"
+    assert corrupt.startswith("corrupt: ") and corrupt.endswith(reason)
     assert (
-        resumed == "resumed: from step 7" and verify(folder).is_valid and (folder / "checkpoints/damaged-step-8").is_dir()
+        resumed == "resumed: from step 7"
+        and verify(folder).is_valid
+        and (folder / "checkpoints/corrupt-step-8").is_dir()
     )
 
 
-def test_a_best_that_is_damaged_is_forgotten_and_said(whole: Callable[..., Whole], tmp_path: Path) -> None:
+def test_a_corrupt_best_checkpoint_is_dropped_and_reported(whole: Callable[..., Whole], tmp_path: Path) -> None:
     run = whole(whimsical=True, **EVERYTHING)
     folder = run.stopped(5, tmp_path)
     oldest = min((folder / "checkpoints").iterdir(), key=lambda path: path.name)
     (oldest / "model.safetensors").unlink()
     resume(run.taskset, folder)
-    aside, lost = events(folder)[1:3]
-    assert aside.endswith(f"lacks model.safetensors; it is damaged-{oldest.name} now")
-    assert lost == f"damaged: the best by validation, of {oldest.name.replace('-', ' ')}, is lost"
+    renamed, lost = events(folder)[1:3]
+    assert renamed.endswith(f"lacks model.safetensors; it was renamed to corrupt-{oldest.name}")
+    assert lost == f"corrupt: the best checkpoint by validation, of {oldest.name.replace('-', ' ')}, is lost"
     assert verify(folder).is_valid
 
 
-def test_without_any_of_its_checkpoints_a_run_is_refused_and_keeps_what_it_has(
+def test_a_run_that_lost_all_its_checkpoints_is_refused_and_not_changed(
     whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     run = whole(algorithm="grpo")
     folder = run.stopped(8, tmp_path)
     shutil.rmtree(folder / "checkpoints")
-    gone = (
-        r"resume: got .*, which came to step 9 and has no whole checkpoint: that of step 8, which was saved, is gone; "
-    )
-    with pytest.raises(InvalidInput, match=gone + "put its checkpoints back, or begin a new run"):
+    gone = r"resume: got .*, which reached step 9 and has no intact checkpoint: the checkpoint of step 8 is gone; "
+    with pytest.raises(InvalidInput, match=gone + "put its checkpoints back, or start a new run"):
         resume(run.taskset, folder)
-    assert verify(folder).violations == ("newest checkpoint: that of step 8, which was saved, is gone",)
+    assert verify(folder).violations == ("newest checkpoint: the checkpoint of step 8 was saved and is gone",)
     assert verify(folder).segments == 1
 
 
-def test_a_newest_checkpoint_that_is_gone_is_said(whole: Callable[..., Whole], tmp_path: Path) -> None:
+def test_a_missing_newest_checkpoint_is_reported(whole: Callable[..., Whole], tmp_path: Path) -> None:
     run = whole(algorithm="grpo")
     folder = run.stopped(8, tmp_path)
     shutil.rmtree(folder / "checkpoints" / "step-8")
     assert resume(run.taskset, folder) == run.made
-    said = ["damaged: the checkpoint of step 8, which was saved, is gone", "resumed: from step 7"]
-    assert events(folder)[:2] == said and verify(folder).is_valid
+    expected = ["corrupt: the checkpoint of step 8 is gone", "resumed: from step 7"]
+    assert events(folder)[:2] == expected and verify(folder).is_valid
 
 
-def test_a_checkpoint_of_another_run_is_not_taken(whole: Callable[..., Whole], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tmp_path: Path) -> None:
     run, other = whole(algorithm="grpo"), whole(algorithm="grpo", seed=1)
     folder, foreign = run.stopped(8, tmp_path), other.stopped(8, tmp_path / "other") / "checkpoints" / "step-8"
     shutil.rmtree(folder / "checkpoints" / "step-8")
     shutil.copytree(foreign, folder / "checkpoints" / "step-8")
     assert resume(run.taskset, folder) == run.made
-    assert events(folder)[0].endswith("holds other weights than those of step 8; it is damaged-step-8 now")
+    assert events(folder)[0].endswith("holds other weights than those of step 8; it was renamed to corrupt-step-8")
 
 
-def test_a_best_of_another_run_is_not_taken(whole: Callable[..., Whole], tmp_path: Path) -> None:
+def test_a_best_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tmp_path: Path) -> None:
     run = whole(whimsical=True, **EVERYTHING)
     folder = run.stopped(5, tmp_path)
-    oldest, newest = sorted((folder / "checkpoints").iterdir(), key=checkpoint_step)[:: len(list_checkpoints(folder)) - 1]
+    oldest, newest = sorted((folder / "checkpoints").iterdir(), key=checkpoint_step)[
+        :: len(list_checkpoints(folder)) - 1
+    ]
     shutil.rmtree(oldest)
     shutil.copytree(newest, oldest)
     resume(run.taskset, folder)
     assert events(folder)[2].endswith("is lost") and verify(folder).is_valid
 
 
-def test_a_complete_run_goes_on_with_more_steps_only(
+def test_a_complete_run_is_resumed_only_with_more_steps(
     micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     run = whole(algorithm="ppo", steps=3)
@@ -195,16 +204,16 @@ def test_a_run_that_was_moved_keeps_the_names_of_its_attempts(whole: Callable[..
         assert reader.config()["run"] == str(folder)
 
 
-def test_what_does_not_belong_to_the_run_is_refused_and_opens_no_lineage(
+def test_another_task_set_or_model_is_refused_and_opens_no_segment(
     micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = whole(algorithm="grpo")
     folder = run.stopped(5, tmp_path)
-    with pytest.raises(InvalidInput, match="task: got 'other'; resume with the task that the run was started with"):
+    with pytest.raises(InvalidInput, match="taskset: got 'other'; resume with the task set of the run"):
         resume(replace(micro, name="other"), folder)
     with closing(reopen_run(folder)), pytest.raises(InvalidInput, match="which another process is writing"):
         resume(micro, folder)
     with monkeypatch.context() as patch, pytest.raises(InvalidInput, match="model: got another than the run's"):
-        patch.setattr("agent_r1.trainer.learner.digest", lambda model: "of other weights")
+        patch.setattr("agent_r1.trainer.single_process.weights_checksum", lambda model: "of other weights")
         resume(micro, folder)
     assert verify(folder).segments == 1

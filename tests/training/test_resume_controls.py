@@ -1,4 +1,4 @@
-"""Where one part of a run is not restored it shows: the controls of exact resume."""
+"""Controls of exact resume: if one part of a run is not restored, the results differ."""
 
 import random
 from collections.abc import Callable
@@ -11,21 +11,23 @@ from resuming import EVERYTHING, Whole, resume, train_with_images
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import Ledger
-from agent_r1.store.ledger import LedgerError
-from agent_r1.store.verify import verify
-from agent_r1.trainer.learner import Learner, LearnerState
+from agent_r1.store import RunWriter
+from agent_r1.store.verification import verify
+from agent_r1.store.writer import RunWriteError
+from agent_r1.trainer.protocol import TrainerState
+from agent_r1.trainer.single_process import SingleProcessTrainer
+from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.checkpoint import restore
 
-Change = Callable[[Learner, LearnerState], LearnerState]
+Change = Callable[[PolicyUpdater, TrainerState], TrainerState]
 
 
 def restoring(change: Change) -> Callable[[pytest.MonkeyPatch], None]:
-    """Restore a learner from a state that ``change`` was made to."""
-    whole = Learner.restore
+    """Load the updater's state after applying ``change`` to it."""
+    load_state = PolicyUpdater.load_state
 
     def apply(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Learner, "restore", lambda self, state: whole(self, change(self, state)))
+        patch.setattr(PolicyUpdater, "load_state", lambda self, state: load_state(self, change(self, state)))
 
     return apply
 
@@ -35,49 +37,51 @@ def scalar(name: str, value: float) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def tensors(prefix: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Those of a new learner stay."""
+    """Keep the tensors of a new trainer whose names begin with ``prefix``."""
 
-    def mixed(learner: Learner, state: LearnerState) -> LearnerState:
-        own = {name: tensor for name, tensor in learner.state().tensors.items() if name.startswith(prefix)}
+    def mixed(updater: PolicyUpdater, state: TrainerState) -> TrainerState:
+        own = {name: tensor for name, tensor in updater.state().tensors.items() if name.startswith(prefix)}
         assert own
         return replace(state, tensors={**state.tensors, **own})
 
     return restoring(mixed)
 
 
-def position(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
+def progress(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
     load = restore.load_checkpoint
 
     def partly(*arguments: Any) -> Any:
         saved = load(*arguments)
-        return replace(saved, position=replace(saved.position, **changes))
+        return replace(saved, progress=replace(saved.progress, **changes))
 
     return lambda patch: patch.setattr(restore, "load_checkpoint", partly)
 
 
 def without_weights(patch: pytest.MonkeyPatch) -> None:
-    """The model stays that of the beginning, and the learner does not look."""
-    patch.setattr(restore, "_weights", lambda folder, policy: policy.model.state_dict())
-    restoring(lambda learner, state: replace(state, scalars={**state.scalars, "policy": learner.weights().digest}))(
-        patch
-    )
+    """Keep the initial weights, and adapt the checksum that is compared with them."""
+    patch.setattr(restore, "_load_weights", lambda folder, policy: policy.model.state_dict())
+    restoring(
+        lambda updater, state: replace(
+            state, scalars={**state.scalars, "policy": updater.publish().version.checksum or ""}
+        )
+    )(patch)
 
 
 def new_reference(patch: pytest.MonkeyPatch) -> None:
-    """The reference is the model that was saved, not the one that the run began with."""
-    whole = Learner.restore
+    """Use the saved model as the reference instead of the initial one."""
+    load_state = SingleProcessTrainer.load_state
 
-    def restored(self: Learner, state: LearnerState) -> None:
-        whole(self, state)
+    def restored(self: SingleProcessTrainer, state: TrainerState) -> None:
+        load_state(self, state)
         reference = self._models.reference
         assert reference is not None
         reference.load_state_dict(self._models.policy.state_dict())
 
-    patch.setattr(Learner, "restore", restored)
+    patch.setattr(SingleProcessTrainer, "load_state", restored)
 
 
-def no_lineage(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "open_lineage", lambda *_: None)
+def no_segment(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunWriter, "open_segment", lambda *_: None)
 
 
 LEFT_OUT: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
@@ -88,35 +92,35 @@ LEFT_OUT: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "critic": (tensors("critic."), "another digest"),
     "KL coefficient": (scalar("kl_coefficient", 0.05), "another digest"),
     "reference": (new_reference, "another digest"),
-    "best": (position(best=None), "another model"),
-    "groups taken": (position(groups=0), "LedgerError: attempts of whole:0.0.0:"),
-    "lineage": (no_lineage, "LedgerError: attempts of whole:8.0.0:"),
+    "best": (progress(best=None), "another model"),
+    "groups taken": (progress(groups=0), "RunWriteError: attempts of whole:0.0.0:"),
+    "segment": (no_segment, "RunWriteError: attempts of whole:8.0.0:"),
 }
-"""What restores all but one part, and what that has to show: not any failure will do."""
+"""Restores all but one part, and the specific failure that must follow."""
 
 
-def shown(run: Whole, folder: Path) -> str:
-    """All that tells a run that was resumed from one that never stopped."""
+def differences(run: Whole, folder: Path) -> str:
+    """Return all differences between a resumed run and the uninterrupted one."""
     try:
-        made = resume(run.world, folder)
-    except LedgerError as error:
-        return f"LedgerError: {error}"
+        made = resume(run.taskset, folder)
+    except RunWriteError as error:
+        return f"RunWriteError: {error}"
     differs = {"another digest": made.digest != run.made.digest, "another model": made.model != run.made.model}
     return ", ".join([*(name for name, other in differs.items() if other), *verify(folder).violations])
 
 
 @pytest.mark.parametrize("part", LEFT_OUT)
-def test_where_one_part_is_not_restored_it_shows(
+def test_a_part_that_is_not_restored_is_detected(
     part: str, whole: Callable[..., Whole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = whole(whimsical=True, **EVERYTHING)
-    assert shown(run, run.stopped(4, tmp_path / "as it was")) == ""
+    assert differences(run, run.stopped(4, tmp_path / "unchanged")) == ""
     leave_out, expected = LEFT_OUT[part]
     leave_out(monkeypatch)
-    assert expected in shown(run, run.stopped(4, tmp_path))
+    assert expected in differences(run, run.stopped(4, tmp_path))
 
 
-def test_where_random_numbers_came_from_a_generator_that_is_not_restored_it_shows(
+def test_random_numbers_from_a_generator_that_is_not_restored_are_detected(
     micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def new_process() -> None:
@@ -126,4 +130,4 @@ def test_where_random_numbers_came_from_a_generator_that_is_not_restored_it_show
     new_process()
     run = Whole(micro, tmp_path, train_with_images(micro, tmp_path, {"steps": 3}))
     new_process()
-    assert "another digest" in shown(run, run.stopped(2, tmp_path))
+    assert "another digest" in differences(run, run.stopped(2, tmp_path))

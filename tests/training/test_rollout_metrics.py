@@ -1,27 +1,30 @@
-"""Attempts are counted by how they ended, tries again included, and calls by whose fault it was."""
+"""Attempts are counted by status, retried ones included, and failed calls by whose error it was."""
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.tools.tool_errors import Fault
-from agent_r1.training.rollout_metrics import tally
+from agent_r1.tools.tool_errors import ToolErrorKind
+from agent_r1.training.rollout_metrics import compute_rollout_metrics
 
 
-def turn(*faults):
-    results = tuple(ToolResult((), ok=fault is None, error=fault) for fault in faults)
+def turn(*errors):
+    results = tuple(ToolResult((), ok=error is None, error=error) for error in errors)
     return Turn(0, None, (1,), (2,), (-1.0,), (), "stop", Action(Message.assistant(""), ""), results=results)
 
 
-def lived(member, status, *faults, retry=0, **rewards):
-    return Trajectory(AttemptId("run", "t", 0, member, retry), "t", (turn(*faults),), status, rewards=rewards)
+def trajectory(member, status, *errors, retry=0, **rewards):
+    return Trajectory(AttemptId("run", "t", 0, member, retry), "t", (turn(*errors),), status, rewards=rewards)
 
 
-def test_attempts_that_ended_well_and_have_no_score_are_counted():
-    attempts = [lived(n, Status.COMPLETED, em=em) for n, em in enumerate((1.0, None, float("nan"), (1.0, 2.0)))]
-    group = Group(0, Task("t", ()), (*attempts, lived(4, Status.REWARD_FAILED)))
-    assert (tally([group])["unscored"], tally([group])["reward_failed"]) == (2.0, 1.0)
+def test_attempts_that_ended_normally_without_a_finite_reward_are_counted():
+    attempts = [trajectory(n, Status.COMPLETED, em=em) for n, em in enumerate((1.0, None, float("nan"), (1.0, 2.0)))]
+    group = Group(0, Task("t", ()), (*attempts, trajectory(4, Status.REWARD_FAILED)))
+    assert (compute_rollout_metrics([group])["unscored"], compute_rollout_metrics([group])["reward_failed"]) == (
+        2.0,
+        1.0,
+    )
 
 
 def test_every_status_is_counted_under_its_name():
@@ -29,13 +32,13 @@ def test_every_status_is_counted_under_its_name():
         0,
         Task("t", ()),
         (
-            lived(0, Status.COMPLETED, None, Fault.TIMED_OUT, Fault.UNKNOWN_TOOL),
-            lived(1, Status.OUT_OF_TURNS, None, Fault.MALFORMED_CALL, retry=1),
+            trajectory(0, Status.COMPLETED, None, ToolErrorKind.TIMED_OUT, ToolErrorKind.UNKNOWN_TOOL),
+            trajectory(1, Status.OUT_OF_TURNS, None, ToolErrorKind.MALFORMED_CALL, retry=1),
         ),
-        greedy=lived(2, Status.COMPLETED, None, retry=1),
-        retried=(lived(1, Status.ENGINE_FAILED, Fault.RAISED), lived(2, Status.ENGINE_FAILED)),
+        greedy=trajectory(2, Status.COMPLETED, None, retry=1),
+        retried=(trajectory(1, Status.ENGINE_FAILED, ToolErrorKind.RAISED), trajectory(2, Status.ENGINE_FAILED)),
     )
-    counts = tally([group, group])
+    counts = compute_rollout_metrics([group, group])
     assert {name: count for name, count in counts.items() if count} == {
         "completed": 2.0,
         "out_of_turns": 2.0,
@@ -46,4 +49,4 @@ def test_every_status_is_counted_under_its_name():
         "failed_calls": 4.0,
     }
     assert set(counts) >= {status.value for status in Status}
-    assert not any(tally([]).values())
+    assert not any(compute_rollout_metrics([]).values())

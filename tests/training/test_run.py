@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from agent_r1.trainer.learner import Learner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.algorithms.registry import build_algorithm
@@ -20,8 +21,7 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
-from agent_r1.trainer.learner import Learner
-from agent_r1.training.build import open_policy
+from agent_r1.training.policy import load_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.progress import SilentProgress
@@ -43,8 +43,8 @@ def config_of(taskset, **changes):
 def lived(taskset):
     """Groups of attempts at temperature 0.7, and the policy that made them."""
     config = config_of(taskset)
-    policy = open_policy(config, taskset)
-    engine = TorchEngine(copy.deepcopy(policy.model), policy.context)
+    policy = load_policy(config, taskset)
+    engine = TorchEngine(copy.deepcopy(policy.model), policy.context_length)
     method = Method("test", policy.agent(engine, config, 0.7), taskset.env)
     groups = asyncio.run(attempts(method, taskset.scorers, taskset.tasks("train")[:8], 4, RolloutLimits()))
     return policy, groups
@@ -110,7 +110,12 @@ def bits(folder):
     """What two equal runs have in common: all that was lived, what became of it, and the weights."""
     reader = RunReader(folder)
     lived = sorted(
-        (t.attempt.sort_key, t.status, tuple((u.new_ids, u.action_ids, u.logprobs, u.rewards) for u in t.turns), t.rewards)
+        (
+            t.attempt.sort_key,
+            t.status,
+            tuple((u.new_ids, u.action_ids, u.logprobs, u.rewards) for u in t.turns),
+            t.rewards,
+        )
         for t in reader.trajectories()
     )
     fates = sorted((fate.attempt.sort_key, fate.fate, fate.step, fate.reason or "") for fate in reader.fates())
@@ -128,7 +133,11 @@ def test_the_same_run_twice_gives_equal_bits_whatever_the_tools_timing(taskset, 
     runs = {"a": taskset, "b": replace(taskset, env=Dawdling(taskset.env, 1)), "other seed": taskset}
     for name, version in runs.items():
         changes = {"seed": 6} if name == "other seed" else {}
-        train(config_of(taskset, run=str(tmp_path / name), algorithm={"max_refill_rounds": refill}, **changes), version, SilentProgress())
+        train(
+            config_of(taskset, run=str(tmp_path / name), algorithm={"max_refill_rounds": refill}, **changes),
+            version,
+            SilentProgress(),
+        )
     a, b, other = (bits(tmp_path / name) for name in runs)
     assert equal(a, b)
     assert not equal(a, other)
@@ -175,7 +184,9 @@ class Breaking(Dawdling):
 
 
 def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(taskset, tmp_path):
-    report = train(config_of(taskset, run=str(tmp_path / "run")), replace(taskset, env=Breaking(taskset.env, 0)), SilentProgress())
+    report = train(
+        config_of(taskset, run=str(tmp_path / "run")), replace(taskset, env=Breaking(taskset.env, 0)), SilentProgress()
+    )
     reader = RunReader(report.run)
     fates = {fate.attempt.sort_key[:2]: fate for fate in reader.fates()}
     broken = [fates[1, member] for member in range(4)]
@@ -208,7 +219,9 @@ def test_a_prompt_longer_than_the_model_is_refused(taskset, tmp_path):
     long = Message.user("Alba " * 5000)
     tasks = [replace(taskset.tasks("train")[0], id="long", messages=(long,))]
     with pytest.raises(InvalidInput, match="task long: got a prompt of"):
-        train(config_of(taskset, run=str(tmp_path / "run")), replace(taskset, tasks=lambda split: tasks), SilentProgress())
+        train(
+            config_of(taskset, run=str(tmp_path / "run")), replace(taskset, tasks=lambda split: tasks), SilentProgress()
+        )
     assert list(tmp_path.iterdir()) == []
 
 

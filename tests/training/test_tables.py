@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agent_r1.training.progress import ProgressBar, StepReport, make_progress, format_step
-from agent_r1.training.tables import Cell, PassAtK, Table, TrainReport, make_cell, render_report, report_json, table_json, wilson_interval
+from agent_r1.training.progress import ProgressBar, StepReport, format_step, make_progress
+from agent_r1.training.tables import (
+    Cell,
+    PassAtK,
+    Table,
+    TrainReport,
+    make_cell,
+    render_report,
+    report_json,
+    table_json,
+    wilson_interval,
+)
 
 CELL = Cell(0.9, 0.93, 200, 0.85, 0.934)
 TABLE = Table(

@@ -11,11 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from agent_r1.core.events import Recorder
-from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.build import Policy, limits_of
+from agent_r1.training.build import Runtime, rollout_limits
 from agent_r1.training.checkpoint.async_writer import AsyncCheckpointWriter
 from agent_r1.training.checkpoint.files import (
     BestStep,
@@ -27,7 +24,6 @@ from agent_r1.training.checkpoint.files import (
     save_model,
 )
 from agent_r1.training.checkpoint.restore import ResumeState
-from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, evaluate_split
 from agent_r1.training.monitor.state import MonitorState
 
@@ -42,17 +38,13 @@ class CheckpointManager:
 
     def __init__(
         self,
-        policy: Policy,
-        taskset: TaskSet,
-        updater: PolicyUpdater,
-        agent: Agent,
-        config: TrainConfig,
+        runtime: Runtime,
         folder: Path,
         start: ResumeState,
         recorder: Recorder,
     ) -> None:
-        self._policy, self._taskset, self._updater = policy, taskset, updater
-        self._agent, self._config, self._folder = agent, config, folder
+        self._policy, self._taskset, self._updater = runtime.policy, runtime.taskset, runtime.updater
+        self._agent, self._config, self._folder = runtime.agent, runtime.config, folder
         self._best_weights: Mapping[str, Tensor] = start.best_weights
         self._writer = AsyncCheckpointWriter(self._write, recorder)
         self._snapshot: Snapshot | None = None
@@ -129,7 +121,7 @@ class CheckpointManager:
         split = self._taskset.validation
         assert split is not None, "the configuration was checked before the run began"
         method = Method("validation", self._agent, self._taskset.env)
-        limits = limits_of(self._config)
+        limits = rollout_limits(self._config)
         results = await evaluate_split(method, self._taskset, split, self._config.evaluate_n, limits)
         em = statistics.fmean(result.em for result in results)
         self._progress = replace(self._progress, validated=step)
@@ -149,4 +141,5 @@ class CheckpointManager:
     def _save_final_model(self) -> None:
         if self._progress.best is not None:
             self._updater.load_weights(self._best_weights)
+            self._updater.publish()  # brings the policy's module up to date, wherever the trainer's processes are
         save_model(self._folder, self._policy.model, self._policy.tokenizer)

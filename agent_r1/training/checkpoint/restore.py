@@ -15,7 +15,6 @@ from agent_r1.model.load import load_model
 from agent_r1.store.manifest import CHECKPOINTS, STEP, CorruptCheckpoint, checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.build import Policy
 from agent_r1.training.checkpoint.files import (
     CORRUPT,
     LatestCheckpoint,
@@ -27,6 +26,7 @@ from agent_r1.training.checkpoint.files import (
     quarantine,
 )
 from agent_r1.training.monitor.state import MonitorState
+from agent_r1.training.policy import Policy
 
 RESUMED = "resumed"
 """The kind of the first event of a resumed run."""
@@ -75,7 +75,7 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
         unrecorded = initial.events if first is None else ()
         return replace(initial, events=(*unrecorded, LogEvent(RESUMED, "from its beginning")))
     saved = load_checkpoint(latest.folder, policy.model, policy.tokenizer)
-    policy.model.load_state_dict(_load_weights(latest.folder, policy))
+    updater.load_weights(_load_weights(latest.folder, policy))
     updater.load_state(saved.trainer)
     skipped = tuple(_quarantine(checkpoint) for checkpoint in latest.skipped)
     resumed = LogEvent(RESUMED, f"from step {saved.progress.step}")

@@ -1,0 +1,96 @@
+"""Load the models of a run: the policy with its tokenizer and renderer, and a teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agent_r1.core.errors import InvalidInput, UnsupportedChat
+from agent_r1.core.inference import InferenceEngine, SamplingParams
+from agent_r1.core.taskset import TaskSet
+from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
+from agent_r1.renderers.formats.detect import open_renderer, require_tools
+from agent_r1.renderers.protocol import Renderer
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.context_policy import build_context_policy
+from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
+from agent_r1.training.config import RunConfig, TrainConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model that can converse: weights, tokenizer, renderer, and the most tokens of a prompt and its action."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    renderer: Renderer
+    context_length: int
+
+    def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
+        """Return this policy as an agent that samples with ``engine``."""
+        params = SamplingParams(temperature, max_tokens=config.max_tokens)
+        context_policy = build_context_policy(config.context_policy)
+        return Agent(engine, self.renderer, params, self.context_length, config.seed, context_policy)
+
+
+def load_policy(config: RunConfig, taskset: TaskSet) -> Policy:
+    """Load the configured model for a task set. Raises InvalidInput if it cannot act there.
+
+    ``config.context`` bounds the tokens of an episode; the model's own bound may be lower.
+    """
+    name = _model_name(config.model)
+    tokenizer = load_tokenizer(name)
+    try:
+        renderer = open_renderer(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
+        if taskset.env.tools:
+            require_tools(renderer, taskset.env.tools)
+    except UnsupportedChat as error:
+        raise InvalidInput("chat template", got=config.model, do=str(error)) from error
+    model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]
+    embedded = int(model.config.get_text_config().vocab_size)
+    if len(tokenizer) > embedded:
+        got = f"{config.model}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {embedded}"
+        raise InvalidInput("model", got=got, do="name a folder whose model and tokenizer belong together")
+    return Policy(model, tokenizer, renderer, min(config.context, *_context_bounds(model)))
+
+
+def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
+    """Load the model to distill from; None if the algorithm needs none. Raises InvalidInput if it does not fit."""
+    algorithm = config.algorithm
+    if "teacher" not in algorithm.needs:
+        if config.teacher:
+            raise InvalidInput("teacher", got=config.teacher, do=f"leave it out: {algorithm.name} does not use one")
+        return None
+    if not config.teacher:
+        raise InvalidInput("teacher", got="none", do=f"name a model or a folder: {algorithm.name} learns from one")
+    name = _model_name(config.teacher)
+    if load_tokenizer(name).get_vocab() != policy.tokenizer.get_vocab():
+        got = f"{config.teacher}, with another vocabulary"
+        raise InvalidInput("teacher", got=got, do="name one with the same tokens")
+    return load_model(name, DTYPES[config.dtype]).to(policy.model.device)  # type: ignore[arg-type]
+
+
+def _model_name(name: str) -> str:
+    return str(TINY_BASE_FOLDER) if name == TINY_BASE else name
+
+
+def _device(name: str) -> str:
+    """Return the device to compute on; 'auto' is a GPU if there is one."""
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if name.startswith("cuda") and not has_gpu:
+        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
+    return name
+
+
+def _context_bounds(model: PreTrainedModel) -> list[int]:
+    """Return the model's own bounds on a sequence: its positions and its sliding window."""
+    settings = model.config.get_text_config()
+    window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
+    bounds = (getattr(settings, "max_position_embeddings", None), window)
+    return [bound for bound in bounds if bound]

@@ -1,0 +1,98 @@
+"""Checks before a run writes anything: whether settings, algorithm, policy and tasks fit together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agent_r1.algorithms.registry import find_algorithm, parameters
+from agent_r1.algorithms.validation import check_context_rewriting
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.rollout.context_policy import Append, build_context_policy
+from agent_r1.rollout.user_code import isolate
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.policy import Policy
+
+OPEN_SECONDS = 60.0
+"""Time in which an environment has to open a task before a run begins."""
+
+CHECKED_PROMPTS = 8
+"""Prompts per split whose tokens are counted before a run begins: those with the most characters."""
+
+RATIO_SETTINGS = ("loss", "ratio_level", "ratio_denominator")
+"""Settings of an algorithm that have an effect only if the policy differs from the denominator of the ratio."""
+
+
+def check_algorithm_settings(config: TrainConfig) -> None:
+    """Raise InvalidInput if the algorithm cannot be used with these settings, or a setting would have no effect."""
+    algorithm = config.algorithm
+    if "group" in algorithm.needs and config.group_size < 2:
+        do = f"give at least 2: {algorithm.name} compares attempts"
+        raise InvalidInput("group_size", got=config.group_size, do=do)
+    if not isinstance(build_context_policy(config.context_policy), Append):
+        check_context_rewriting(algorithm)
+    reuses_samples = algorithm.epochs * config.trainer.minibatches > 1 or config.max_staleness > 0
+    if reuses_samples:
+        if not algorithm.loss.uses_ratio and algorithm.correction is None:
+            got = f"{algorithm.loss.name} with samples used more than once, or stale"
+            do = "name a loss with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
+            raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=do)
+        return
+    preset = find_algorithm(algorithm.name)
+    defaults = parameters(algorithm if preset is None else preset)
+    for key, value in parameters(algorithm).items():
+        if key.partition(".")[0] in RATIO_SETTINGS and defaults.get(key) != value:
+            do = "set trainer.minibatches, algorithm.epochs or max_staleness too: in one pass over fresh samples r is 1"
+            raise InvalidInput(f"algorithm.{key}", got=value, do=do)
+
+
+def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
+    """Return the split to validate on, if any. Raises InvalidInput if validation is set but there is no split."""
+    if config.evaluate_every == 0:
+        return []
+    if taskset.validation is None:
+        do = "leave it out, or give tasks with split 'validation': this task set has none"
+        raise InvalidInput("evaluate_every", got=config.evaluate_every, do=do)
+    return [taskset.validation]
+
+
+def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
+    """Raise InvalidInput if a split does not exist, is empty, or has a prompt that is too long."""
+    for split in splits:
+        tasks = taskset.tasks(split)
+        if not tasks:
+            raise InvalidInput(f"tasks of {taskset.name}", got=f"none in the split {split!r}", do="give some")
+        _check_prompts(policy, taskset.env_for_split(split), tasks)
+
+
+def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
+    """Raise InvalidInput if the opening of one of the longest tasks leaves no token for an answer."""
+    longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
+    for task in longest:
+        messages = asyncio.run(_opening_messages(env, task))
+        tokens = len(policy.renderer.render(messages, env.tools).token_ids)
+        if tokens >= policy.context_length:
+            raise InvalidInput(
+                f"task {task.id}",
+                got=f"a prompt of {tokens} tokens, but the context has {policy.context_length}",
+                do="shorten it, raise --context, or name a model with a longer context",
+            )
+
+
+async def _opening_messages(env: Env, task: Task) -> tuple[Message, ...]:
+    """Return the first messages of a task. Raises InvalidInput if the environment cannot open it in time."""
+
+    def invalid(reason: str) -> InvalidInput:
+        do = f"fix the environment, or the task: it is opened once before a run begins (in {OPEN_SECONDS:g} s)"
+        return InvalidInput(f"task {task.id}", got=reason, do=do)
+
+    with isolate(invalid):
+        async with asyncio.timeout(OPEN_SECONDS):
+            episode = await env.open(task, RolloutContext(AttemptId("check", task.id, 0, 0), 0))
+            await episode.close()
+            return episode.start
