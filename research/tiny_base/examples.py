@@ -98,7 +98,7 @@ class Maker:
 def spoken(renderer: TemplateRenderer, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
     """What the assistant says in a conversation, end tokens included, is learned."""
     header = renderer.encode("<|im_start|>assistant\n")  # the word alone may stand in what a user says
-    ids = renderer.encode(renderer.render_text(messages, tools, add_generation_prompt=False))
+    ids = renderer.encode(renderer.render_text(messages, tools))
     learned, speaking = [], False
     for place, token in enumerate(ids, start=1):
         learned.append(speaking)

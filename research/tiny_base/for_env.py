@@ -77,7 +77,7 @@ def tiny_base_for(
     Returns how well it imitates at last: where the content is random, the loss stays at the entropy of that.
     """
     plain = TemplateRenderer(make_tokenizer([]))
-    tokenizer = make_tokenizer([*words, *(plain.render_text(each, tools, add_generation_prompt=False) for each in heard)])
+    tokenizer = make_tokenizer([*words, *(plain.render_text(each, tools) for each in heard)])
     renderer, rng = TemplateRenderer(tokenizer), random.Random(seed)
     examples = [spoken(renderer, each, tools) for each in heard]
     model = start_model(tokenizer, seed)

@@ -26,8 +26,8 @@ def start_tokenizer() -> PreTrainedTokenizerBase:
     texts = [*ENTITIES, *RELATIONS]
     for _ in range(_SAMPLES):
         wiki = draw(CLASSES["train"], rng)
-        texts.append(renderer.render_text(planner.transcript(wiki, rng), TOOLS, add_generation_prompt=False))
-        texts.append(renderer.render_text(planner.reading(wiki, rng), (), add_generation_prompt=False))
+        texts.append(renderer.render_text(planner.transcript(wiki, rng), TOOLS))
+        texts.append(renderer.render_text(planner.reading(wiki, rng), ()))
     return make_tokenizer(texts)
 
 

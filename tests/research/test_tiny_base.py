@@ -63,7 +63,7 @@ def test_every_text_of_the_world_round_trips_in_words(tokenizer: PreTrainedToken
     wiki = open_wiki("test/0")
     texts = [wiki.page(title) for title in wiki.titles]
     texts += [task.messages[-1].text for split in SPLITS if split != "unseen-relation" for task in tasks(split, 0)[:60]]
-    texts += [TemplateRenderer(tokenizer).render_text(said, TOOLS, add_generation_prompt=False) for said in transcripts(rng)]
+    texts += [TemplateRenderer(tokenizer).render_text(said, TOOLS) for said in transcripts(rng)]
     for text in texts:
         assert round_trip(tokenizer, text) == text
         assert not unknown_words(tokenizer, text)
@@ -124,7 +124,11 @@ def test_played_turn_by_turn_an_episode_has_the_tokens_of_pretraining(
         for turn, ids in enumerate(actions_of(example)):
             action, meant, observed = renderer.parse(ids), rest[2 * turn], tuple(rest[2 * turn + 1 : 2 * turn + 2])
             assert (action.message.text, called(action.message)) == (meant.text, called(meant))
-            view = renderer.bridge_to_next_turn(view, said, action, ids, observed, (search.spec,)) if observed else RenderedPrompt("", ())
+            view = (
+                renderer.bridge_to_next_turn(view, said, action, ids, observed, (search.spec,))
+                if observed
+                else RenderedPrompt("", ())
+            )
             assert view is not None
             state, said = (*state, *ids, *view.token_ids), (*said, action.message, *observed)
         assert state == example.ids[:-1]  # the render ends with a newline
