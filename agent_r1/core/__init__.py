@@ -1,4 +1,64 @@
-"""Words and protocols: the named, frozen types on each arrow of the data flow.
+"""Values and protocols that all rooms share. Imports only the standard library."""
 
-This room imports only the standard library, so that every other room can speak it.
-"""
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext, Transition
+from agent_r1.core.errors import AgentR1Error, EngineError, Interrupted, InvalidInput, RunStopped, UnsupportedChat
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    InferenceEngine,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    StopCondition,
+)
+from agent_r1.core.messages import Action, Media, Message, Text, ToolCall
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.tool import ToolResult, ToolSpec
+from agent_r1.core.trajectory import Group, Scorer, Status, Trajectory, Turn, Unscored
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+
+__all__ = [
+    "Action",
+    "AgentR1Error",
+    "AttemptId",
+    "Capabilities",
+    "Completion",
+    "EngineError",
+    "Env",
+    "Episode",
+    "Group",
+    "InferenceEngine",
+    "Interrupted",
+    "InvalidInput",
+    "Media",
+    "Message",
+    "ModelClient",
+    "PolicyVersion",
+    "PolicyVersionSpan",
+    "Prompt",
+    "ReferenceSolution",
+    "ReferenceSolutions",
+    "RolloutContext",
+    "RunStopped",
+    "SamplingParams",
+    "Scorer",
+    "Status",
+    "StopCondition",
+    "Task",
+    "TaskSet",
+    "Text",
+    "ToolCall",
+    "ToolResult",
+    "ToolSpec",
+    "Trajectory",
+    "Transition",
+    "Turn",
+    "Unscored",
+    "UnsupportedChat",
+    "WeightUpdate",
+    "script",
+    "tool_call",
+]

@@ -29,7 +29,7 @@ GAME_SECONDS = 3600.0
 
 
 class PlayerDropped(AgentR1Error):
-    """The game asked a player whose attempt has ended, because its engine failed or its tokens ran out."""
+    """The game has a question for a player whose attempt has ended (its engine failed or its tokens ran out)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Player:
 
     Attributes:
         number: the position of the player, from 0.
-        was_asked: whether the game has asked this player anything.
+        has_had_turn: whether the player got a question from the game.
     """
 
     number: int
-    was_asked: bool = False
+    has_had_turn: bool = False
     questions: asyncio.Queue[str | GameOver] = field(default_factory=asyncio.Queue)
     answers: asyncio.Queue[Action | PlayerDropped] = field(default_factory=asyncio.Queue)
     announcements: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Player:
 
     async def ask(self, text: str) -> str:
         """Return the player's answer to a question. Raises PlayerDropped if its attempt has ended."""
-        self.was_asked = True
+        self.has_had_turn = True
         self.questions.put_nowait("\n".join((*self.announcements, text)))
         self.announcements.clear()
         answer = await self.answers.get()
@@ -125,7 +125,7 @@ class PlayerEnv:
         """Wait until the game asks the player for the first time."""
         question = await self._next_question()
         if not question:
-            raise AgentR1Error(f"the game ended before player {self.player.number} was asked")
+            raise AgentR1Error(f"the game ended before player {self.player.number} had a turn")
         self.start = (*task.messages, *question)
         return self
 

@@ -28,7 +28,7 @@ async def play_game(
 
     ``task.messages`` open every player's episode, before the game's first question. If the game has no result, because
     it failed or exceeded its time, no trajectory can be trained: those that completed become REWARD_FAILED. A player
-    that the game never asked has a return but no turns.
+    that gets no question from the game has a return but no turns.
 
     Args:
         agents: the players. An agent may appear more than once (self-play).
@@ -45,7 +45,7 @@ async def play_game(
     if returns is None:
         return tuple(_without_result(trajectory) for trajectory in trajectories)
     return tuple(
-        replace(_excuse_unasked(env, trajectory), rewards={RETURN: earned})
+        replace(_excuse_idle_player(env, trajectory), rewards={RETURN: earned})
         for env, trajectory, earned in zip(match.players, trajectories, returns, strict=True)
     )
 
@@ -59,9 +59,9 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
         await env.close()
 
 
-def _excuse_unasked(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Mark the attempt of a player as completed if it failed only because the game never asked that player."""
-    if env.player.was_asked or trajectory.status != Status.ENVIRONMENT_FAILED:
+def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
+    """Mark the attempt of a player as completed if it failed only because it got no question."""
+    if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)
 
