@@ -1,4 +1,4 @@
-"""Small random ragged episodes: what properties of learning are looked for in."""
+"""Hypothesis strategies for small random episodes of unequal lengths."""
 
 from __future__ import annotations
 
@@ -21,61 +21,59 @@ OPENING = (Message.user("begin"),)
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
-    """A turn: it saw ``extra`` and ``seen`` (``extra`` only where the world is talkative), and said ``said``.
-
-    ``room`` is the state it led to, ``tool`` says that a tool answered. It goes on from the turn ``back`` turns before
-    the last one, from nothing where there is none.
-    """
+class TurnSpec:
+    """A turn: it observed ``extra`` (only with long observations) and ``observed``, and sampled ``action``."""
 
     extra: tuple[int, ...]
-    seen: tuple[int, ...]
-    said: tuple[tuple[int, float], ...]
-    """Each token with what the sampler recorded as its log-probability."""
+    observed: tuple[int, ...]
+    action: tuple[tuple[int, float], ...]
+    """Each token with the log-probability that the sampler recorded."""
     reward: float = 0.0
     call_reward: float = 0.0
-    room: int = 0
+    state: int = 0
+    """The state that the action led to."""
     back: int = 0
-    tool: bool = False
+    """Its parent is this many turns before the previous one; it is a root if there is no such turn."""
+    used_tool: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
-    """An attempt: its turns, two rewards for the whole, and whether it was cut."""
+class AttemptSpec:
+    """An attempt: its turns, two rewards for the whole, and whether it was truncated."""
 
-    turns: tuple[Lived, ...]
+    turns: tuple[TurnSpec, ...]
     score: float = 0.0
     style: float = 0.0
     truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Attempts at one task, and what a greedy one earned."""
+class GroupSpec:
+    """The attempts at one task, and the return of the greedy attempt."""
 
-    attempts: tuple[Attempted, ...]
-    greedy: float = 0.0
+    attempts: tuple[AttemptSpec, ...]
+    greedy_return: float = 0.0
 
 
-Episodes = tuple[Compared, ...]
+Episodes = tuple[GroupSpec, ...]
 
 REWARD = st.integers(-4, 4).map(lambda quarters: quarters / 4)
 TOKEN = st.integers(0, VOCABULARY - 1)
 TOKENS = st.lists(TOKEN, min_size=1, max_size=3).map(tuple)
-CHOICES = st.lists(st.tuples(TOKEN, st.integers(-14, -6).map(lambda quarters: quarters / 4)), min_size=1, max_size=3)
+ACTIONS = st.lists(st.tuples(TOKEN, st.integers(-14, -6).map(lambda quarters: quarters / 4)), min_size=1, max_size=3)
 TURN = st.builds(
-    Lived,
+    TurnSpec,
     extra=st.lists(TOKEN, max_size=4).map(tuple),
-    seen=TOKENS,
-    said=CHOICES.map(tuple),
+    observed=TOKENS,
+    action=ACTIONS.map(tuple),
     reward=REWARD,
     call_reward=REWARD,
-    room=st.integers(0, 1),
+    state=st.integers(0, 1),
     back=st.sampled_from([0, 0, 0, 1, 9]),
-    tool=st.booleans(),
+    used_tool=st.booleans(),
 )
 ATTEMPT = st.builds(
-    Attempted,
+    AttemptSpec,
     turns=st.lists(TURN, min_size=1, max_size=3).map(tuple),
     score=REWARD,
     style=REWARD,
@@ -83,58 +81,60 @@ ATTEMPT = st.builds(
 )
 
 
-def _compared(least: int) -> SearchStrategy[Compared]:
-    return st.builds(Compared, attempts=st.lists(ATTEMPT, min_size=least, max_size=4).map(tuple), greedy=REWARD)
+def _groups(min_size: int) -> SearchStrategy[GroupSpec]:
+    attempts = st.lists(ATTEMPT, min_size=min_size, max_size=4).map(tuple)
+    return st.builds(GroupSpec, attempts=attempts, greedy_return=REWARD)
 
 
-EPISODES: SearchStrategy[Episodes] = st.lists(_compared(1), min_size=1, max_size=3).map(tuple)
-SEVERAL: SearchStrategy[Episodes] = st.lists(_compared(2), min_size=2, max_size=3).map(tuple)
-"""Where each example is dear: at least two groups of at least two."""
+EPISODES: SearchStrategy[Episodes] = st.lists(_groups(1), min_size=1, max_size=3).map(tuple)
+SEVERAL_GROUPS: SearchStrategy[Episodes] = st.lists(_groups(2), min_size=2, max_size=3).map(tuple)
+"""At least two groups of at least two attempts, for tests in which each example is slow."""
 
 
-def samples(episodes: Episodes, *, talkative: bool = False) -> tuple[TrainingSample, ...]:
-    """What a learner is given of these episodes."""
-    return select_trainable([_group(compared, serial, talkative) for serial, compared in enumerate(episodes)], {}).samples
+def samples(episodes: Episodes, *, long_observations: bool = False) -> tuple[TrainingSample, ...]:
+    """Return the training samples of these episodes."""
+    groups = [_group(spec, group_id, long_observations) for group_id, spec in enumerate(episodes)]
+    return select_trainable(groups, {}).samples
 
 
-def _group(compared: Compared, serial: int, talkative: bool) -> Group:
-    greedy = Attempted((Lived((), (1,), ((2, -1.0),)),), score=compared.greedy)
+def _group(spec: GroupSpec, group_id: int, long_observations: bool) -> Group:
+    greedy = AttemptSpec((TurnSpec((), (1,), ((2, -1.0),)),), score=spec.greedy_return)
     return Group(
-        serial,
-        Task(f"task-{serial}", OPENING),
-        tuple(_trajectory(one, serial, member, talkative) for member, one in enumerate(compared.attempts)),
-        _trajectory(greedy, serial, len(compared.attempts), talkative),
+        group_id,
+        Task(f"task-{group_id}", OPENING),
+        tuple(_trajectory(one, group_id, index, long_observations) for index, one in enumerate(spec.attempts)),
+        _trajectory(greedy, group_id, len(spec.attempts), long_observations),
     )
 
 
-def _trajectory(attempted: Attempted, group: int, member: int, talkative: bool) -> Trajectory:
+def _trajectory(spec: AttemptSpec, group_id: int, index: int, long_observations: bool) -> Trajectory:
     return Trajectory(
-        attempt=AttemptId("run", f"task-{group}", group, member),
-        task_id=f"task-{group}",
-        turns=_turns(attempted.turns, talkative),
-        status=Status.OUT_OF_TURNS if attempted.truncated else Status.COMPLETED,
-        truncated=attempted.truncated,
-        rewards={"score": attempted.score, "style": attempted.style},
+        attempt=AttemptId("run", f"task-{group_id}", group_id, index),
+        task_id=f"task-{group_id}",
+        turns=_turns(spec.turns, long_observations),
+        status=Status.OUT_OF_TURNS if spec.truncated else Status.COMPLETED,
+        truncated=spec.truncated,
+        rewards={"score": spec.score, "style": spec.style},
         start=OPENING,
     )
 
 
-def _turns(lived: Sequence[Lived], talkative: bool) -> tuple[Turn, ...]:
+def _turns(specs: Sequence[TurnSpec], long_observations: bool) -> tuple[Turn, ...]:
     return tuple(
         Turn(
             index=index,
-            parent=None if one.back >= index else index - 1 - one.back,
-            new_ids=(*(one.extra if talkative else ()), *one.seen),
-            action_ids=tuple(token for token, _ in one.said),
-            logprobs=tuple(logprob for _, logprob in one.said),
+            parent=None if spec.back >= index else index - 1 - spec.back,
+            new_ids=(*(spec.extra if long_observations else ()), *spec.observed),
+            action_ids=tuple(token for token, _ in spec.action),
+            logprobs=tuple(logprob for _, logprob in spec.action),
             version_spans=(PolicyVersionSpan(0, 0),),
             finish_reason="stop",
             action=Action(Message.assistant(""), ""),
-            observation=(Message.tool(f"room {one.room}", "call"),),
-            results=(ToolResult((), ok=True),) if one.tool else (),
-            rewards={"step": one.reward},
-            call_rewards=({"call": one.call_reward},),
+            observation=(Message.tool(f"state {spec.state}", "call"),),
+            results=(ToolResult((), ok=True),) if spec.used_tool else (),
+            rewards={"step": spec.reward},
+            call_rewards=({"call": spec.call_reward},),
             call_ends=(0,),
         )
-        for index, one in enumerate(lived)
+        for index, spec in enumerate(specs)
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.algorithms.filters import Filters, apply_filters, stale, top_variance, void_turn, zero_variance
+from agent_r1.algorithms.filters import Filters, apply_filters, empty_turn, stale, top_variance, zero_variance
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, ToolCall
@@ -36,10 +36,10 @@ def scored(make: Make, *groups: Sequence[float]) -> Selection:
 
 def reasons(admission: Selection, filters: Filters, version: int = 0) -> dict[tuple[int, int], str]:
     sifted = apply_filters(admission, filters, version)
-    assert {out.attempt for out in sifted.left_out} | {one.trajectory.attempt for one in sifted.samples} == {
+    assert {out.attempt for out in sifted.excluded} | {one.trajectory.attempt for one in sifted.samples} == {
         one.trajectory.attempt for one in admission.samples
     }
-    return {(out.attempt.group_id, out.attempt.sample_index): out.reason for out in sifted.left_out}
+    return {(out.attempt.group_id, out.attempt.sample_index): out.reason for out in sifted.excluded}
 
 
 def test_without_filters_all_stay(make: Make) -> None:
@@ -72,9 +72,9 @@ def test_attempts_out_of_turns_or_tokens(make: Make) -> None:
     cut = make.trajectory(turns, member=1, status=Status.OUT_OF_TURNS, truncated=True)
     admission = select_trainable(make.groups(make.trajectory(turns), cut), {})
     filters = Filters(overlong=True)
-    assert filters.muted(admission.samples) == [None, "overlong"]
+    assert filters.loss_excluded(admission.samples) == [None, "overlong"]
     assert reasons(admission, filters) == {}, "the others are compared with it still"
-    assert Filters().muted(admission.samples) == [None, None]
+    assert Filters().loss_excluded(admission.samples) == [None, None]
 
 
 def test_attempts_whose_group_has_no_greedy_one(make: Make) -> None:
@@ -120,8 +120,8 @@ def test_a_void_turn_neither_calls_nor_answers(action: Action, stop: str, void: 
         make.turn(1, [3], [4], parent=0, action=action, finish_reason=stop),
     ]
     samples = select_trainable(make.groups(make.trajectory(turns)), {}).samples
-    assert void_turn(samples) == ["void turn" if void else None]
-    assert Filters(void_turn=True, overlong=True).muted(samples) == ["void turn" if void else None]
+    assert empty_turn(samples) == ["empty turn" if void else None]
+    assert Filters(empty_turn=True, overlong=True).loss_excluded(samples) == ["empty turn" if void else None]
 
 
 def test_each_sees_what_the_one_before_left(make: Make) -> None:
@@ -134,23 +134,23 @@ def test_each_sees_what_the_one_before_left(make: Make) -> None:
 
 def test_they_are_asked_in_the_order_they_are_listed() -> None:
     everything = Filters(
-        staleness=1, greedy=True, overlong=True, void_turn=True, success=1.0, zero_variance=0.0, top_variance=0.5
+        staleness=1, greedy=True, overlong=True, empty_turn=True, success=1.0, zero_variance=0.0, top_variance=0.5
     )
-    muting = {"overlong", "void_turn"}
-    names = [(judge.func if isinstance(judge, partial) else judge).__name__ for judge in everything.chosen(0)]
+    muting = {"overlong", "empty_turn"}
+    names = [(judge.func if isinstance(judge, partial) else judge).__name__ for judge in everything.action_mask(0)]
     assert names == [
         "stale", "without_greedy", "unsuccessful", "zero_variance", "top_variance",
     ]  # fmt: skip
     assert len(names) + len(muting) == len(Filters.model_fields) == everything.formula.count(";") + 1
-    assert list(Filters().chosen(0)) == [] and Filters().formula == ""
+    assert list(Filters().action_mask(0)) == [] and Filters().formula == ""
 
 
 def test_who_was_left_out_before_stays_so(make: Make) -> None:
     admission = scored(make, (1.0, 1.0))
     (first, second) = admission.samples
-    before = apply_filters(Selection((first,), admission.left_out), Filters(success=2.0), 0).left_out
+    before = apply_filters(Selection((first,), admission.excluded), Filters(success=2.0), 0).excluded
     after = apply_filters(Selection((second,), before), Filters(zero_variance=0.0), 0)
-    assert [out.reason for out in after.left_out] == ["unsuccessful", "zero variance"]
+    assert [out.reason for out in after.excluded] == ["unsuccessful", "zero variance"]
 
 
 COMPARING = {name for name, row in ALGORITHMS.items() if "group" in row.needs} - {"gdpo", "reinforce++-baseline"}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.loss_terms import Kl, RewardShaping, with_kl_penalty
-from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import ModelOutputs, TokenOutputs
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.data.assemble import assemble
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
@@ -32,42 +32,42 @@ def batch(make: Any) -> TrainingBatch:
 def worth(batch: TrainingBatch, *outcomes: float) -> TrainingBatch:
     """The batch, with other outcomes and nothing else earned."""
     rewards = torch.zeros(len(batch.ids), dtype=torch.float64).index_put((batch.last_tokens,), numbers(*outcomes))
-    return replace(batch, outcomes=numbers(*outcomes), token_rewards=rewards)
+    return replace(batch, outcome_rewards=numbers(*outcomes), token_rewards=rewards)
 
 
 def test_a_trajectory_is_fined_for_its_length_and_its_turns(batch: TrainingBatch) -> None:
     # mean R (2 + 1) / 2 = 1.5; lengths 3 and 1 of 3, turns 2 and 1 of 2
-    shaped = RewardShaping(length=0.2, turns=0.1).shaped(batch)
+    shaped = RewardShaping(length=0.2, turns=0.1).apply(batch)
     fines = 1.5 * (0.2 + 0.1), 1.5 * (0.2 / 3 + 0.1 / 2)
     assert close(shaped.returns, numbers(2 - fines[0], 1 - fines[1]))
     assert close(shaped.token_rewards, numbers(0, 0.5, 1.5 - fines[0], 1 - fines[1]))
-    assert close(shaped.outcomes, numbers(1.5 - fines[0], 1 - fines[1]))
+    assert close(shaped.outcome_rewards, numbers(1.5 - fines[0], 1 - fines[1]))
     assert close(shaped.process_rewards, batch.process_rewards)
 
 
 def test_nobody_is_fined_where_the_group_never_succeeds(batch: TrainingBatch) -> None:
     for outcomes in ((0.0, 0.0), (-1.0, 0.0), (-1.0, 1.0)):
         failed = worth(batch, *outcomes)
-        assert close(RewardShaping(length=0.2, turns=0.1).shaped(failed).returns, failed.returns)
+        assert close(RewardShaping(length=0.2, turns=0.1).apply(failed).returns, failed.returns)
     succeeded = worth(batch, -1.0, 2.0)  # control
-    assert not close(RewardShaping(length=0.2).shaped(succeeded).returns, succeeded.returns)
+    assert not close(RewardShaping(length=0.2).apply(succeeded).returns, succeeded.returns)
 
 
 def test_process_rewards_are_divided_by_their_largest_sum_from_a_token_on(make: Any) -> None:
     turns = make.chain(([1], [2]), ([3], [4]), ([5], [6]))
     lived = make.trajectory(turns, {"step": (2.0, -1.0, 1.0), "score": 5.0})
     batch = assemble(select_trainable(make.groups(lived), {}).samples, pack_prefix_tree)
-    shaped = RewardShaping(process_scale="largest").shaped(batch)  # sums from each on: 2, 0, 1
+    shaped = RewardShaping(process_scale="largest").apply(batch)  # sums from each on: 2, 0, 1
     assert close(shaped.token_rewards, numbers(1, -0.5, 5.5), 1e-5)
-    assert close(shaped.outcomes, batch.outcomes)
+    assert close(shaped.outcome_rewards, batch.outcome_rewards)
     without = worth(batch, 5.0)
-    assert close(RewardShaping(process_scale="largest").shaped(without).token_rewards, without.token_rewards)
+    assert close(RewardShaping(process_scale="largest").apply(without).token_rewards, without.token_rewards)
 
 
 def test_shaping_reaches_the_advantage(batch: TrainingBatch) -> None:
     plain, shaped = (
-        build_row("dr-grpo", {"shaping.length": share, "filters.zero_variance": "none"})
-        .credit(batch, ModelOutputs())
+        build_algorithm("dr-grpo", {"shaping.length": share, "filters.zero_variance": "none"})
+        .compute_token_weights(batch, ModelOutputs())
         .advantage
         for share in (0.0, 0.2)
     )
@@ -80,7 +80,7 @@ def test_a_kl_in_the_reward_is_taken_off_each_action_token(batch: TrainingBatch)
     reference = batch.sampler_logprobs - numbers(1, 0, -2, 0.5)
     found = with_kl_penalty(batch, ModelOutputs(reference=reference, kl_coefficient=0.1)).token_rewards
     assert close(found, batch.token_rewards - numbers(0.1, 0, -0.2, 0.05))
-    observed = replace(batch, chosen=torch.tensor([True, False, True, True]))
+    observed = replace(batch, action_mask=torch.tensor([True, False, True, True]))
     found = with_kl_penalty(observed, ModelOutputs(reference=reference + math.nan, kl_coefficient=0.1)).token_rewards
     assert found.isnan().tolist() == [True, False, True, True]  # nothing is asked of what nobody chose
     with pytest.raises(TypeError, match="reference"):
@@ -89,24 +89,29 @@ def test_a_kl_in_the_reward_is_taken_off_each_action_token(batch: TrainingBatch)
 
 def test_the_coefficient_follows_the_divergence() -> None:
     steered = Kl(coefficient=0.5, target=0.1, horizon=100.0)
-    assert steered.steered(0.5, 0.105, 10) == pytest.approx(0.5 * math.exp(0.05 * 0.1))
-    assert steered.steered(0.5, 9.0, 10) == pytest.approx(0.5 * math.exp(0.2 * 0.1))
-    assert steered.steered(0.5, -9.0, 10) == pytest.approx(0.5 * math.exp(-0.2 * 0.1))
-    assert steered.steered(0.5, 0.0, 10**4) > 0, "however many trajectories an update has"
-    assert Kl(coefficient=0.5).steered(0.7, 9.0, 10) == 0.7
+    assert steered.adapt_coefficient(0.5, 0.105, 10) == pytest.approx(0.5 * math.exp(0.05 * 0.1))
+    assert steered.adapt_coefficient(0.5, 9.0, 10) == pytest.approx(0.5 * math.exp(0.2 * 0.1))
+    assert steered.adapt_coefficient(0.5, -9.0, 10) == pytest.approx(0.5 * math.exp(-0.2 * 0.1))
+    assert steered.adapt_coefficient(0.5, 0.0, 10**4) > 0, "however many trajectories an update has"
+    assert Kl(coefficient=0.5).adapt_coefficient(0.7, 9.0, 10) == 0.7
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_plus", "k3_unbiased"])
-def test_a_kl_in_the_loss_is_weighed_by_shares_and_the_present_coefficient(estimator: str, batch: TrainingBatch) -> None:
+def test_a_kl_in_the_loss_is_weighed_by_shares_and_the_present_coefficient(
+    estimator: str, batch: TrainingBatch
+) -> None:
     apart = numbers(math.log(2), 0, -math.log(2), 0)  # log(pi / reference)
     view = TokenOutputs(
         batch.sampler_logprobs, apart, batch.sampler_logprobs, batch.token_turn, batch.token_trajectory,
         batch.sampler_logprobs - apart,
     )  # fmt: skip
     settings = {"kl.estimator": estimator, "kl.coefficient": 9.0}
-    row, without = build_row("grpo", settings), build_row("grpo", {})
+    row, without = build_algorithm("grpo", settings), build_algorithm("grpo", {})
     signals = ModelOutputs(reference=view.reference, kl_coefficient=0.1)
-    added = row.loss(view, row.credit(batch, signals))[0] - without.loss(view, without.credit(batch, ModelOutputs()))[0]
+    added = (
+        row.compute_loss(view, row.compute_token_weights(batch, signals))[0]
+        - without.compute_loss(view, without.compute_token_weights(batch, ModelOutputs()))[0]
+    )
     k3 = (0.5 - 1 + math.log(2)) + (2 - 1 - math.log(2))
     per_token = {"k2": math.log(2) ** 2} | dict.fromkeys(("k3", "k3_plus", "k3_unbiased"), k3)
     assert added.item() == pytest.approx(0.1 * per_token[estimator] / 4)
@@ -133,24 +138,33 @@ MISMATCH = numbers(0.5, 4.0, 1.0, 1.1).log()  # pi_old / mu; the first turn 2.0,
 def test_where_sampler_and_trainer_disagree_the_loss_is_weighed(
     settings: dict[str, object], trust: tuple[float, ...], batch: TrainingBatch
 ) -> None:
-    row = build_row("grpo", settings)
-    assert row.compares
-    credit = row.credit(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH))
-    assert close(credit.trust, numbers(*trust))
-    assert close(row.credit(batch, ModelOutputs(old=batch.sampler_logprobs)).trust, torch.ones(4))  # where they agree
-    plain = build_row("grpo", {})
-    assert not plain.compares
-    assert close(plain.credit(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH)).trust, torch.ones(4))
+    row = build_algorithm("grpo", settings)
+    assert row.corrects_mismatch
+    credit = row.compute_token_weights(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH))
+    assert close(credit.importance_weight, numbers(*trust))
+    assert close(
+        row.compute_token_weights(batch, ModelOutputs(old=batch.sampler_logprobs)).importance_weight, torch.ones(4)
+    )  # where they agree
+    plain = build_algorithm("grpo", {})
+    assert not plain.corrects_mismatch
+    assert close(
+        plain.compute_token_weights(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH)).importance_weight,
+        torch.ones(4),
+    )
 
 
 def test_trust_weighs_the_policy_loss_and_nothing_else(batch: TrainingBatch) -> None:
     def loss(row: Algorithm) -> Tensor:
         old = batch.sampler_logprobs + MISMATCH
         view = TokenOutputs(old, torch.ones(4).double(), old, batch.token_turn, batch.token_trajectory, old - 0.5)
-        return row.loss(view, row.credit(batch, ModelOutputs(old=old, reference=old - 0.5, kl_coefficient=0.1)))[0]
+        return row.compute_loss(
+            view, row.compute_token_weights(batch, ModelOutputs(old=old, reference=old - 0.5, kl_coefficient=0.1))
+        )[0]
 
-    advantage = build_row("grpo", {}).credit(batch, ModelOutputs()).advantage
-    others = {"kl.coefficient": 0.1, "entropy": 0.01}
+    advantage = build_algorithm("grpo", {}).compute_token_weights(batch, ModelOutputs()).advantage
+    others = {"kl.coefficient": 0.1, "entropy_coef": 0.01}
     lost = (numbers(0.5, 2, 1, 1.1) * -advantage).mean() - -advantage.mean()
-    both = loss(build_row("grpo", {**others, "correction.rule": "truncate"})) - loss(build_row("grpo", others))
+    both = loss(build_algorithm("grpo", {**others, "correction.rule": "truncate"})) - loss(
+        build_algorithm("grpo", others)
+    )
     assert close(both, lost) and not close(both, torch.zeros(()))

@@ -6,7 +6,7 @@ import pytest
 
 from agent_r1.algorithms.objective import clauses, objective
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.registry import build_row, terms
+from agent_r1.algorithms.registry import build_algorithm, parameters
 from agent_r1.core.errors import InvalidInput
 
 SILENT = {
@@ -28,10 +28,10 @@ def other(value: object) -> object:
 def changed(name: str) -> dict[str, str]:
     """The objective with each of the row's numbers changed, for those that can be."""
     found: dict[str, str] = {}
-    for key, value in terms(ALGORITHMS[name]):
+    for key, value in parameters(ALGORITHMS[name]):
         if isinstance(value, bool | int | float):
             try:
-                found[key] = objective(build_row(name, {key: other(value)}))
+                found[key] = objective(build_algorithm(name, {key: other(value)}))
             except InvalidInput:
                 continue
     return found
@@ -52,12 +52,12 @@ def test_enough_numbers_were_changed() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("grpo", {"surrogate.high": 0.28}, "min(r A, clip(r, 0.8, 1.28) A), at least 3 A where A < 0"),
+        ("grpo", {"loss.clip_high": 0.28}, "min(r A, clip(r, 0.8, 1.28) A), at least 3 A where A < 0"),
         ("grpo", {"kl.coefficient": 0.02}, "0.02 KL in the loss; KL = k3 with the gradient of k2"),
         ("grpo", {"kl.target": 0.1, "kl.horizon": 500}, "steered to 0.1 over 500 trajectories"),
         ("grpo", {"correction.high": 3.0}, "each token times min(w, 3); w = pi_old / mu of the token"),
         ("grpo", {"rejection.low": 0.9}, "each trajectory left out whose mean of pi_old / mu is not in [0.9, 1.01]"),
-        ("grpo", {"entropy": 0.01}, "plus 0.01 the entropy"),
+        ("grpo", {"entropy_coef": 0.01}, "plus 0.01 the entropy"),
         ("grpo", {"epochs": 3}, "3 epochs"),
         ("grpo", {"masks.loss": False}, "loss mask off"),
         (
@@ -75,7 +75,7 @@ def test_enough_numbers_were_changed() -> None:
     ],
 )
 def test_it_says(name: str, settings: dict[str, object], says: str) -> None:
-    said = objective(build_row(name, settings))
+    said = objective(build_algorithm(name, settings))
     assert says in said and "\n" not in said
     assert says not in objective(ALGORITHMS["rft"])  # control
 
@@ -83,4 +83,4 @@ def test_it_says(name: str, settings: dict[str, object], says: str) -> None:
 def test_no_two_algorithms_say_the_same() -> None:
     assert len({objective(row) for row in ALGORITHMS.values()}) == len(ALGORITHMS)
     for row in ALGORITHMS.values():
-        assert all(clauses(row)) and row.paper + row.differs
+        assert all(clauses(row)) and row.paper + row.deviations

@@ -1,4 +1,4 @@
-"""Estimators that compare within a group, where the rows by hand do not reach."""
+"""Group-relative advantages in cases that the hand-computed batch does not cover."""
 
 from __future__ import annotations
 
@@ -9,59 +9,64 @@ from typing import Any
 from tensors import close, numbers
 
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.registry import build_row
-from agent_r1.algorithms.signals import ModelOutputs
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.assemble import assemble
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 
 
-def rewarded(make: Any, weights: Mapping[str, float], *rewards: Mapping[str, float]) -> TrainingBatch:
-    """Attempts of one token at one task."""
+def batch_of(make: Any, weights: Mapping[str, float], *rewards: Mapping[str, float]) -> TrainingBatch:
+    """Return a batch of attempts of one token at one task."""
     turns = make.chain(([1], [2]))
-    lived = [make.trajectory(turns, earned, member=member) for member, earned in enumerate(rewards)]
-    return assemble(select_trainable(make.groups(*lived), weights).samples, pack_prefix_tree, "actions", weights)
+    trajectories = [make.trajectory(turns, one, member=member) for member, one in enumerate(rewards)]
+    return assemble(select_trainable(make.groups(*trajectories), weights).samples, pack_prefix_tree, "actions", weights)
 
 
 REWARDS = ({"em": 1.0, "len": 10.0}, {"em": 0.0, "len": 30.0}, {"em": 0.0, "len": 20.0})
 
 
-def test_gdpo_weighs_each_reward_after_it_was_standardised(make: Any) -> None:
+def test_gdpo_weights_each_reward_after_standardizing_it(make: Any) -> None:
     # em: mean 1/3, std 0.577350: 1.154701, -0.577350, -0.577350; len: -1, 1, 0
     for weight in (1.0, 0.1, -0.5):
-        batch = rewarded(make, {"len": weight}, *REWARDS)
+        batch = batch_of(make, {"len": weight}, *REWARDS)
         total = numbers(1.154701 - weight, -0.577350 + weight, -0.577350)
         expected = total / math.sqrt(float(total.square().sum()) / 2)
-        assert close(ALGORITHMS["gdpo"].credit(batch, ModelOutputs()).advantage, expected, 1e-5), weight
+        assert close(ALGORITHMS["gdpo"].compute_token_weights(batch, ModelOutputs()).advantage, expected, 1e-5), weight
 
 
 def test_a_dominant_reward_hides_another_from_grpo_but_not_from_gdpo(make: Any) -> None:
     # only the first is right; the last is a little longer
-    batch = rewarded(make, {}, {"em": 1.0, "len": 10.0}, {"em": 0.0, "len": 30.0}, {"em": 0.0, "len": 12.0})
-    right, _, wrong = ALGORITHMS["grpo"].credit(batch, ModelOutputs()).advantage
+    batch = batch_of(make, {}, {"em": 1.0, "len": 10.0}, {"em": 0.0, "len": 30.0}, {"em": 0.0, "len": 12.0})
+    right, _, wrong = ALGORITHMS["grpo"].compute_token_weights(batch, ModelOutputs()).advantage
     assert right < wrong
-    right, _, wrong = ALGORITHMS["gdpo"].credit(batch, ModelOutputs()).advantage
+    right, _, wrong = ALGORITHMS["gdpo"].compute_token_weights(batch, ModelOutputs()).advantage
     assert right > wrong
 
 
-def test_a_reward_of_weight_nothing_is_nothing_to_gdpo(make: Any) -> None:
-    alone = rewarded(make, {"len": 0.0}, *REWARDS)
-    assert [named.name for named in alone.named] == ["em"]
-    advantage = ALGORITHMS["gdpo"].credit(alone, ModelOutputs()).advantage
+def test_gdpo_ignores_a_reward_of_weight_zero(make: Any) -> None:
+    alone = batch_of(make, {"len": 0.0}, *REWARDS)
+    assert [named.name for named in alone.named_rewards] == ["em"]
+    advantage = ALGORITHMS["gdpo"].compute_token_weights(alone, ModelOutputs()).advantage
     assert close(advantage, numbers(1.154701, -0.577350, -0.577350), 1e-5)
 
 
-def test_a_group_that_never_succeeds_gives_nothing_to_maxrl(make: Any) -> None:
-    failed = rewarded(make, {}, {"em": 0.0}, {"em": -1.0})
-    assert ALGORITHMS["maxrl"].credit(failed, ModelOutputs()).advantage.tolist() == [0.0, 0.0]
-    assert ALGORITHMS["dr-grpo"].credit(failed, ModelOutputs()).advantage.tolist() == [0.5, -0.5]  # control
+def test_maxrl_gives_zero_to_a_group_without_success(make: Any) -> None:
+    failed = batch_of(make, {}, {"em": 0.0}, {"em": -1.0})
+    assert ALGORITHMS["maxrl"].compute_token_weights(failed, ModelOutputs()).advantage.tolist() == [0.0, 0.0]
+    assert ALGORITHMS["dr-grpo"].compute_token_weights(failed, ModelOutputs()).advantage.tolist() == [
+        0.5,
+        -0.5,
+    ]  # control
 
 
-def test_a_binary_reward_has_the_closed_forms_of_grpo_and_maxrl(make: Any) -> None:
-    batch = rewarded(make, {}, *({"em": float(member == 0)} for member in range(5)))
+def test_grpo_and_maxrl_have_closed_forms_for_binary_rewards(make: Any) -> None:
+    batch = batch_of(make, {}, *({"em": float(member == 0)} for member in range(5)))
     p = 0.2
-    assert close(ALGORITHMS["maxrl"].credit(batch, ModelOutputs()).advantage[:2], numbers((1 - p) / p, -1))
+    assert close(
+        ALGORITHMS["maxrl"].compute_token_weights(batch, ModelOutputs()).advantage[:2], numbers((1 - p) / p, -1)
+    )
     bessel = math.sqrt(4 / 5)
     expected = numbers(math.sqrt((1 - p) / p) * bessel, -math.sqrt(p / (1 - p)) * bessel)
-    assert close(build_row("grpo", {}).credit(batch, ModelOutputs()).advantage[:2], expected, 1e-5)
+    assert close(build_algorithm("grpo", {}).compute_token_weights(batch, ModelOutputs()).advantage[:2], expected, 1e-5)

@@ -1,4 +1,4 @@
-"""P9: corrections for the disagreement of sampler and trainer, and what two policies do that three do as well."""
+"""P9: corrections of the mismatch between sampler and trainer, and their equality to a ratio over the sampler."""
 
 from __future__ import annotations
 
@@ -18,147 +18,149 @@ from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.loss_terms import Correction, Rejection
 from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.signals import ModelOutputs, TokenOutputs
-from agent_r1.algorithms.validation import check
+from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
+from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import assemble
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 
-Trust = Callable[[TrainingBatch, Tensor], Tensor]
-"""(batch, log-probabilities (N,) under the trainer's policy before the update) -> the factor of each token's loss."""
+ImportanceWeights = Callable[[TrainingBatch, Tensor], Tensor]
+"""(batch, log-probabilities (N,) under the trainer's policy before the update) -> the factor on each token's loss."""
 
 SEEDS = st.integers(0, 99)
 LEVELS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 
-def of(part: Correction | Rejection) -> Trust:
-    """What a row with this part trusts."""
-    name = "correction" if isinstance(part, Correction) else "rejection"
-    row = ALGORITHMS["grpo"].model_copy(update={name: part})
-    return lambda batch, old: row.credit(batch, ModelOutputs(old=old)).trust
+def weights_with(term: Correction | Rejection) -> ImportanceWeights:
+    """Return the importance weights of an algorithm with this term."""
+    field = "correction" if isinstance(term, Correction) else "rejection"
+    algorithm = ALGORITHMS["grpo"].model_copy(update={field: term})
+    return lambda batch, old: algorithm.compute_token_weights(batch, ModelOutputs(old_logprobs=old)).importance_weight
 
 
-CORRECTIONS = [part for level in LEVELS for part in (Correction(level=level), Correction(rule="window", level=level))]
+CORRECTIONS = [term for level in LEVELS for term in (Correction(level=level), Correction(rule="window", level=level))]
 REJECTIONS = [
-    part for level in LEVELS for part in (Rejection(level=level), Rejection(statistic="product", level=level))
+    term for level in LEVELS for term in (Rejection(level=level), Rejection(statistic="product", level=level))
 ]
-EVERY: list[Correction | Rejection] = [*CORRECTIONS, *REJECTIONS]
+TERMS: list[Correction | Rejection] = [*CORRECTIONS, *REJECTIONS]
 
 
-def name(part: Correction | Rejection) -> str:
-    return f"{part.rule if isinstance(part, Correction) else part.statistic}-{part.level}"
+def term_id(term: Correction | Rejection) -> str:
+    return f"{term.rule if isinstance(term, Correction) else term.statistic}-{term.level}"
 
 
 def batch_of(episodes: Episodes) -> TrainingBatch:
     return assemble(samples(episodes), pack_prefix_tree)
 
 
-def moved(batch: TrainingBatch, seed: int, spread: float = 1.0) -> Tensor:
-    """What the trainer says of tokens whose sampler said otherwise."""
+def perturbed_logprobs(batch: TrainingBatch, seed: int, spread: float = 1.0) -> Tensor:
+    """Return log-probabilities (N,) of a policy that differs from the sampler's."""
     noise = torch.randn(len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return batch.sampler_logprobs + spread * noise
 
 
-def agreement_is_trusted(trust: Trust, episodes: Episodes) -> None:
+def is_one_for_equal_policies(importance_weights: ImportanceWeights, episodes: Episodes) -> None:
     batch = batch_of(episodes)
-    assert torch.equal(trust(batch, batch.sampler_logprobs), torch.ones(len(batch.ids)).double())
+    assert torch.equal(importance_weights(batch, batch.sampler_logprobs), torch.ones(len(batch.ids)).double())
 
 
-def of_log_ratios(batch: TrainingBatch, old: Tensor) -> Tensor:
-    """Wrong: bounds of a ratio, compared with its logarithm."""
-    ratios = old - batch.sampler_logprobs
-    return ((ratios >= 0.5) & (ratios <= 2.0)).double()
+def window_on_the_logarithm(batch: TrainingBatch, old: Tensor) -> Tensor:
+    """Wrong: the bounds of a ratio are compared with its logarithm."""
+    log_ratio = old - batch.sampler_logprobs
+    return ((log_ratio >= 0.5) & (log_ratio <= 2.0)).double()
 
 
-@pytest.mark.parametrize("part", EVERY, ids=name)
-def test_where_sampler_and_trainer_agree_nothing_is_changed(part: Correction | Rejection) -> None:
-    holds(agreement_is_trusted, of(part), EPISODES, count=5)
+@pytest.mark.parametrize("term", TERMS, ids=term_id)
+def test_equal_policies_are_not_corrected(term: Correction | Rejection) -> None:
+    holds(is_one_for_equal_policies, weights_with(term), EPISODES, count=5)
 
 
-def test_rejecting_what_agrees_is_seen() -> None:
-    rejected(agreement_is_trusted, of_log_ratios, EPISODES)
+def test_a_window_that_rejects_equal_policies_is_detected() -> None:
+    rejected(is_one_for_equal_policies, window_on_the_logarithm, EPISODES)
 
 
-def nothing_counts_more_than_the_bound(trust: Trust, episodes: Episodes, seed: int) -> None:
+def stays_within_the_bound(importance_weights: ImportanceWeights, episodes: Episodes, seed: int) -> None:
     batch = batch_of(episodes)
-    found = trust(batch, moved(batch, seed))
+    found = importance_weights(batch, perturbed_logprobs(batch, seed))
     assert bool((found >= 0).all()) and bool((found <= 2.0).all())
 
 
 def bounded_logarithm(batch: TrainingBatch, old: Tensor) -> Tensor:
-    """Wrong: the logarithm is bounded in place of the ratio."""
+    """Wrong: the logarithm is bounded instead of the ratio."""
     return (old - batch.sampler_logprobs).clamp(max=2.0).exp()
 
 
-def normalised(batch: TrainingBatch, old: Tensor) -> Tensor:
-    """Wrong here: divided by the mean, after which no bound holds."""
+def normalized(batch: TrainingBatch, old: Tensor) -> Tensor:
+    """Wrong here: after division by the mean no bound holds."""
     weight = (old - batch.sampler_logprobs).exp().clamp(max=2.0)
     return weight / weight.mean()
 
 
-@pytest.mark.parametrize("part", EVERY, ids=name)
-def test_what_is_trusted_is_bounded(part: Correction | Rejection) -> None:
-    holds(nothing_counts_more_than_the_bound, of(part), EPISODES, SEEDS, count=5)
+@pytest.mark.parametrize("term", TERMS, ids=term_id)
+def test_importance_weights_are_bounded(term: Correction | Rejection) -> None:
+    holds(stays_within_the_bound, weights_with(term), EPISODES, SEEDS, count=5)
 
 
-@pytest.mark.parametrize("wrong", [bounded_logarithm, normalised])
-def test_what_is_not_bounded_is_seen(wrong: Trust) -> None:
-    rejected(nothing_counts_more_than_the_bound, wrong, EPISODES, SEEDS)
+@pytest.mark.parametrize("wrong", [bounded_logarithm, normalized])
+def test_weights_without_bound_are_detected(wrong: ImportanceWeights) -> None:
+    rejected(stays_within_the_bound, wrong, EPISODES, SEEDS)
 
 
-def a_trajectory_is_trusted_as_a_whole(trust: Trust, episodes: Episodes, seed: int) -> None:
+def is_equal_within_a_trajectory(importance_weights: ImportanceWeights, episodes: Episodes, seed: int) -> None:
     batch = batch_of(episodes)
-    found = trust(batch, moved(batch, seed, 0.05))
+    found = importance_weights(batch, perturbed_logprobs(batch, seed, 0.05))
     for trajectory in range(len(batch.attempts)):
         assert len(found[batch.token_trajectory == trajectory].unique()) == 1
 
 
-@pytest.mark.parametrize("part", [part for part in EVERY if part.level == "trajectory"], ids=name)
-def test_rules_for_trajectories_tear_none_apart(part: Correction | Rejection) -> None:
-    holds(a_trajectory_is_trusted_as_a_whole, of(part), EPISODES, SEEDS, count=8)
+@pytest.mark.parametrize("term", [term for term in TERMS if term.level == "trajectory"], ids=term_id)
+def test_trajectory_level_terms_do_not_split_trajectories(term: Correction | Rejection) -> None:
+    holds(is_equal_within_a_trajectory, weights_with(term), EPISODES, SEEDS, count=8)
 
 
-@pytest.mark.parametrize("part", [Correction(), Rejection(level="token"), Rejection(level="turn")], ids=name)
-def test_rules_for_less_than_a_trajectory_are_seen(part: Correction | Rejection) -> None:
-    rejected(a_trajectory_is_trusted_as_a_whole, of(part), EPISODES, SEEDS)
+@pytest.mark.parametrize("term", [Correction(), Rejection(level="token"), Rejection(level="turn")], ids=term_id)
+def test_terms_of_a_finer_level_are_detected(term: Correction | Rejection) -> None:
+    rejected(is_equal_within_a_trajectory, weights_with(term), EPISODES, SEEDS)
 
 
 # two policies or three
 
 
 @dataclass(frozen=True, slots=True)
-class Decoupled:
-    """A row that compares with the policy before the update, and corrects for the sampler."""
+class Update:
+    """The gradient of an algorithm's loss with respect to the log-probabilities."""
 
-    row: Algorithm
+    algorithm: Algorithm
 
     def gradient(self, batch: TrainingBatch, old: Tensor, now: Tensor) -> Tensor:
-        anchor = batch.sampler_logprobs if self.row.anchor == "sampler" else old
+        denominator = batch.sampler_logprobs if self.algorithm.ratio_denominator == "sampler" else old
         logprobs = now.clone().requires_grad_()
-        view = TokenOutputs(logprobs, torch.zeros_like(now), anchor, batch.token_turn, batch.token_trajectory)
-        loss, _ = self.row.loss(view, self.row.credit(batch, ModelOutputs(old=old)))
-        return torch.autograd.grad(loss, logprobs)[0]
+        tokens = TokenOutputs(logprobs, torch.zeros_like(now), denominator, self.algorithm.ratio_unit(batch))
+        weights = self.algorithm.compute_token_weights(batch, ModelOutputs(old_logprobs=old))
+        return torch.autograd.grad(self.algorithm.compute_loss(tokens, weights)[0], logprobs)[0]
 
 
-FREE = Clip(low=0.99, high=100.0, dual=None)
-BYPASS = ALGORITHMS["dr-grpo"].model_copy(update={"surrogate": FREE, "anchor": "sampler"})
-THREE = BYPASS.model_copy(update={"anchor": "policy", "correction": Correction(high=100.0)})
+FREE = Clip(clip_low=0.99, clip_high=100.0, dual_clip=None)
+TWO_POLICIES = ALGORITHMS["dr-grpo"].model_copy(update={"loss": FREE, "ratio_denominator": "sampler"})
+THREE_POLICIES = TWO_POLICIES.model_copy(
+    update={"ratio_denominator": "old_policy", "correction": Correction(high=100.0)}
+)
 
 
-def three_policies_do_what_two_do(decoupled: Decoupled, episodes: Episodes, seed: int) -> None:
-    """Inside all bounds (pi_old / mu) (pi / pi_old) is pi / mu."""
+def equals_the_ratio_over_the_sampler(update: Update, episodes: Episodes, seed: int) -> None:
+    """Within all bounds (pi_old / mu) (pi / pi_old) is pi / mu."""
     batch = batch_of(episodes)
-    old, now = moved(batch, seed, 0.3), moved(batch, seed + 1, 0.3)
-    assert close(decoupled.gradient(batch, old, now), Decoupled(BYPASS).gradient(batch, old, now))
+    old, now = perturbed_logprobs(batch, seed, 0.3), perturbed_logprobs(batch, seed + 1, 0.3)
+    assert close(update.gradient(batch, old, now), Update(TWO_POLICIES).gradient(batch, old, now))
 
 
-def test_inside_the_bounds_three_policies_do_what_two_do() -> None:
-    holds(three_policies_do_what_two_do, Decoupled(THREE), EPISODES, SEEDS, count=20)
+def test_within_the_bounds_a_correction_equals_a_ratio_over_the_sampler() -> None:
+    holds(equals_the_ratio_over_the_sampler, Update(THREE_POLICIES), EPISODES, SEEDS, count=20)
 
 
-def test_correcting_a_ratio_that_compares_with_the_sampler_is_seen_and_refused() -> None:
-    twice = THREE.model_copy(update={"anchor": "sampler"})
-    rejected(three_policies_do_what_two_do, Decoupled(twice), EPISODES, SEEDS)
+def test_correcting_a_ratio_over_the_sampler_is_detected_and_refused() -> None:
+    twice = THREE_POLICIES.model_copy(update={"ratio_denominator": "sampler"})
+    rejected(equals_the_ratio_over_the_sampler, Update(twice), EPISODES, SEEDS)
     with pytest.raises(InvalidInput, match="drop the correction"):
-        check(twice)
+        check_algorithm(twice)

@@ -1,4 +1,4 @@
-"""P6: identities of estimators that compare the attempts at one task with each other."""
+"""P6: identities of group-relative advantages."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from learning import close
-from ragged import EPISODES, Episodes, Lived, samples
+from ragged import EPISODES, Episodes, TurnSpec, samples
 from searching import holds, rejected
 from torch import Tensor
 
 from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops.group_stats import center, center_weighted, leave_one_out, over_mean, standardize
+from agent_r1.algorithms.ops.group_stats import center, center_weighted, divide_by_mean, leave_one_out, standardize
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.signals import ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.assemble import assemble
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import places_within, segment_count, segment_mean, segment_sum
+from agent_r1.data.segments import index_within, segment_count, segment_mean, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
 
 Relative = Callable[[Tensor, Tensor], Tensor]
-"""(returns, group of each), both (N,) -> advantages (N,)."""
+"""(returns (N,), group of each (N,)) -> advantages (N,)."""
 
 
 def _attempts(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ def grpo(x: Tensor, key: Tensor) -> Tensor:
 
 
 def _with(deviation: Callable[[Tensor], Tensor], epsilon: float) -> Relative:
-    """(x - mean) / (deviation + epsilon) group by group, without a guard."""
+    """Return (x - mean) / (deviation + epsilon) group by group, without a guard for constant groups."""
 
     def relative(x: Tensor, key: Tensor) -> Tensor:
         advantage = torch.empty_like(x)
@@ -63,22 +63,22 @@ with_large_epsilon = _with(sample_deviation, 0.1)
 
 
 def singleton_keeps_its_return(x: Tensor, key: Tensor) -> Tensor:
-    """Wrong: in a group of one mean 0 and deviation 1 are assumed, so A = R: verl."""
+    """Wrong: a group of one has mean 0 and deviation 1, so A = R: verl."""
     return torch.where(segment_count(key)[key] == 1, x / (1 + 1e-6), grpo(x, key))
 
 
 def over_the_batch(x: Tensor, key: Tensor) -> Tensor:
-    """Wrong: compared with everyone."""
+    """Wrong: compared with the whole batch."""
     return grpo(x, torch.zeros_like(key))
 
 
 def without_own_weight(x: Tensor, key: Tensor) -> Tensor:
-    """Wrong: the others' sum is divided by all, not by the others."""
+    """Wrong: the sum of the others is divided by the size of the whole group."""
     count = segment_count(key)[key]
     return x - (segment_sum(x, key)[key] - x) / count
 
 
-def leave_one_out_is_scaled_centring(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
+def leave_one_out_equals_scaled_centering(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
     x, key = attempts
     count = segment_count(key)[key].double()
     assert close(relative(x, key), center(x, key) * count / (count - 1).clamp(min=1))
@@ -87,23 +87,23 @@ def leave_one_out_is_scaled_centring(relative: Relative, attempts: tuple[Tensor,
         assert not others.any() or close(relative(x, key)[place], x[place] - x[others].mean())
 
 
-def a_group_sums_to_nothing(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
+def sums_to_zero_in_each_group(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
     assert segment_sum(relative(*attempts), attempts[1]).abs().max() < 1e-9
 
 
-def scale_and_offset_do_not_matter(relative: Relative, attempts: tuple[Tensor, Tensor], scale: float) -> None:
-    """But for epsilon."""
+def is_invariant_to_scale_and_offset(relative: Relative, attempts: tuple[Tensor, Tensor], scale: float) -> None:
+    """Except for epsilon."""
     x, key = attempts
     assert close(relative(scale * x + 3.0, key), relative(x, key), 1e-4)
 
 
-def of_two_one_is_as_good_as_the_other_is_bad(relative: Relative, one: float, other: float) -> None:
+def is_symmetric_in_a_group_of_two(relative: Relative, one: float, other: float) -> None:
     found = relative(torch.tensor([one, other]).double() / 4, torch.tensor([0, 0]))
     expected = torch.tensor([one - other, other - one]).double().sign() * 0.5**0.5
     assert close(found, expected, 1e-4)
 
 
-def binary_rewards_have_a_closed_form(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
+def has_the_closed_form_for_binary_rewards(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
     """sqrt((1-p)/p) for a success, -sqrt(p/(1-p)) for a failure, times Bessel's sqrt((G-1)/G)."""
     x, key = attempts
     p, count = segment_mean(x, key)[key], segment_count(key)[key]
@@ -112,23 +112,23 @@ def binary_rewards_have_a_closed_form(relative: Relative, attempts: tuple[Tensor
     assert close(relative(x, key), expected, 1e-4)
 
 
-def nothing_to_compare_is_exactly_nothing(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
-    """A group that earned the same, float noise included, and a group of one."""
+def is_exactly_zero_without_comparison(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
+    """A group of equal returns, float noise included, and a group of one."""
     x, key = attempts
-    alike = 0.3 + segment_mean(x, key)[key] + 1e-16 * torch.arange(len(x))
-    assert relative(alike, key).count_nonzero() == 0
-    lone = segment_count(key)[key] == 1
-    assert relative(x, key)[lone].count_nonzero() == 0
+    constant = 0.3 + segment_mean(x, key)[key] + 1e-16 * torch.arange(len(x))
+    assert relative(constant, key).count_nonzero() == 0
+    single = segment_count(key)[key] == 1
+    assert relative(x, key)[single].count_nonzero() == 0
 
 
 CLAIMS = [
-    (leave_one_out_is_scaled_centring, [leave_one_out], without_own_weight, (RETURNS,)),
-    (a_group_sums_to_nothing, [center, leave_one_out, grpo], over_the_batch, (RETURNS,)),
-    (scale_and_offset_do_not_matter, [grpo], with_large_epsilon, (RETURNS, st.sampled_from([0.5, 7.0]))),
-    (of_two_one_is_as_good_as_the_other_is_bad, [grpo], without_bessel, (st.integers(-4, 4), st.integers(-4, 4))),
-    (binary_rewards_have_a_closed_form, [grpo], without_bessel, (BINARY,)),
-    (nothing_to_compare_is_exactly_nothing, [center, leave_one_out, grpo], guarded_by_epsilon_only, (RETURNS,)),
-    (nothing_to_compare_is_exactly_nothing, [], singleton_keeps_its_return, (RETURNS,)),
+    (leave_one_out_equals_scaled_centering, [leave_one_out], without_own_weight, (RETURNS,)),
+    (sums_to_zero_in_each_group, [center, leave_one_out, grpo], over_the_batch, (RETURNS,)),
+    (is_invariant_to_scale_and_offset, [grpo], with_large_epsilon, (RETURNS, st.sampled_from([0.5, 7.0]))),
+    (is_symmetric_in_a_group_of_two, [grpo], without_bessel, (st.integers(-4, 4), st.integers(-4, 4))),
+    (has_the_closed_form_for_binary_rewards, [grpo], without_bessel, (BINARY,)),
+    (is_exactly_zero_without_comparison, [center, leave_one_out, grpo], guarded_by_epsilon_only, (RETURNS,)),
+    (is_exactly_zero_without_comparison, [], singleton_keeps_its_return, (RETURNS,)),
 ]
 
 
@@ -143,50 +143,60 @@ def test_relative_advantages(
     rejected(claim, wrong, *examples)
 
 
-def equal_weights_are_no_weights(weighted: Callable[[Tensor, Tensor, Tensor], Tensor], attempts: tuple) -> None:
+def equals_the_mean_for_equal_weights(weighted: Callable[[Tensor, Tensor, Tensor], Tensor], attempts: tuple) -> None:
     x, key = attempts
     assert close(weighted(x, key, torch.full_like(x, 3.0)), center(x, key))
 
 
-def test_opo_at_equal_lengths_is_dr_grpo() -> None:
-    holds(equal_weights_are_no_weights, center_weighted, RETURNS)
+def test_opo_equals_dr_grpo_for_equal_lengths() -> None:
+    holds(equals_the_mean_for_equal_weights, center_weighted, RETURNS)
     rejected(
-        equal_weights_are_no_weights, lambda x, key, weight: x - segment_sum(weight * x, key)[key] / weight, RETURNS
+        equals_the_mean_for_equal_weights,
+        lambda x, key, weight: x - segment_sum(weight * x, key)[key] / weight,
+        RETURNS,
     )
 
 
-def maxrl_has_a_closed_form(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
-    """(1-p)/p for a success, -1 for a failure; nothing where all or none succeeded (2602.02710)."""
+def has_maxrls_closed_form(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
+    """(1-p)/p for a success, -1 for a failure; 0 if all or none succeeded (2602.02710)."""
     x, key = attempts
     p = segment_mean(x, key)[key]
     expected = torch.where((p > 0) & (p < 1), torch.where(x > 0, (1 - p) / p, -1.0), 0.0)
     assert close(relative(x, key), expected)
 
 
-def test_maxrl_of_binary_rewards() -> None:
-    holds(maxrl_has_a_closed_form, lambda x, key: over_mean(center(x, key), x, key), BINARY)
-    rejected(maxrl_has_a_closed_form, grpo, BINARY)
+def test_maxrl_for_binary_rewards() -> None:
+    holds(has_maxrls_closed_form, lambda x, key: divide_by_mean(center(x, key), x, key), BINARY)
+    rejected(has_maxrls_closed_form, grpo, BINARY)
 
 
-# a trajectory counts once, however many turns it has
+# the number of turns of a trajectory does not change its weight
 
-Assign = Callable[[TrainingBatch], Tensor]
-BY_TRAJECTORY = [row for row in ALGORITHMS.values() if isinstance(row.advantage, GroupRelative) and row.name != "opo"]
+AdvantageFn = Callable[[TrainingBatch], Tensor]
+TRAJECTORY_LEVEL = [
+    algorithm
+    for algorithm in ALGORITHMS.values()
+    if isinstance(algorithm.advantage, GroupRelative) and algorithm.name != "opo"
+]
 
 
-def split_in_turns(turn: Lived) -> tuple[Lived, ...]:
-    """The same tokens and rewards, as turns of one token each."""
-    pieces = [replace(turn, said=(one,), reward=0.0, call_reward=0.0) for one in turn.said]
+def split_turn(turn: TurnSpec) -> tuple[TurnSpec, ...]:
+    """Return the same tokens and rewards as turns of one token each."""
+    if len(turn.action) == 1:
+        return (turn,)
+    pieces = [replace(turn, action=(one,), reward=0.0, call_reward=0.0) for one in turn.action]
     return (replace(pieces[0], call_reward=turn.call_reward), *pieces[1:-1], replace(pieces[-1], reward=turn.reward))
 
 
-def first_attempts_split(episodes: Episodes) -> Episodes:
-    """The first attempt of each group in turns of one token each."""
+def with_first_attempts_split(episodes: Episodes) -> Episodes:
+    """Return the episodes with the first attempt of each group in turns of one token each."""
     return tuple(
         replace(
             group,
             attempts=(
-                replace(group.attempts[0], turns=tuple(one for turn in group.attempts[0].turns for one in split(turn))),
+                replace(
+                    group.attempts[0], turns=tuple(one for turn in group.attempts[0].turns for one in split_turn(turn))
+                ),
                 *group.attempts[1:],
             ),
         )
@@ -194,55 +204,65 @@ def first_attempts_split(episodes: Episodes) -> Episodes:
     )
 
 
-def split(turn: Lived) -> tuple[Lived, ...]:
-    return split_in_turns(turn) if len(turn.said) > 1 else (turn,)
+def does_not_depend_on_the_number_of_turns(advantage_of: AdvantageFn, episodes: Episodes) -> None:
+    joined = assemble(samples(episodes), pack_prefix_tree)
+    split = assemble(samples(with_first_attempts_split(episodes)), pack_prefix_tree)
+    assert close(advantage_of(joined), advantage_of(split))
 
 
-def a_trajectory_counts_once(assign: Assign, episodes: Episodes) -> None:
-    whole = assemble(samples(episodes), pack_prefix_tree)
-    apart = assemble(samples(first_attempts_split(episodes)), pack_prefix_tree)
-    assert close(assign(whole), assign(apart))
-
-
-def over_rows_of_turns(batch: TrainingBatch) -> Tensor:
-    """Wrong: mean and deviation over a group's turns, each with its trajectory's return: long ones count more."""
+def over_turns(batch: TrainingBatch) -> Tensor:
+    """Wrong: mean and deviation over a group's turns, each with its trajectory's return: long ones weigh more."""
     return grpo(batch.returns[batch.turn_trajectory], batch.turn_group)[batch.token_turn]
 
 
-@pytest.mark.parametrize("row", BY_TRAJECTORY, ids=lambda row: row.name)
-def test_a_trajectory_counts_once(row: Algorithm) -> None:
-    holds(a_trajectory_counts_once, lambda batch: row.credit(batch, ModelOutputs()).advantage, EPISODES, count=5)
+@pytest.mark.parametrize("algorithm", TRAJECTORY_LEVEL, ids=lambda algorithm: algorithm.name)
+def test_trajectory_level_advantages_do_not_depend_on_the_number_of_turns(algorithm: Algorithm) -> None:
+    holds(
+        does_not_depend_on_the_number_of_turns,
+        lambda batch: algorithm.compute_token_weights(batch, ModelOutputs()).advantage,
+        EPISODES,
+        count=5,
+    )
 
 
-def test_statistics_over_turns_are_seen() -> None:
-    rejected(a_trajectory_counts_once, over_rows_of_turns, EPISODES)
+def test_statistics_over_turns_are_detected() -> None:
+    rejected(does_not_depend_on_the_number_of_turns, over_turns, EPISODES)
 
 
-# a group is compared with nobody else
+# other groups do not matter
 
 WHITENED = ("reinforce++-baseline", "lite-ppo", "gdpo")
-"""What is scaled by the whole batch, on purpose."""
-WITHIN_GROUPS = [row for row in ALGORITHMS.values() if "group" in row.needs and row.name not in WHITENED]
+"""Algorithms that scale by the whole batch, on purpose."""
+WITHIN_GROUPS = [
+    algorithm for algorithm in ALGORITHMS.values() if "group" in algorithm.needs and algorithm.name not in WHITENED
+]
 
 
-def other_groups_do_not_matter(assign: Assign, episodes: Episodes) -> None:
+def does_not_depend_on_other_groups(advantage_of: AdvantageFn, episodes: Episodes) -> None:
     together, alone = (assemble(samples(given), pack_prefix_tree) for given in (episodes, episodes[:1]))
-    assert close(assign(together)[: len(alone.ids)], assign(alone))
+    assert close(advantage_of(together)[: len(alone.ids)], advantage_of(alone))
 
 
-@pytest.mark.parametrize("row", WITHIN_GROUPS, ids=lambda row: row.name)
-def test_other_groups_move_no_credit(row: Algorithm) -> None:
-    holds(other_groups_do_not_matter, lambda batch: row.credit(batch, ModelOutputs()).advantage, EPISODES, count=6)
+@pytest.mark.parametrize("algorithm", WITHIN_GROUPS, ids=lambda algorithm: algorithm.name)
+def test_advantages_do_not_depend_on_other_groups(algorithm: Algorithm) -> None:
+    holds(
+        does_not_depend_on_other_groups,
+        lambda batch: algorithm.compute_token_weights(batch, ModelOutputs()).advantage,
+        EPISODES,
+        count=6,
+    )
 
 
-def same_turns_of_everyone(batch: TrainingBatch) -> Tensor:
-    """Wrong: turns of the same number are compared whatever the task was."""
-    return grpo(batch.turn_rewards, places_within(batch.turn_trajectory))[batch.token_turn]
+def same_turns_of_all_groups(batch: TrainingBatch) -> Tensor:
+    """Wrong: turns of the same number are compared across tasks."""
+    return grpo(batch.turn_rewards, index_within(batch.turn_trajectory))[batch.token_turn]
 
 
-def test_a_comparison_with_other_groups_is_seen() -> None:
-    rejected(other_groups_do_not_matter, same_turns_of_everyone, EPISODES)
+def test_a_comparison_with_other_groups_is_detected() -> None:
+    rejected(does_not_depend_on_other_groups, same_turns_of_all_groups, EPISODES)
     for name in WHITENED:
         rejected(
-            other_groups_do_not_matter, lambda batch, row=ALGORITHMS[name]: row.credit(batch, ModelOutputs()).advantage, EPISODES
+            does_not_depend_on_other_groups,
+            lambda batch, algorithm=ALGORITHMS[name]: algorithm.compute_token_weights(batch, ModelOutputs()).advantage,
+            EPISODES,
         )

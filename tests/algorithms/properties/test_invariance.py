@@ -1,4 +1,4 @@
-"""P7: order, labels, micro-batches, halves on two machines and padding change neither loss nor gradient."""
+"""P7: order, labels, micro-batches, data parallelism and padding change neither loss nor gradient."""
 
 from __future__ import annotations
 
@@ -8,174 +8,172 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import strategies as st
-from learning import ALL, Learned, Learning, close, discounted
-from ragged import EPISODES, SEVERAL, Episodes, samples
+from learning import ALL, UpdateResult, UpdateSetup, backward, close, discounted
+from ragged import EPISODES, SEVERAL_GROUPS, Episodes, samples
 from searching import holds, rejected
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agent_r1.algorithms.advantages.advantage import Advantage, on_tokens
+from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops.group_stats import center
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.signals import Estimate, ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, micro_batches
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.data.training_sample import TrainingSample
-from agent_r1.trainer.forward_backward import Prepared, learn, scores
+from agent_r1.trainer.forward_backward import score_tokens
+from agent_r1.trainer.protocol import PreparedBatch
 
 SEEDS = st.integers(0, 99)
-Learn = Callable[[Sequence[TrainingSample]], Learned]
-Divided = Callable[[Learning, Sequence[TrainingSample], int], Learned]
-"""(how to learn, samples, a number that says where to divide them) -> what was learned in parts."""
+UpdateFn = Callable[[Sequence[TrainingSample]], UpdateResult]
+DividedUpdateFn = Callable[[UpdateSetup, Sequence[TrainingSample], int], UpdateResult]
+"""(setup, samples, a number that says where to divide them) -> the result of an update in parts."""
 
 
-def same(found: Learned, expected: Learned) -> bool:
+def same(found: UpdateResult, expected: UpdateResult) -> bool:
     return close(found.loss, expected.loss) and close(found.gradient, expected.gradient)
 
 
 # order and labels
 
 
-def shuffled(given: Sequence[TrainingSample], seed: int) -> list[TrainingSample]:
-    """In another order, groups mixed, and these under other numbers, some of which nobody has."""
+def shuffle(given: Sequence[TrainingSample], seed: int) -> list[TrainingSample]:
+    """Return the samples in another order, groups mixed, with other group numbers, some of them unused."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randperm(2 * len(given), generator=random).tolist()
     order = torch.randperm(len(given), generator=random).tolist()
-    return [replace(given[place], group=labels[given[place].group]) for place in order]
+    return [replace(given[index], group=labels[given[index].group]) for index in order]
 
 
-def order_and_labels_do_not_matter(learning: Learn, episodes: Episodes, seed: int) -> None:
+def is_invariant_to_order_and_labels(update: UpdateFn, episodes: Episodes, seed: int) -> None:
     given = samples(episodes)
-    assert same(learning(shuffled(given, seed)), learning(given))
+    assert same(update(shuffle(given, seed)), update(given))
 
 
-class ByPlace(Advantage):
-    """Wrong: the group of a trajectory is read from its place: ``rewards.view(-1, 2)``."""
+class NeighborRelative(Advantage):
+    """Wrong: the group of a trajectory is inferred from its position: ``rewards.view(-1, 2)``."""
 
     @property
     def formula(self) -> str:
-        return "R - mean R of the neighbours"
+        return "R - mean R of the neighbors"
 
-    def estimate(self, batch: TrainingBatch, signals: ModelOutputs) -> Estimate:
-        return on_tokens(center(batch.returns, torch.arange(len(batch.returns)) // 2), batch)
-
-
-def test_order_and_labels_of_groups_move_no_row() -> None:
-    def every_row(learning: type[Learning], episodes: Episodes, seed: int) -> None:
-        for row in ALL:
-            order_and_labels_do_not_matter(learning(row), episodes, seed)
-
-    holds(every_row, Learning, SEVERAL, SEEDS, count=4)
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        return center(batch.returns, torch.arange(len(batch.returns)) // 2)[batch.token_trajectory]
 
 
-def test_groups_by_place_are_seen() -> None:
-    rejected(order_and_labels_do_not_matter, Learning(Algorithm(name="by-place", advantage=ByPlace())), EPISODES, SEEDS)
+def test_order_and_labels_of_groups_do_not_matter() -> None:
+    def for_every_algorithm(setup: type[UpdateSetup], episodes: Episodes, seed: int) -> None:
+        for algorithm in ALL:
+            is_invariant_to_order_and_labels(setup(algorithm), episodes, seed)
+
+    holds(for_every_algorithm, UpdateSetup, SEVERAL_GROUPS, SEEDS, count=4)
 
 
-# micro-batches, and halves on two machines
+def test_groups_inferred_from_positions_are_detected() -> None:
+    wrong = Algorithm(name="neighbor-relative", advantage=NeighborRelative())
+    rejected(is_invariant_to_order_and_labels, UpdateSetup(wrong), EPISODES, SEEDS)
 
 
-def division_does_not_matter(divided: Divided, row: Algorithm, episodes: Episodes, where: int) -> None:
-    given, learning = samples(episodes), Learning(row, layers=1)
-    assert same(divided(learning, given, where), learning(given))
+# micro-batches and data parallelism
 
 
-def in_micro_batches(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
-    return replace(learning, budget=1 + 4 * where)(given)
+def is_invariant_to_division(update: DividedUpdateFn, algorithm: Algorithm, episodes: Episodes, where: int) -> None:
+    given, setup = samples(episodes), UpdateSetup(algorithm, layers=1)
+    assert same(update(setup, given, where), setup(given))
 
 
-def on_two_machines(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
-    """Credit of the whole batch; each machine learns its own trajectories; gradients are added up."""
-    prepared = learning.prepared(given)
-    here = where % (len(given) + 1)
-    shares = [[one for one in prepared.batch.sequences if (one.trajectory < here) is first] for first in (True, False)]
-    return in_turn(learning, prepared, [share for share in shares if share])
+def in_micro_batches(setup: UpdateSetup, given: Sequence[TrainingSample], where: int) -> UpdateResult:
+    return replace(setup, micro_tokens=1 + 4 * where)(given)
 
 
-def in_turn(learning: Learning, prepared: Prepared, parts: Sequence[Sequence[TokenSequence]]) -> Learned:
+def on_two_ranks(setup: UpdateSetup, given: Sequence[TrainingSample], where: int) -> UpdateResult:
+    """Token weights of the whole batch; each rank trains on its own trajectories; gradients are summed."""
+    prepared = setup.prepare(given)
+    split = where % (len(given) + 1)
+    sequences = prepared.batch.sequences
+    ranks = [[one for one in sequences if (one.trajectory < split) is is_first] for is_first in (True, False)]
+    return in_parts(setup, prepared, [rank for rank in ranks if rank])
+
+
+def in_parts(setup: UpdateSetup, prepared: PreparedBatch, parts: Sequence[Sequence[TokenSequence]]) -> UpdateResult:
     def loss() -> Tensor:
-        return torch.stack([learn(learning.models, learning.row, prepared, part, 1.0).loss for part in parts]).sum()
+        return torch.stack([backward(setup.models, setup.algorithm, prepared, part).loss for part in parts]).sum()
 
-    return learning.whole(prepared, loss)
+    return setup.result(prepared, loss)
 
 
-def credited_apart(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
+def with_local_statistics(setup: UpdateSetup, given: Sequence[TrainingSample], where: int) -> UpdateResult:
     """Wrong: each part has its own statistics and denominators, and gradients are averaged."""
-    here = where % (len(given) + 1)
-    parts = [learning.prepared(part) for part in (given[:here], given[here:]) if part]
+    split = where % (len(given) + 1)
+    parts = [setup.prepare(part) for part in (given[:split], given[split:]) if part]
 
     def loss() -> Tensor:
-        weight = 1 / len(parts)
-        losses = [learn(learning.models, learning.row, part, part.batch.sequences, weight).loss for part in parts]
+        scale = 1 / len(parts)
+        losses = [backward(setup.models, setup.algorithm, part, part.batch.sequences, scale).loss for part in parts]
         return torch.stack(losses).sum()
 
-    return learning.whole(parts[0], loss)
+    return setup.result(parts[0], loss)
 
 
-def sequence_by_sequence(learning: Learning, given: Sequence[TrainingSample], where: int) -> Learned:
-    """Wrong where a ratio is a trajectory's: its contexts are learned apart, each with a mean of its own."""
-    prepared = learning.prepared(given)
-    return in_turn(learning, prepared, [[sequence] for sequence in prepared.batch.sequences])
+def sequence_by_sequence(setup: UpdateSetup, given: Sequence[TrainingSample], where: int) -> UpdateResult:
+    """Wrong for a trajectory-level ratio: each sequence of a trajectory has its own mean ratio."""
+    prepared = setup.prepare(given)
+    return in_parts(setup, prepared, [[sequence] for sequence in prepared.batch.sequences])
 
 
-@pytest.mark.parametrize("divided", [in_micro_batches, on_two_machines])
-def test_division_of_a_batch_moves_no_row(divided: Divided) -> None:
-    def every_row(how: Divided, episodes: Episodes, where: int) -> None:
-        for row in ALL:
-            division_does_not_matter(how, row, episodes, where)
+@pytest.mark.parametrize("update", [in_micro_batches, on_two_ranks])
+def test_division_of_a_batch_does_not_matter(update: DividedUpdateFn) -> None:
+    def for_every_algorithm(divided: DividedUpdateFn, episodes: Episodes, where: int) -> None:
+        for algorithm in ALL:
+            is_invariant_to_division(divided, algorithm, episodes, where)
 
-    holds(every_row, divided, SEVERAL, st.integers(1, 12), count=3)
+    holds(for_every_algorithm, update, SEVERAL_GROUPS, st.integers(1, 12), count=3)
 
 
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "gspo", "dr-grpo"])
-def test_statistics_and_denominators_of_parts_are_seen(name: str) -> None:
-    rejected(division_does_not_matter, credited_apart, st.just(discounted(ALGORITHMS[name])), EPISODES, st.integers(0, 12))
+def test_statistics_and_denominators_of_parts_are_detected(name: str) -> None:
+    algorithm = st.just(discounted(ALGORITHMS[name]))
+    rejected(is_invariant_to_division, with_local_statistics, algorithm, EPISODES, st.integers(0, 12))
 
 
 @pytest.mark.parametrize("name", ["gspo", "gmpo"])
-def test_a_mean_over_a_part_of_a_trajectory_is_seen(name: str) -> None:
-    row = st.just(ALGORITHMS[name])
-    rejected(division_does_not_matter, sequence_by_sequence, row, EPISODES, st.integers(0, 12))
+def test_a_mean_ratio_over_part_of_a_trajectory_is_detected(name: str) -> None:
+    algorithm = st.just(ALGORITHMS[name])
+    rejected(is_invariant_to_division, sequence_by_sequence, algorithm, EPISODES, st.integers(0, 12))
 
 
 # padding
 
-Widened = Callable[[MicroBatch, int], MicroBatch]
+PadFn = Callable[[MicroBatch, int], MicroBatch]
 
 
-def padding_does_not_matter(widened: Widened, episodes: Episodes, more: int) -> None:
-    learning = Learning(ALGORITHMS["grpo"], layers=1)
-    batch, models = learning.prepared(samples(episodes)).batch, learning.models
+def is_invariant_to_padding(pad_micro_batch: PadFn, episodes: Episodes, more: int) -> None:
+    setup = UpdateSetup(ALGORITHMS["grpo"], layers=1)
+    batch, models = setup.prepare(samples(episodes)).batch, setup.models
     for micro in micro_batches(by_sequence(batch.sequences), 1):
-        found, entropy = scores(models.policy, batch, widened(micro, more), 0.7)
-        expected, expected_entropy = scores(models.policy, batch, micro, 0.7)
+        found, entropy = score_tokens(models.policy, batch, pad_micro_batch(micro, more), 0.7)
+        expected, expected_entropy = score_tokens(models.policy, batch, micro, 0.7)
         assert close(found, expected) and close(entropy, expected_entropy)
 
 
 def on_the_right(micro: MicroBatch, more: int) -> MicroBatch:
-    """A single sequence, with padding behind it that sees itself, and that nobody else sees."""
-    return replace(
-        micro,
-        ids=pad(micro.ids, (0, more)),
-        positions=None if micro.positions is None else pad(micro.positions, (0, more)),
-        mask=None
-        if micro.mask is None
-        else pad(micro.mask, (0, more, 0, more)) | torch.eye(_width(micro) + more).bool(),
-    )
+    """A single sequence with padding behind it. Padding sees itself and is visible to no other token."""
+    attention_mask = micro.attention_mask
+    if attention_mask is not None:
+        width = micro.ids.shape[1]
+        attention_mask = pad(attention_mask, (0, more, 0, more)) | torch.eye(width + more).bool()
+    position_ids = None if micro.position_ids is None else pad(micro.position_ids, (0, more))
+    return replace(micro, ids=pad(micro.ids, (0, more)), position_ids=position_ids, attention_mask=attention_mask)
 
 
 def on_the_left(micro: MicroBatch, more: int) -> MicroBatch:
-    """Wrong: padding before the tokens, which see it and stand further back."""
-    plain = replace(micro, positions=None, mask=None)
-    return replace(plain, ids=pad(micro.ids, (more, 0)), predictors=micro.predictors + more)
+    """Wrong: padding before the tokens is visible to them and shifts their positions."""
+    plain = replace(micro, position_ids=None, attention_mask=None)
+    return replace(plain, ids=pad(micro.ids, (more, 0)), logit_positions=micro.logit_positions + more)
 
 
-def _width(micro: MicroBatch) -> int:
-    return micro.ids.shape[1]
-
-
-def test_padding_changes_nothing() -> None:
-    holds(padding_does_not_matter, on_the_right, EPISODES, st.integers(1, 9), count=20)
-    rejected(padding_does_not_matter, on_the_left, EPISODES, st.integers(1, 9))
+def test_padding_does_not_matter() -> None:
+    holds(is_invariant_to_padding, on_the_right, EPISODES, st.integers(1, 9), count=20)
+    rejected(is_invariant_to_padding, on_the_left, EPISODES, st.integers(1, 9))

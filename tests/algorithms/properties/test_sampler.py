@@ -1,4 +1,4 @@
-"""P11: the learner gives every sampled token the probability that it was sampled with, so that first ratios are 1."""
+"""P11: the trainer computes the log-probabilities that the sampler recorded, so that first ratios are 1."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample, select_trainable
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.trainer.forward_backward import Models, Prepared, learn
+from agent_r1.trainer.forward_backward import ModelSet, forward_backward
+from agent_r1.trainer.protocol import PreparedBatch
 
-LARGEST_GAP = 1e-5
-Heard = Sequence[Sequence[tuple[int, ...]]]
-"""For each episode, what the policy hears before each of its turns."""
-Trainer = Callable[[PreTrainedModel, float], Models]
-"""(the sampler's model, its temperature) -> the models that learn."""
+MAX_GAP = 1e-5
+Observations = Sequence[Sequence[tuple[int, ...]]]
+"""For each episode the observation before each of its turns."""
+ModelSetFn = Callable[[PreTrainedModel, float], ModelSet]
+"""(the sampler's model, its temperature) -> the trainer's models."""
 
-HEARD = st.lists(st.lists(TOKENS, min_size=1, max_size=3), min_size=1, max_size=4)
+OBSERVATIONS = st.lists(st.lists(TOKENS, min_size=1, max_size=3), min_size=1, max_size=4)
 TEMPERATURES = st.sampled_from([0.6, 1.0, 1.5])
 
 
 @pytest.fixture(scope="module")
 def policy() -> PreTrainedModel:
-    """A Qwen2 in fp32 with opinions."""
+    """A Qwen2 in float32 with a peaked distribution."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=16,
@@ -55,61 +56,74 @@ def policy() -> PreTrainedModel:
 
 
 async def _episode(
-    engine: TorchEngine, heard: Sequence[tuple[int, ...]], member: int, temperature: float
+    engine: TorchEngine, observations: Sequence[tuple[int, ...]], member: int, temperature: float
 ) -> Trajectory:
     turns: list[Turn] = []
     state: tuple[int, ...] = ()
-    for index, new in enumerate(heard):
+    for index, new in enumerate(observations):
         state += new
         sampling = SamplingParams(temperature, max_tokens=3 + member, stop_token_ids=(3,), seed=10 * member + index)
-        done = await engine.generate(Prompt(state), sampling, session_id=f"episode {member}")
-        state += done.token_ids
-        said = Action(Message.assistant(""), "")
+        completion = await engine.generate(Prompt(state), sampling, session_id=f"episode {member}")
+        state += completion.token_ids
+        action = Action(Message.assistant(""), "")
         parent = index - 1 if index else None
         turns.append(
-            Turn(index, parent, new, done.token_ids, done.logprobs, done.version_spans, done.finish_reason, said)
+            Turn(
+                index,
+                parent,
+                new,
+                completion.token_ids,
+                completion.logprobs,
+                completion.version_spans,
+                completion.finish_reason,
+                action,
+            )
         )
     score = {"score": float(member % 2)}
     return Trajectory(AttemptId("run", "task", 0, member), "task", tuple(turns), Status.COMPLETED, rewards=score)
 
 
-def lived(policy: PreTrainedModel, heard: Heard, temperature: float) -> tuple[TrainingSample, ...]:
-    """The episodes side by side, each in a session that keeps its keys and values between turns."""
+def sampled_episodes(
+    policy: PreTrainedModel, observations: Observations, temperature: float
+) -> tuple[TrainingSample, ...]:
+    """Sample the episodes concurrently, each in a session that keeps its KV cache between turns."""
 
-    async def together() -> list[Trajectory]:
+    async def run() -> list[Trajectory]:
         engine = TorchEngine(copy.deepcopy(policy), 64, EngineConfig(max_sequences=2, kv_cache_gib=0.01))
         try:
-            return await asyncio.gather(*(_episode(engine, one, i, temperature) for i, one in enumerate(heard)))
+            episodes = (_episode(engine, one, index, temperature) for index, one in enumerate(observations))
+            return await asyncio.gather(*episodes)
         finally:
             await engine.close()
 
-    return select_trainable([Group(0, Task("task", ()), tuple(asyncio.run(together())))], {}).samples
+    return select_trainable([Group(0, Task("task", ()), tuple(asyncio.run(run())))], {}).samples
 
 
-def the_learner_agrees_with_the_sampler(
-    trainer: Trainer, policy: PreTrainedModel, heard: Heard, temperature: float
+def agrees_with_the_sampler(
+    make_models: ModelSetFn, policy: PreTrainedModel, observations: Observations, temperature: float
 ) -> None:
-    batch = assemble(lived(policy, heard, temperature), pack_prefix_tree)
-    models = trainer(policy, temperature)
-    before = models.logprobs(batch)
-    assert (before - batch.sampler_logprobs).abs().max() <= LARGEST_GAP
-    credit = ALGORITHMS["reinforce++"].credit(batch, ModelOutputs(reference=before))
-    for old, tolerance in ((None, 0.0), (before, LARGEST_GAP), (batch.sampler_logprobs, 2 * LARGEST_GAP)):
-        seen = learn(models, ALGORITHMS["ppo"], Prepared(batch, credit, ModelOutputs(), old), batch.sequences, 1.0)
-        assert (seen.ratios - 1).abs().max() <= tolerance
+    batch = assemble(sampled_episodes(policy, observations, temperature), pack_prefix_tree)
+    models = make_models(policy, temperature)
+    old = models.logprobs(batch)
+    assert (old - batch.sampler_logprobs).abs().max() <= MAX_GAP
+    weights = ALGORITHMS["reinforce++"].compute_token_weights(batch, ModelOutputs(reference_logprobs=old))
+    for denominator, tolerance in ((None, 0.0), (old, MAX_GAP), (batch.sampler_logprobs, 2 * MAX_GAP)):
+        prepared = PreparedBatch(batch, weights, ModelOutputs(), denominator)
+        stats = forward_backward(models, ALGORITHMS["ppo"], prepared)
+        assert (stats.ratios - 1).abs().max() <= tolerance
 
 
-def ours(policy: PreTrainedModel, temperature: float) -> Models:
-    return Models(copy.deepcopy(policy), temperature, 40)
+def ours(policy: PreTrainedModel, temperature: float) -> ModelSet:
+    return ModelSet(copy.deepcopy(policy), temperature, 40)
 
 
-def without_temperature(policy: PreTrainedModel, temperature: float) -> Models:
-    """Wrong: the learner's logits are not divided by the sampler's temperature."""
-    return Models(copy.deepcopy(policy), 1.0, 40)
+def without_temperature(policy: PreTrainedModel, temperature: float) -> ModelSet:
+    """Wrong: the trainer's logits are not divided by the sampler's temperature."""
+    return ModelSet(copy.deepcopy(policy), 1.0, 40)
 
 
-def ahead(policy: PreTrainedModel, temperature: float) -> Models:
-    """Wrong: the sampler was left behind by an update."""
+def one_update_ahead(policy: PreTrainedModel, temperature: float) -> ModelSet:
+    """Wrong: the trainer's weights are newer than the sampler's."""
     models = ours(policy, temperature)
     with torch.no_grad():
         for parameter in models.policy.parameters():
@@ -117,10 +131,10 @@ def ahead(policy: PreTrainedModel, temperature: float) -> Models:
     return models
 
 
-def test_the_learner_agrees_with_the_sampler(policy: PreTrainedModel) -> None:
-    holds(the_learner_agrees_with_the_sampler, ours, st.just(policy), HEARD, TEMPERATURES, count=12)
+def test_the_trainer_agrees_with_the_sampler(policy: PreTrainedModel) -> None:
+    holds(agrees_with_the_sampler, ours, st.just(policy), OBSERVATIONS, TEMPERATURES, count=12)
 
 
-@pytest.mark.parametrize("wrong", [without_temperature, ahead])
-def test_disagreement_is_seen(wrong: Trainer, policy: PreTrainedModel) -> None:
-    rejected(the_learner_agrees_with_the_sampler, wrong, st.just(policy), HEARD, TEMPERATURES)
+@pytest.mark.parametrize("wrong", [without_temperature, one_update_ahead])
+def test_disagreement_is_detected(wrong: ModelSetFn, policy: PreTrainedModel) -> None:
+    rejected(agrees_with_the_sampler, wrong, st.just(policy), OBSERVATIONS, TEMPERATURES)

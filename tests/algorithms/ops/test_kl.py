@@ -1,4 +1,4 @@
-"""The estimates of a divergence, in exact expectation: their value, and where their gradient pulls."""
+"""The KL estimators in exact expectation: their value and their gradient."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from tensors import close, numbers
 from torch import Tensor
 
-from agent_r1.algorithms.ops.divergence import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
+from agent_r1.algorithms.ops.kl import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
 
 LOGITS, OTHER = numbers(0.3, -0.5, 1.0), numbers(0.1, 0.4, -0.2)
 
 
 def exact(estimator: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Over all tokens: the estimator's expectation, its expected gradient, KL(p||q), the gradient of that."""
+    """Return, over all tokens, the estimator's expectation, its expected gradient, KL(p||q) and the gradient of KL(p||q)."""
     logits = LOGITS.clone().requires_grad_()
     q, p = OTHER.log_softmax(0), logits.log_softmax(0)
     kl = (p.exp() * (p - q)).sum()
@@ -36,12 +36,12 @@ def test_the_value_is_the_divergence(estimator: Callable[[Tensor, Tensor], Tenso
 
 
 @pytest.mark.parametrize("estimator", [kl_k2, kl_k3_plus, unbiased])
-def test_these_pull_as_the_divergence_does(estimator: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_these_have_the_gradient_of_the_divergence(estimator: Callable[[Tensor, Tensor], Tensor]) -> None:
     _, gradient, _, expected = exact(estimator)
     assert close(gradient, expected)
 
 
-def test_k1_does_not_pull_and_k3_pulls_as_the_other_divergence() -> None:
+def test_k1_has_no_gradient_and_k3_that_of_the_forward_divergence() -> None:
     assert close(exact(kl_k1)[1], torch.zeros(3, dtype=torch.float64))
     _, gradient, _, expected = exact(kl_k3)
     assert not close(gradient, expected)  # it is that of KL(q||p): softmax(logits) - q

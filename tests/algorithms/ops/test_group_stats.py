@@ -1,4 +1,4 @@
-"""Advantages relative to a group: by hand, by plain loops, and at their edges."""
+"""Group statistics: by hand, by plain loops, and for constant groups."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from agent_r1.algorithms.ops.group_stats import (
     center,
     center_weighted,
-    deviation,
+    divide_by_mean,
+    divide_by_std,
+    group_std,
+    has_variance,
     leave_one_out,
-    over_deviation,
-    over_mean,
     standardize,
-    varies,
     whiten,
 )
 
@@ -28,14 +28,14 @@ def test_by_hand() -> None:
     rewards, group = numbers(1, 0, 0, 3, 5), units(0, 0, 0, 1, 1)
     assert close(center(rewards, group), numbers(2 / 3, -1 / 3, -1 / 3, -1, 1))
     assert close(leave_one_out(rewards, group), numbers(1, -0.5, -0.5, -2, 2))
-    assert close(deviation(rewards, group), numbers(*[math.sqrt(1 / 3)] * 3, *[math.sqrt(2)] * 2))
+    assert close(group_std(rewards, group), numbers(*[math.sqrt(1 / 3)] * 3, *[math.sqrt(2)] * 2))
     halves = math.sqrt(0.5)
     expected = numbers(2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), -halves, halves)
     assert close(standardize(rewards, group, 0.0), expected)
     # weighted by lengths 2, 1, 1 the first mean is 2 / 4; by 1 and 3 the second is (3 + 15) / 4
     weighted = center_weighted(rewards, group, numbers(2, 1, 1, 1, 3))
     assert close(weighted, numbers(0.5, -0.5, -0.5, -1.5, 0.5))
-    assert close(over_mean(center(rewards, group), rewards, group), numbers(2, -1, -1, -1 / 4, 1 / 4))
+    assert close(divide_by_mean(center(rewards, group), rewards, group), numbers(2, -1, -1, -1 / 4, 1 / 4))
 
 
 EVERY = [
@@ -44,29 +44,29 @@ EVERY = [
     lambda x, key: standardize(x, key, 1e-6),
     lambda x, key: standardize(x, key, 0.0),
     lambda x, key: center_weighted(x, key, numbers(3, 1, 2, 1, 1, 1)),
-    lambda x, key: over_mean(center(x, key), x, key),
+    lambda x, key: divide_by_mean(center(x, key), x, key),
 ]
 
 
 @pytest.mark.parametrize("advantage", EVERY)
-def test_a_group_without_variance_and_a_group_of_one_get_exactly_nothing(
+def test_a_constant_group_and_a_group_of_one_have_advantage_exactly_zero(
     advantage: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     noisy = numbers(0.1 + 0.2, 0.3, 0.3, 7.0, 1.0, 2.0)  # 0.1 + 0.2 is not 0.3 in floating point
     found = advantage(noisy, units(0, 0, 0, 1, 2, 2))
     assert found[:4].tolist() == [0.0, 0.0, 0.0, 0.0]
-    assert found[4] == -found[5] != 0  # control: a group with variance gets something
-    assert varies(noisy, units(0, 0, 0, 1, 2, 2)).tolist() == [False] * 4 + [True] * 2
+    assert found[4] == -found[5] != 0  # control: a group with variance has advantages
+    assert has_variance(noisy, units(0, 0, 0, 1, 2, 2)).tolist() == [False] * 4 + [True] * 2
 
 
-def test_a_group_whose_mean_is_not_positive_has_no_scale_by_its_mean() -> None:
+def test_scaling_by_a_mean_that_is_not_positive_gives_zero() -> None:
     rewards, group = numbers(-1, 1, 1, 3), units(0, 0, 1, 1)
-    assert over_mean(center(rewards, group), rewards, group).tolist() == [0, 0, -0.5, 0.5]
+    assert divide_by_mean(center(rewards, group), rewards, group).tolist() == [0, 0, -0.5, 0.5]
 
 
-def test_dividing_by_a_deviation_keeps_zeros_and_shows_its_epsilon() -> None:
+def test_dividing_by_the_standard_deviation_keeps_zeros_and_adds_epsilon() -> None:
     rewards, group = numbers(0, 2, 5, 5), units(0, 0, 1, 1)
-    found = over_deviation(center(rewards, group), rewards, group, 1.0)
+    found = divide_by_std(center(rewards, group), rewards, group, 1.0)
     assert close(found, numbers(-1 / (math.sqrt(2) + 1), 1 / (math.sqrt(2) + 1), 0, 0))
 
 
@@ -75,7 +75,7 @@ REWARDS = st.lists(st.tuples(st.integers(0, 3), st.integers(-3, 3)), min_size=1,
 
 @given(REWARDS)
 @settings(max_examples=200, deadline=None)
-def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(pairs: list[tuple[int, int]]) -> None:
+def test_leave_one_out_is_the_difference_to_the_mean_of_the_others(pairs: list[tuple[int, int]]) -> None:
     found = leave_one_out(numbers(*(reward for _, reward in pairs)), units(*(key for key, _ in pairs)))
     for place, (key, reward) in enumerate(pairs):
         others = [other for j, (group, other) in enumerate(pairs) if group == key and j != place]
@@ -85,7 +85,7 @@ def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(pairs: list[tup
 
 @given(REWARDS, st.floats(0.1, 10), st.floats(-10, 10))
 @settings(max_examples=100, deadline=None)
-def test_standardising_ignores_scale_and_offset_of_rewards(
+def test_standardizing_ignores_scale_and_offset_of_rewards(
     pairs: list[tuple[int, int]], scale: float, offset: float
 ) -> None:
     rewards, key = numbers(*(reward for _, reward in pairs)), units(*(key for key, _ in pairs))

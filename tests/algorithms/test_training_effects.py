@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from updating import make_updater, update
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.registry import build_row
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.trajectory import Group
-from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.learner import Learner
 
 ASKED = torch.arange(4).repeat_interleave(16)[:, None]
 OBSERVED = [14, 15, 13]
@@ -72,12 +71,11 @@ def learn(
 ) -> PreTrainedModel:
     """A model after updates on its own attempts; ``start``: whose weights it has once the reference is kept."""
     model, random = make.model(), torch.Generator().manual_seed(0)
-    config = TrainerConfig(learning_rate=3e-3, critic_learning_rate=1e-2)
-    learner = Learner(model, row, config, temperature=1.0, reward_weights={}, seed=0, teacher=teacher)
+    updater = make_updater(model, row, teacher=teacher, learning_rate=3e-3, critic_learning_rate=1e-2)
     if start is not None:
-        learner.adopt(start.state_dict())
+        updater.load_weights(start.state_dict())
     for _ in range(updates):
-        learner.update(live(make, model, random, reward))
+        update(updater, live(make, model, random, reward))
     return model
 
 
@@ -92,56 +90,59 @@ def learn(
 )
 def test_a_kl_pulls_the_policy_back_to_where_it_began(name: str, settings: dict[str, object], make: Any) -> None:
     began, strayed = make.model(), make.model(seed=1)
-    back = divergence(learn(make, build_row(name, settings), start=strayed), began)
-    alone = divergence(learn(make, build_row(name, {"kl": "none"}), start=strayed), began)
+    back = divergence(learn(make, build_algorithm(name, settings), start=strayed), began)
+    alone = divergence(learn(make, build_algorithm(name, {"kl": "none"}), start=strayed), began)
     assert back < 0.3 * divergence(strayed, began) < alone
 
 
 def test_distillation_moves_towards_the_teacher(make: Any) -> None:
     teacher, other = make.model(seed=1), make.model(seed=2)
-    model = learn(make, build_row("distillation", {}), teacher=teacher)
+    model = learn(make, build_algorithm("distillation", {}), teacher=teacher)
     assert divergence(model, teacher) < 0.2 * divergence(make.model(), teacher)
     assert divergence(model, other) > divergence(model, teacher) * 5  # control
 
 
 def test_an_entropy_bonus_raises_entropy(make: Any) -> None:
-    with_bonus, without = (entropy(learn(make, build_row("reinforce", {"entropy": weight}))) for weight in (1.0, 0.0))
+    with_bonus, without = (
+        entropy(learn(make, build_algorithm("reinforce", {"entropy_coef": weight}))) for weight in (1.0, 0.0)
+    )
     assert with_bonus > entropy(make.model()) + 0.2 and with_bonus > without + 0.2
 
 
 def test_echo_learns_what_the_world_says_and_grpo_does_not(make: Any) -> None:
     before = observed_logprob(make.model())
-    assert observed_logprob(learn(make, build_row("echo", {"observation": 1.0}))) > before + 1.0
-    assert observed_logprob(learn(make, build_row("grpo", {}))) < before + 0.5
+    assert observed_logprob(learn(make, build_algorithm("echo", {"observation_nll_coef": 1.0}))) > before + 1.0
+    assert observed_logprob(learn(make, build_algorithm("grpo", {}))) < before + 0.5
 
 
 def test_imitation_repeats_what_earned_something(make: Any) -> None:
     # without differences in reward nothing but imitation is left
-    row = build_row("reinforce", {"imitation": 1.0})
+    row = build_algorithm("reinforce", {"sft_coef": 1.0})
     model = learn(make, row, reward=lambda token, luck: float(token == 5))
     assert table(model)[:, 5].exp().min() > 0.5 > table(make.model())[:, 5].exp().max()
-    steady = build_row("reinforce", {"imitation": 1.0})
+    steady = build_algorithm("reinforce", {"sft_coef": 1.0})
     assert entropy(learn(make, steady, reward=lambda token, luck: 1.0)) < entropy(make.model())
-    unmoved = learn(make, build_row("reinforce", {}), reward=lambda token, luck: 1.0)
+    unmoved = learn(make, build_algorithm("reinforce", {}), reward=lambda token, luck: 1.0)
     assert torch.equal(table(unmoved), table(make.model()))  # control
 
 
 def test_the_coefficient_rises_while_the_policy_is_far_and_is_kept_in_the_state(make: Any) -> None:
-    row = build_row("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 640})
+    row = build_algorithm("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 640})
     model, random = make.model(), torch.Generator().manual_seed(0)
-    learner = Learner(model, row, TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
+    updater = make_updater(model, row)
     weights = make.model(seed=1).state_dict()
-    learner.adopt(weights)
+    updater.load_weights(weights)
     coefficients = [
-        learner.update(live(make, model, random, lambda token, luck: luck)).metrics["kl_coefficient"] for _ in range(3)
+        update(updater, live(make, model, random, lambda token, luck: luck)).metrics["kl_coefficient"]
+        for _ in range(3)
     ]
     grown = math.exp(0.2 * 64 / 640)  # 20 % off, 64 of 640 trajectories
     assert coefficients == pytest.approx([0.1, 0.1 * grown, 0.1 * grown**2])
-    state = learner.state()
+    state = updater.state()
     assert state.scalars["kl_coefficient"] == pytest.approx(0.1 * grown**3)
     fresh = make.model()
-    restored = Learner(fresh, row, TrainerConfig(), temperature=1.0, reward_weights={}, seed=0)
-    fresh.load_state_dict(model.state_dict())
-    restored.restore(state)
+    restored = make_updater(fresh, row)
+    restored.load_weights(model.state_dict())
+    restored.load_state(state)
     groups = live(make, fresh, random, lambda token, luck: luck)
-    assert restored.update(groups).metrics["kl_coefficient"] == pytest.approx(0.1 * grown**3)
+    assert update(restored, groups).metrics["kl_coefficient"] == pytest.approx(0.1 * grown**3)
