@@ -6,7 +6,7 @@ Acting: tokens sampled per second by the embedded engine, against ``transformers
 conversation again at every turn, through the same agent loop and prompts. On TinyWiki's episodes by tiny-base (actions
 of about nine tokens); and on episodes of exactly three turns with actions of up to 32 tokens, by the same architecture
 with random weights (which hardly ever stops by itself), shown a short or a long page after each.
-Learning: tokens per second of the learner on the trajectories just collected, against the same update on one
+Learning: tokens per second of the trainer on the trajectories just collected, against the same update on one
 padded batch. Then the seconds of a training step by phase, what the doctor of a run costs in it, and the peak memory of
 the process.
 """
@@ -49,7 +49,8 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
-from agent_r1.trainer.learner import Learner, Update
+from agent_r1.trainer.single_process import SingleProcessTrainer
+from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 from agent_r1.training import loop, run
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.policy import Policy, load_policy
@@ -205,14 +206,10 @@ def acting(
     return table, groups
 
 
-def learner_of(model: PreTrainedModel, config: TrainConfig) -> Learner:
-    return Learner(
-        model,
-        config.algorithm,
-        config.trainer,
-        temperature=config.temperature,
-        reward_weights=config.reward_weights,
-        seed=config.seed,
+def updater_of(model: PreTrainedModel, config: TrainConfig) -> PolicyUpdater:
+    trainer = SingleProcessTrainer(model, config.algorithm, config.trainer, temperature=config.temperature)
+    return PolicyUpdater(
+        trainer, config.algorithm, config.trainer, reward_weights=config.reward_weights, seed=config.seed
     )
 
 
@@ -237,13 +234,18 @@ def learning(policy: Policy, config: TrainConfig, groups: Sequence[Group], repea
     """Tokens of the batch per second of one update, prompts and observations included."""
     rows = final_states(groups)
     tokens = sum(map(len, rows))
-    learner = learner_of(copy.deepcopy(policy.model), config.model_copy(update={"algorithm": build_algorithm(config.algorithm.name, {})}))
+    preset = config.model_copy(update={"algorithm": build_algorithm(config.algorithm.name, {})})
+    updater = updater_of(copy.deepcopy(policy.model), preset)
+
+    def update() -> None:
+        asyncio.run(updater.update([updater.select(group) for group in groups]))
+
     model = copy.deepcopy(policy.model)
     padded = tokens / median_of(repeat, lambda: seconds_of(lambda: padded_update(model, rows)))
-    ours = tokens / median_of(repeat, lambda: seconds_of(lambda: learner.update(groups)))
+    ours = tokens / median_of(repeat, lambda: seconds_of(update))
     table = Table("learning", "tokens/s", "ratio", title=f"{len(rows)} episodes, {tokens:,} tokens")
     table.add_row("one padded batch, logits everywhere", f"{padded:,.0f}", "1.0")
-    table.add_row("the learner", f"{ours:,.0f}", f"{ours / padded:.1f}")
+    table.add_row("the trainer", f"{ours:,.0f}", f"{ours / padded:.1f}")
     return table
 
 
@@ -268,7 +270,7 @@ class NoDoctor:
     def receive(self, group: Group) -> None:
         return None
 
-    async def examine(self, update: Update) -> tuple[()]:
+    async def examine(self, update: UpdateReport) -> tuple[()]:
         return ()
 
     async def tell(self, findings: tuple[()]) -> None:

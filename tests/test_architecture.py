@@ -84,7 +84,7 @@ def test_rooms_import_only_rooms_they_see():
     ("module", "source"),
     [
         ("agent_r1.core.x", "import agent_r1.envs"),
-        ("agent_r1.rollout.x", "def f():\n    from agent_r1.trainer import learner"),
+        ("agent_r1.rollout.x", "def f():\n    from agent_r1.trainer import updater"),
         ("agent_r1.trainer.x", "from agent_r1 import rollout"),
         ("agent_r1.tasksets.x", "from agent_r1.model.load import load_model"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -21,6 +21,7 @@ def make_updater(
     algorithm: Algorithm | str = "grpo",
     *,
     temperature: float = 1.0,
+    reward_weights: Mapping[str, float] | None = None,
     seed: int = 0,
     teacher: PreTrainedModel | None = None,
     **config: Any,
@@ -30,7 +31,7 @@ def make_updater(
         algorithm = build_algorithm(algorithm, {})
     settings = TrainerConfig(**config)
     trainer = SingleProcessTrainer(model, algorithm, settings, temperature=temperature, teacher=teacher)
-    return PolicyUpdater(trainer, algorithm, settings, reward_weights={}, seed=seed)
+    return PolicyUpdater(trainer, algorithm, settings, reward_weights=reward_weights or {}, seed=seed)
 
 
 def update(updater: PolicyUpdater, groups: Sequence[Group]) -> UpdateReport:

@@ -1,1 +1,45 @@
-""""""
+"""The policy update: the trainer protocol, the trainer of one process, and the updater that drives a trainer.
+
+The names are imported on first use, so that ``agent_r1.trainer.config`` loads neither torch nor transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_r1.trainer.config import TrainerConfig
+    from agent_r1.trainer.oom_retry import OutOfMemory
+    from agent_r1.trainer.protocol import OptimStats, PassStats, PreparedBatch, Trainer, TrainerState
+    from agent_r1.trainer.single_process import SingleProcessTrainer
+    from agent_r1.trainer.updater import Outcome, PolicyUpdater, SelectedGroup, Trained, UpdateReport
+
+__all__ = [
+    "OptimStats",
+    "OutOfMemory",
+    "Outcome",
+    "PassStats",
+    "PolicyUpdater",
+    "PreparedBatch",
+    "SelectedGroup",
+    "SingleProcessTrainer",
+    "Trained",
+    "Trainer",
+    "TrainerConfig",
+    "TrainerState",
+    "UpdateReport",
+]
+
+_MODULES = {
+    "config": ("TrainerConfig",),
+    "oom_retry": ("OutOfMemory",),
+    "protocol": ("OptimStats", "PassStats", "PreparedBatch", "Trainer", "TrainerState"),
+    "single_process": ("SingleProcessTrainer",),
+    "updater": ("Outcome", "PolicyUpdater", "SelectedGroup", "Trained", "UpdateReport"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the parts of an algorithm pull a policy towards, on a tiny model that lives its own episodes."""
+"""The effect of the terms of an algorithm on a tiny model that is trained on its own episodes."""
 
 from __future__ import annotations
 
@@ -16,66 +16,71 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.trajectory import Group
 
-ASKED = torch.arange(4).repeat_interleave(16)[:, None]
-OBSERVED = [14, 15, 13]
-Reward = Callable[[int, float], float]
+PROMPTS = torch.arange(4).repeat_interleave(16)[:, None]
+OBSERVATION = [14, 15, 13]
+RewardFn = Callable[[int, float], float]
+"""(sampled token, random number in [0, 1)) -> reward."""
 
 
 @torch.no_grad()
-def table(model: PreTrainedModel) -> Tensor:
-    """(4, 16) log-probabilities of the token after each of the questions 0 .. 3."""
+def logprob_table(model: PreTrainedModel) -> Tensor:
+    """Return the log-probabilities of the token after each of the questions 0 .. 3: (4, 16)."""
     return model(input_ids=torch.arange(4)[:, None]).logits[:, -1].double().log_softmax(-1)
 
 
 def divergence(model: PreTrainedModel, other: PreTrainedModel) -> float:
-    """KL(model || other) of a token after the questions."""
-    p, q = table(model), table(other)
+    """Return KL(model || other) of a token after the questions."""
+    p, q = logprob_table(model), logprob_table(other)
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def entropy(model: PreTrainedModel) -> float:
-    p = table(model)
+    p = logprob_table(model)
     return float(-(p.exp() * p).sum(-1).mean())
 
 
 @torch.no_grad()
 def observed_logprob(model: PreTrainedModel) -> float:
-    """Mean log-probability of what is observed after question 1 and answer 2."""
-    ids = torch.tensor([[1, 2, *OBSERVED]])
+    """Return the mean log-probability of the observation after question 1 and answer 2."""
+    ids = torch.tensor([[1, 2, *OBSERVATION]])
     logprobs = model(input_ids=ids).logits[0, 1:-1].log_softmax(-1)
-    return float(logprobs[range(3), OBSERVED].mean())
+    return float(logprobs[range(3), OBSERVATION].mean())
 
 
-def live(make: Any, model: PreTrainedModel, random: torch.Generator, reward: Reward) -> list[Group]:
-    """Sixteen attempts at each question: a token, an observation, and a token that never changes."""
-    logprobs = table(model)[ASKED[:, 0]].float()
-    said = torch.multinomial(logprobs.exp(), 1, generator=random)
-    luck = torch.rand(len(ASKED), generator=random).tolist()
-    lived = []
-    for place, (question, token) in enumerate(zip(ASKED[:, 0].tolist(), said[:, 0].tolist(), strict=True)):
-        first = make.turn(0, [question], [token], logprobs=[float(logprobs[place, token])])
-        second = make.turn(1, OBSERVED, [0], parent=0)
-        earned = {"score": reward(token, luck[place])}
-        lived.append(make.trajectory((first, second), earned, group=question, member=place % 16))
-    return make.groups(*lived)
+def sample_groups(make: Any, model: PreTrainedModel, random: torch.Generator, reward: RewardFn) -> list[Group]:
+    """Sample sixteen attempts at each question: a sampled token, an observation, and a fixed token."""
+    logprobs = logprob_table(model)[PROMPTS[:, 0]].float()
+    sampled = torch.multinomial(logprobs.exp(), 1, generator=random)
+    noise = torch.rand(len(PROMPTS), generator=random).tolist()
+    trajectories = []
+    for index, (question, token) in enumerate(zip(PROMPTS[:, 0].tolist(), sampled[:, 0].tolist(), strict=True)):
+        first = make.turn(0, [question], [token], logprobs=[float(logprobs[index, token])])
+        second = make.turn(1, OBSERVATION, [0], parent=0)
+        rewards = {"score": reward(token, noise[index])}
+        trajectories.append(make.trajectory((first, second), rewards, group=question, member=index % 16))
+    return make.groups(*trajectories)
 
 
-def learn(
+def train(
     make: Any,
-    row: Algorithm,
+    algorithm: Algorithm,
     *,
     start: PreTrainedModel | None = None,
     teacher: PreTrainedModel | None = None,
-    reward: Reward = lambda token, luck: luck,
+    reward: RewardFn = lambda token, noise: noise,
     updates: int = 25,
 ) -> PreTrainedModel:
-    """A model after updates on its own attempts; ``start``: whose weights it has once the reference is kept."""
+    """Return a model after updates on its own attempts.
+
+    Args:
+        start: its weights are loaded after the reference policy was copied from the initial ones.
+    """
     model, random = make.model(), torch.Generator().manual_seed(0)
-    updater = make_updater(model, row, teacher=teacher, learning_rate=3e-3, critic_learning_rate=1e-2)
+    updater = make_updater(model, algorithm, teacher=teacher, learning_rate=3e-3, critic_learning_rate=1e-2)
     if start is not None:
         updater.load_weights(start.state_dict())
     for _ in range(updates):
-        update(updater, live(make, model, random, reward))
+        update(updater, sample_groups(make, model, random, reward))
     return model
 
 
@@ -88,52 +93,52 @@ def learn(
         ("reinforce++", {"kl.coefficient": 3.0}),
     ],
 )
-def test_a_kl_pulls_the_policy_back_to_where_it_began(name: str, settings: dict[str, object], make: Any) -> None:
-    began, strayed = make.model(), make.model(seed=1)
-    back = divergence(learn(make, build_algorithm(name, settings), start=strayed), began)
-    alone = divergence(learn(make, build_algorithm(name, {"kl": "none"}), start=strayed), began)
-    assert back < 0.3 * divergence(strayed, began) < alone
+def test_a_kl_penalty_pulls_the_policy_back_to_the_reference(name: str, settings: dict[str, object], make: Any) -> None:
+    initial, distant = make.model(), make.model(seed=1)
+    with_kl = divergence(train(make, build_algorithm(name, settings), start=distant), initial)
+    without_kl = divergence(train(make, build_algorithm(name, {"kl": "none"}), start=distant), initial)
+    assert with_kl < 0.3 * divergence(distant, initial) < without_kl
 
 
 def test_distillation_moves_towards_the_teacher(make: Any) -> None:
     teacher, other = make.model(seed=1), make.model(seed=2)
-    model = learn(make, build_algorithm("distillation", {}), teacher=teacher)
+    model = train(make, build_algorithm("distillation", {}), teacher=teacher)
     assert divergence(model, teacher) < 0.2 * divergence(make.model(), teacher)
     assert divergence(model, other) > divergence(model, teacher) * 5  # control
 
 
 def test_an_entropy_bonus_raises_entropy(make: Any) -> None:
     with_bonus, without = (
-        entropy(learn(make, build_algorithm("reinforce", {"entropy_coef": weight}))) for weight in (1.0, 0.0)
+        entropy(train(make, build_algorithm("reinforce", {"entropy_coef": weight}))) for weight in (1.0, 0.0)
     )
     assert with_bonus > entropy(make.model()) + 0.2 and with_bonus > without + 0.2
 
 
-def test_echo_learns_what_the_world_says_and_grpo_does_not(make: Any) -> None:
+def test_echo_learns_to_predict_observations_and_grpo_does_not(make: Any) -> None:
     before = observed_logprob(make.model())
-    assert observed_logprob(learn(make, build_algorithm("echo", {"observation_nll_coef": 1.0}))) > before + 1.0
-    assert observed_logprob(learn(make, build_algorithm("grpo", {}))) < before + 0.5
+    assert observed_logprob(train(make, build_algorithm("echo", {"observation_nll_coef": 1.0}))) > before + 1.0
+    assert observed_logprob(train(make, build_algorithm("grpo", {}))) < before + 0.5
 
 
-def test_imitation_repeats_what_earned_something(make: Any) -> None:
-    # without differences in reward nothing but imitation is left
-    row = build_algorithm("reinforce", {"sft_coef": 1.0})
-    model = learn(make, row, reward=lambda token, luck: float(token == 5))
-    assert table(model)[:, 5].exp().min() > 0.5 > table(make.model())[:, 5].exp().max()
+def test_the_supervised_term_repeats_successful_actions(make: Any) -> None:
+    # without differences in reward only the supervised term has a gradient
+    algorithm = build_algorithm("reinforce", {"sft_coef": 1.0})
+    model = train(make, algorithm, reward=lambda token, noise: float(token == 5))
+    assert logprob_table(model)[:, 5].exp().min() > 0.5 > logprob_table(make.model())[:, 5].exp().max()
     steady = build_algorithm("reinforce", {"sft_coef": 1.0})
-    assert entropy(learn(make, steady, reward=lambda token, luck: 1.0)) < entropy(make.model())
-    unmoved = learn(make, build_algorithm("reinforce", {}), reward=lambda token, luck: 1.0)
-    assert torch.equal(table(unmoved), table(make.model()))  # control
+    assert entropy(train(make, steady, reward=lambda token, noise: 1.0)) < entropy(make.model())
+    unmoved = train(make, build_algorithm("reinforce", {}), reward=lambda token, noise: 1.0)
+    assert torch.equal(logprob_table(unmoved), logprob_table(make.model()))  # control
 
 
-def test_the_coefficient_rises_while_the_policy_is_far_and_is_kept_in_the_state(make: Any) -> None:
-    row = build_algorithm("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 640})
+def test_the_kl_coefficient_rises_while_the_policy_is_far_and_is_part_of_the_state(make: Any) -> None:
+    algorithm = build_algorithm("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 640})
     model, random = make.model(), torch.Generator().manual_seed(0)
-    updater = make_updater(model, row)
+    updater = make_updater(model, algorithm)
     weights = make.model(seed=1).state_dict()
     updater.load_weights(weights)
     coefficients = [
-        update(updater, live(make, model, random, lambda token, luck: luck)).metrics["kl_coefficient"]
+        update(updater, sample_groups(make, model, random, lambda token, noise: noise)).metrics["kl_coefficient"]
         for _ in range(3)
     ]
     grown = math.exp(0.2 * 64 / 640)  # 20 % off, 64 of 640 trajectories
@@ -141,8 +146,8 @@ def test_the_coefficient_rises_while_the_policy_is_far_and_is_kept_in_the_state(
     state = updater.state()
     assert state.scalars["kl_coefficient"] == pytest.approx(0.1 * grown**3)
     fresh = make.model()
-    restored = make_updater(fresh, row)
+    restored = make_updater(fresh, algorithm)
     restored.load_weights(model.state_dict())
     restored.load_state(state)
-    groups = live(make, fresh, random, lambda token, luck: luck)
+    groups = sample_groups(make, fresh, random, lambda token, noise: noise)
     assert update(restored, groups).metrics["kl_coefficient"] == pytest.approx(0.1 * grown**3)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from agent_r1.trainer.learner import Learner
 from tests_tokenizer import TEMPLATE
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from updating import make_updater, update
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs
@@ -31,9 +31,10 @@ from agent_r1.rollout.context_policy import build_context_policy
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.forward_backward import ModelSet
-from agent_r1.training.policy import load_policy
+from agent_r1.trainer.updater import Trained
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
+from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
@@ -234,17 +235,9 @@ def test_summaries_are_trained_and_no_answers(lives):
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gigpo"])
 def test_an_update_takes_forked_trajectories(model, lives, name):
-    learner = Learner(
-        copy.deepcopy(model),
-        build_algorithm(name, {}),
-        TrainConfig().trainer,
-        temperature=TEMPERATURE,
-        reward_weights={},
-        seed=0,
-    )
-    update = learner.update(lives("summary"))
-    assert update.metrics["logprob_gap"] < 1e-5
-    assert {fate.fate for fate in update.fates} == {"trained"}
+    report = update(make_updater(copy.deepcopy(model), name, temperature=TEMPERATURE), lives("summary"))
+    assert report.metrics["logprob_gap"] < 1e-5
+    assert all(isinstance(outcome, Trained) for outcome in report.outcomes)
 
 
 def test_the_outcome_reaches_every_branch_and_every_summary(lives):
@@ -291,7 +284,7 @@ def test_a_run_with_a_rule_trains_and_is_written_down(taskset, tmp_path, name):
             r"context_policy \(test\): got .*context_policy.max_characters has no effect with the policy window",
         ),
         ({"context_policy": {"keep_turns": 9}}, "context_policy.keep_turns has no effect with the policy append"),
-        ({"context_policy": {"name": "window"}, "algorithm": "echo"}, "take the rule append"),
+        ({"context_policy": {"name": "window"}, "algorithm": "echo"}, "use --context_policy.name append"),
         ({"tool_format": "herms"}, "tool_format: got 'herms'; choose from auto, hermes"),
         ({"tool_format": "glm"}, "cannot be read back as glm calls; give another --tool_format"),
     ],

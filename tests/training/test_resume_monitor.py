@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from resuming import Whole, made_by, resume, train_with_images
+from resuming import Whole, result_of, resume, train_with_images
 
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.taskset import TaskSet
@@ -111,20 +111,20 @@ def test_reduced_micro_batches_stay_reduced_after_resuming(
     restored: bool, micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums in another order differ in their last bits: with the original size the weights are not the same."""
-    learn = passes._learn
+    one_pass = passes._micro_batch_pass
 
     def scarce(*arguments: Any) -> passes.PassStats:
-        seen = learn(*arguments)
-        if seen.padded > FITS:
+        seen = one_pass(*arguments)
+        if seen.num_padded_tokens > FITS:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return seen
 
-    with patch.object(passes, "_learn", scarce):
+    with patch.object(passes, "_micro_batch_pass", scarce):
         made = train_with_images(micro, tmp_path, {"steps": 3})
     if not restored:
         monkeypatch.setattr(PolicyUpdater, "load_state", forgetting(PolicyUpdater.load_state))
     assert (resume(micro, tmp_path / "step-3") == made) is restored
-    assert restored == (made_by(tmp_path / "whole") == made_by(tmp_path / "step-3"))
+    assert restored == (result_of(tmp_path / "whole") == result_of(tmp_path / "step-3"))
 
 
 def forgetting(whole: Callable[..., None]) -> Callable[..., None]:

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from agent_r1.trainer.learner import Learner
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from updating import make_updater, update
 
-from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate
@@ -21,9 +20,9 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
-from agent_r1.training.policy import load_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
+from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
@@ -51,30 +50,24 @@ def lived(taskset):
 
 
 def update_of(policy, groups, temperature, minibatches=1):
-    config = config_of_learner(minibatches)
-    learner = Learner(
+    updater = make_updater(
         copy.deepcopy(policy.model),
-        build_algorithm("reinforce++", {}),
-        config,
+        "reinforce++",
         temperature=temperature,
         reward_weights={"f1": 0.0},
-        seed=0,
+        minibatches=minibatches,
     )
-    return learner.update(groups)
+    return update(updater, groups)
 
 
-def config_of_learner(minibatches):
-    return TrainConfig().trainer.model_copy(update={"minibatches": minibatches})
-
-
-def test_engine_and_learner_agree_on_every_logprob(lived):
+def test_engine_and_trainer_agree_on_every_logprob(lived):
     policy, groups = lived
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     assert max(turn.index for turn in turns) >= 2
     assert update_of(policy, groups, 0.7).metrics["logprob_gap"] < 1e-5
 
 
-def test_a_learner_at_another_temperature_does_not_agree(lived):
+def test_a_trainer_at_another_temperature_does_not_agree(lived):
     policy, groups = lived
     assert update_of(policy, groups, 1.0).metrics["logprob_gap"] > 1e-2
 
