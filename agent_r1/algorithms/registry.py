@@ -166,33 +166,33 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the new value of a field: the value given for the field itself (key ""), then the values below it."""
     value: Any = dict(component)[name]
-    choices = _choices(component, name)
+    options = choices(component, name)
     if "" in given:
-        value = _choose(given[""], choices, _is_optional(component, name), prefix + name)
+        value = _choose(given[""], options, _is_optional(component, name), prefix + name)
     below = {key: new for key, new in given.items() if key}
     if not below:
         return value
-    if not choices:
+    if not options:
         got = f"{min(below)} below it"
         raise InvalidInput(f"algorithm.{prefix}{name}", got=got, do="give it one value: it has no parameters")
     if value is None:
-        value = next(iter(choices.values()))()
+        value = next(iter(options.values()))()
     return _replace(value, below, f"{prefix}{name}.")
 
 
-def _choose(value: object, choices: Mapping[str, type[Component]], optional: bool, key: str) -> object:
+def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
     """Return the component of a name, None for "none", or the value itself if the field holds no component."""
     if optional and value in (None, NONE):
         return None
-    if not choices:
+    if not options:
         return value
-    if isinstance(value, str) and value and value in choices:
-        return choices[value]()
-    names = [*filter(None, choices), *([NONE] if optional else [])]
+    if isinstance(value, str) and value and value in options:
+        return options[value]()
+    names = [*filter(None, options), *([NONE] if optional else [])]
     if names not in ([], [NONE]):
         do = f"{suggest(str(value), names)} there are: {', '.join(names)}".strip()
         raise InvalidInput(f"algorithm.{key}", got=value, do=do)
-    below = ", ".join(f"algorithm.{key}.{name}" for choice in choices.values() for name in choice.model_fields)
+    below = ", ".join(f"algorithm.{key}.{name}" for choice in options.values() for name in choice.model_fields)
     do = f"set its parameters: {below}" + (", or give none" if optional else "")
     raise InvalidInput(f"algorithm.{key}", got=value, do=do)
 
@@ -201,7 +201,7 @@ def _is_optional(component: Component, name: str) -> bool:
     return type(None) in get_args(type(component).model_fields[name].annotation)
 
 
-def _choices(component: Component, name: str) -> Mapping[str, type[Component]]:
+def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
     """Return the components that a field can hold, by name; empty if it holds a plain value."""
     base = next(_component_types(type(component).model_fields[name].annotation), None)
     if base is None:
@@ -219,7 +219,7 @@ def _check_names(algorithm: Algorithm) -> None:
     for field, component in algorithm:
         if not isinstance(component, NAMED):
             continue
-        cls, found = type(component), _choices(algorithm, field).get(component.name)
+        cls, found = type(component), choices(algorithm, field).get(component.name)
         if found is None or found.__qualname__ != cls.__qualname__:
             got = f"a component of class {cls.__name__}, which declares no name"
             name = cls.__name__.lower()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from agent_r1.commands.command import columns, json_option, show
+from agent_r1.commands.command import bounds_of, columns, first_line, json_option, show, type_text
+
+if TYPE_CHECKING:
+    from agent_r1.algorithms.algorithm import Algorithm
+    from agent_r1.algorithms.component import Component
 
 
 @click.command()
@@ -14,7 +21,7 @@ from agent_r1.commands.command import columns, json_option, show
 @json_option
 def algorithms(name: str | None, as_json: bool) -> None:
     """List the algorithms, or show one with its objective and its parameters."""
-    from agent_r1.algorithms.objective import clauses, objective
+    from agent_r1.algorithms.objective import objective
     from agent_r1.algorithms.presets import ALGORITHMS
     from agent_r1.algorithms.registry import build_algorithm, parameters
 
@@ -28,15 +35,42 @@ def algorithms(name: str | None, as_json: bool) -> None:
         }
         for algorithm in listed
     }
-    if name is None:
-        rows = {known.name: f"{known.advantage.formula} {_source(known.paper)}" for known in listed}
-        shown: RenderableType = columns(rows)
-    else:
-        (algorithm,) = listed
-        options = {f"--algorithm.{key}": str(value) for key, value in parameters(algorithm).items()}
-        notes = {"from": _source(algorithm.paper), "deviations": algorithm.deviations or "-"}
-        shown = Group(Text(";\n".join(clauses(algorithm))), Text(), columns(notes), Text(), columns(options))
-    show(as_json, {"algorithms": data}, shown)
+    summary = {known.name: f"{known.advantage.formula} {_source(known.paper)}" for known in listed}
+    show(as_json, {"algorithms": data}, columns(summary) if name is None else _describe(listed[0]))
+
+
+def _describe(algorithm: Algorithm) -> RenderableType:
+    """Return the objective, and every parameter with its type, meaning, value and bounds."""
+    from agent_r1.algorithms.objective import clauses
+
+    notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
+    formatter = click.HelpFormatter(width=Console().width)
+    formatter.write_dl(list(_rows(algorithm, "--algorithm.", is_on=True)))
+    return Group(Text(";\n".join(clauses(algorithm))), Text(), columns(notes), Text(), Text(formatter.getvalue()))
+
+
+def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
+    """Yield each option and its explanation; those of a component that is off too, with its defaults."""
+    from agent_r1.algorithms.component import Component
+    from agent_r1.algorithms.registry import DESCRIPTIVE, choices
+
+    for name, value in component:
+        field, key = type(component).model_fields[name], f"{prefix}{name}"
+        options, meaning = choices(component, name), first_line(field.description)
+        if name in DESCRIPTIVE:
+            continue
+        if not options:
+            shown = ["value: " if is_on else "default: ", "none" if value is None else str(value).lower()]
+            bounds = f"; {bounds_of(field)}" if bounds_of(field) else ""
+            yield f"{key} {type_text(field)}", f"{meaning} [{''.join(shown)}{bounds}]"
+        elif isinstance(value, Component):
+            if len(options) > 1:
+                yield f"{key} NAME", f"{meaning} One of {', '.join(options)}. [value: {vars(value)['name']}]"
+            yield from _rows(value, f"{key}.", is_on)
+        else:
+            (absent,) = options.values()
+            yield key, f"{first_line(absent.__doc__)} Any parameter of it turns it on, none turns it off. [value: none]"
+            yield from _rows(absent(), f"{key}.", is_on=False)
 
 
 def _source(paper: str) -> str:

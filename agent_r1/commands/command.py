@@ -50,11 +50,11 @@ class SettingOption(click.Option):
     """The option of one setting. Its text is collected in the context, to be converted with all the others."""
 
     def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
-        text = " ".join((field.description or "").split()).replace("``", "")
+        text = first_line(field.description)
         super().__init__(
             [name, f"--{key}"],
-            metavar=_type_text(field),
-            help=f"{text} {_limits_text(field)}".strip(),
+            metavar=type_text(field),
+            help=f"{text} {_default_and_bounds(field)}".strip(),
             expose_value=False,
             callback=_collect,
             hidden=hidden,
@@ -118,6 +118,11 @@ class SettingsCommand(click.Command):
                 formatter.write_dl(records)
 
 
+def first_line(text: str | None) -> str:
+    """Return the first paragraph of a docstring as one line of plain text."""
+    return " ".join((text or "").partition("\n\n")[0].split()).replace("``", "")
+
+
 def underscored(option: str) -> str:
     """Return the name of an option as settings are spelled."""
     return option.replace("-", "_")
@@ -139,7 +144,7 @@ def _section(config: type[BaseModel], key: str) -> str:
     return str(vars(next(declaring)).get("section", "Settings"))
 
 
-def _type_text(field: FieldInfo) -> str:
+def type_text(field: FieldInfo) -> str:
     """Return the type of a setting as ``--help`` shows it, such as INT or mean|sum."""
     if NESTED_BY_NAME in field.metadata:
         return "NAME"
@@ -161,14 +166,20 @@ def _annotation_text(annotation: Any) -> str:
     return {int: "INT", float: "FLOAT", bool: "true|false", Path: "PATH"}.get(annotation, "TEXT")
 
 
-def _limits_text(field: FieldInfo) -> str:
+def _default_and_bounds(field: FieldInfo) -> str:
     """Return the default and the bounds of a setting: ``[default: 200; >= 1]``."""
     default = field.default
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
     shown = [] if default in (None, "", PydanticUndefined) else [f"default: {default}"]
-    if field.is_required():
-        shown.append("required")
+    shown += ["required"] if field.is_required() else []
+    shown += [bounds_of(field)] if bounds_of(field) else []
+    return f"[{'; '.join(shown)}]" if shown else ""
+
+
+def bounds_of(field: FieldInfo) -> str:
+    """Return the bounds of a number, such as ``>= 1``; "" if it has none."""
+    shown = []
     for bound in field.metadata:
         match bound:
             case Ge(ge=value):
@@ -179,7 +190,7 @@ def _limits_text(field: FieldInfo) -> str:
                 shown.append(f"<= {value}")
             case Lt(lt=value):
                 shown.append(f"< {value}")
-    return f"[{'; '.join(shown)}]" if shown else ""
+    return "; ".join(shown)
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:

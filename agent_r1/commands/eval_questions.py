@@ -48,9 +48,7 @@ def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset
     try:
         own = agent_r1.tasksets.build(trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox)
     except InvalidInput as error:
-        progress.print_line(
-            f"WARNING: training questions may be among these, as they cannot be read: {error}"
-        )
+        progress.print_line(f"WARNING: training questions may be among these, as they cannot be read: {error}")
         return frozenset()
     return frozenset(map(_question, own.tasks("train")))
 

@@ -18,7 +18,7 @@ BAD_INPUT = {
     "--seed 3": "--seed: got 3 without --cell",
     "--cell grpo --seed 1 --seeds 2": "--seeds: got it and --cell; leave one out",
     "--seeds 0": "seeds (command line): got 0",
-    "--seedz 1": "unknown option: got --seedz; did you mean '--seeds'?",
+    "--jobz 1": "unknown option: got --jobz; did you mean '--jobs'?",
 }
 
 
