@@ -115,12 +115,12 @@ BAD_INPUT: dict[str, str] = {
     "train --taskset hotpotqa --data none.json": "none.json",
     "eval --taskset hotpotqa --data unanswered.json --model m": "unanswered.json",
     "eval --n 0": "n (command line): got 0",
-    "train --resume": "resume: got no run; name the run to go on with, as --run NAME",
-    "train --resume --run nothing": "resume: got runs/nothing, which holds no run; leave resume out to begin one",
+    "train --resume": "resume: got no run; name the run to continue, as --run NAME",
+    "train --resume --run nothing": "resume: got runs/nothing, which holds no run; leave resume out to start one",
     "verify": "Missing argument 'RUN'",
     "verify nothing": "run: got runs/nothing, which holds no run.db; give the folder of a run",
     "check tinywki": "taskset: got 'tinywki'; did you mean 'tinywiki'?",
-    "check agent.py": "solutions of agent: got none; give it some",
+    "check agent.py": "solutions of agent: got none; add some",
     "check agent.py --corpus x.jsonl": "--corpus: got it and agent.py; leave one out",
     "check tinywiki --n -1": "n (command line): got -1",
     "play": "Missing argument 'TASKSET'",
@@ -341,7 +341,7 @@ def _proves_itself(run, folder: Path) -> None:
         file.write(b"\0")
     broken = run("verify", folder.name, "--digest", "--json")
     assert broken.code == 1 and not broken.data["valid"] and broken.data["digest"] is None
-    assert broken.err.count("\n") == 1 and "1 of the rules are broken" in broken.err
+    assert broken.err.count("\n") == 1 and "1 rules are violated" in broken.err
     assert run("verify", folder.name).out.startswith("model: ") and broken.data["violations"][0].endswith("changed")
 
 
@@ -366,15 +366,15 @@ def test_a_run_is_resumed_with_its_own_settings(run, here: Path, model: str) -> 
     assert begun.code == 0, begun.err
     resuming = ["train", "agent.py", "--run", "demo", "--resume", "--quiet"]
     for more, message in (
-        ([], "resume: got runs/demo, which is complete: it took its 2 steps; give more --steps to go on"),
-        (["--seed", "4"], "seed: got 4; leave it out: runs/demo goes on with 0"),
-        (["--algorithm.epochs", "2"], "algorithm.epochs: got 2; leave it out: runs/demo goes on with 1"),
+        ([], "resume: got runs/demo, which is complete: it took its 2 steps; give more --steps to continue"),
+        (["--seed", "4"], "seed: got 4; leave it out: runs/demo continues with 0"),
+        (["--algorithm.epochs", "2"], "algorithm.epochs: got 2; leave it out: runs/demo continues with 1"),
         (["--steps", "1"], "steps: got 1; give at least the 2 that runs/demo took"),
     ):
         refused = run(*resuming, *more)
         assert (refused.code, refused.err.count("\n")) == (2, 1) and message in refused.err
     again = run("train", "agent.py", "--model", model, "--run", "demo", "--quiet")
-    assert again.code == 2 and "which exists; give another --run, or --resume to go on with this one" in again.err
+    assert again.code == 2 and "which exists; give another --run, or --resume to continue this one" in again.err
     fileless = run(*[word for word in resuming if word != "agent.py"], "--steps", "3")
     assert fileless.code == 2 and "FILE.py: got none; give the file that the run was started with" in fileless.err
     ended = run(*resuming, "--steps", "3", "--monitor.patience", "9", "--json")  # its random model may earn nothing
@@ -423,13 +423,13 @@ def test_training_from_python_is_the_same(model: str) -> None:
     assert (report.run, report.steps) == (Path("runs/demo"), 1) and report.table.cells["trained"]["train"].n == 5
     more = agent_r1.train(env, TASKS, run="demo", progress=SilentProgress(), resume=True, steps=2)
     assert (more.run, more.steps) == (Path("runs/demo"), 2)
-    with pytest.raises(InvalidInput, match="algorithm: got ppo; leave it out: runs/demo goes on with grpo"):
+    with pytest.raises(InvalidInput, match="algorithm: got ppo; leave it out: runs/demo continues with grpo"):
         agent_r1.train(env, TASKS, algorithm="ppo", run="demo", resume=True)
     with pytest.raises(InvalidInput, match=re.escape("(agent_r1.train): got 'stepz'; did you mean 'steps'?")):
         agent_r1.train(env, TASKS, model=model, stepz=3)
 
 
 def test_train_can_be_imported_whichever_module_is_imported_first() -> None:
-    for first in ("import agent_r1", "import agent_r1.training.config", "from agent_r1.training import report"):
+    for first in ("import agent_r1", "import agent_r1.training.config", "from agent_r1.training import tables"):
         then = "import agent_r1; from agent_r1 import train; assert callable(train) and train is agent_r1.train"
         subprocess.run([sys.executable, "-c", f"{first}\n{then}"], check=True)

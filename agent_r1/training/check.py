@@ -105,7 +105,7 @@ class CheckReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON output of ``agent-r1 check``."""
-        return {"holds": self.passed, **asdict(self)}
+        return {"passed": self.passed, **asdict(self)}
 
 
 MAX_FAILURES_SHOWN = 20
