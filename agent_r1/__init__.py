@@ -1,8 +1,8 @@
 """Train LLM agents end to end by reinforcement learning.
 
-    from agent_r1 import ToolEnv, Task, Message, exact_match, tool, train
+    from agent_r1 import Task, ToolEnv, Trainer, exact_match, tool, train
 
-Importing this loads neither torch nor a model: ``train`` does, when it is called.
+Importing this loads neither torch nor a model: using ``train`` or ``Trainer`` does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs import ToolEnv
@@ -20,6 +21,7 @@ from agent_r1.rewards import exact_match, f1, final_answer, gated_exact_match, s
 from agent_r1.tools import tool
 
 if TYPE_CHECKING:
+    from agent_r1.training.api import Trainer as Trainer
     from agent_r1.training.api import train as train
 
 __all__ = [
@@ -27,8 +29,10 @@ __all__ = [
     "InvalidInput",
     "Message",
     "Task",
+    "TaskSet",
     "ToolEnv",
     "ToolResult",
+    "Trainer",
     "Trajectory",
     "exact_match",
     "f1",
@@ -41,6 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":
-        return import_module("agent_r1.training.api").train
+    if name in ("Trainer", "train"):  # they load torch
+        api = import_module("agent_r1.training.api")
+        return api.train if name == "train" else api.Trainer
     raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")

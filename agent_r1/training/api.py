@@ -1,11 +1,16 @@
-"""The door in Python: ``agent_r1.train(env, tasks, model=...)``."""
+"""The Python interface: ``agent_r1.train(env, tasks, model=..)`` and ``agent_r1.Trainer``."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -16,48 +21,161 @@ from agent_r1.core.task import Task
 from agent_r1.rewards.scoring import RewardFunction
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training import run
-from agent_r1.training.config import TrainConfig, resolve_config
-from agent_r1.training.progress import Progress, make_progress
+from agent_r1.training.build import EMBEDDED, Placement
+from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
+from agent_r1.training.evaluate import evaluate
+from agent_r1.training.progress import Progress, StepReport, make_progress
 from agent_r1.training.resume import resolve_resume_config
-from agent_r1.training.tables import TrainReport
+from agent_r1.training.shutdown import request_shutdown
+from agent_r1.training.tables import Table, TrainReport
 from agent_r1.training.user_task import make_taskset
 
+Result = TypeVar("Result")
+Callback = Callable[[StepReport], object]
 
-def train(
-    env: Env,
-    tasks: Sequence[Task],
-    *,
-    model: str | None = None,
-    algorithm: str | None = None,
-    rewards: Sequence[RewardFunction] = (),
-    progress: Progress | None = None,
-    resume: bool = False,
-    **settings: Any,
-) -> TrainReport:
-    """Train an agent in ``env`` on ``tasks``; this is ``agent_r1.train``.
 
-    ``model`` is tiny-base and ``algorithm`` grpo where they are not named. ``rewards`` are for an environment that
-    brings none, as a ToolEnv may. ``resume`` goes on with the run that ``run`` names, by the settings it has; the few
-    that may change are :data:`agent_r1.training.resume.CHANGEABLE`.
+def train(env: Env, tasks: Sequence[Task], *, resume: bool = False, **arguments: Any) -> TrainReport:
+    """Train an agent in ``env`` on ``tasks`` and return the table of the trained agent and its baselines.
 
-    ``settings`` are those of :class:`~agent_r1.training.config.TrainConfig`, tables as mappings:
-    ``steps=20, trainer={"learning_rate": 1e-5}``. Progress goes to stderr where nothing else is given.
-    Raises InvalidInput where something cannot be used, or an event loop runs in this thread, as in a notebook:
-    ``await asyncio.to_thread(agent_r1.train, ..)`` trains there.
+    A shortcut for ``Trainer(env, tasks, ..).train()``; see :class:`Trainer` for the arguments.
+
+    Example:
+        train(env, tasks, model="Qwen/Qwen2.5-3B-Instruct", eval_tasks=held_out, steps=100)
     """
-    refuse_loop()
-    taskset = make_taskset(env, tasks, "custom", model or TINY_BASE, rewards)
-    named = {key: value for key, value in (("model", model), ("algorithm", algorithm)) if value is not None}
-    layers = [Layer("agent_r1.train", {**named, **settings})]
-    shown = progress or make_progress(Console(stderr=True))
-    if resume:
-        return run.resume(resolve_resume_config(layers), taskset, shown)
-    return run.train(resolve_config(TrainConfig, layers, taskset), taskset, shown)
+    return Trainer(env, tasks, **arguments).train(resume=resume)
 
 
-def refuse_loop() -> None:
-    """Raise InvalidInput in a thread whose event loop is running: it would stand still until the run has ended."""
-    with suppress(RuntimeError):
+class Trainer:
+    """Trains an agent of your own, evaluates it, and saves its model. Works in scripts and in notebooks.
+
+    Args:
+        env: the environment; a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
+        tasks: the tasks. Those with the split "validation" choose the best checkpoint (set ``evaluate_every``), those
+            with another split than "train" are a column of the table.
+        eval_tasks: tasks to evaluate on; those that name no split become the split "test".
+        model: a Hugging Face name or a folder; default: tiny-base.
+        algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
+        rewards: reward functions, in addition to those of the environment.
+        callbacks: called with the :class:`StepReport` of each step; an exception stops the run.
+        progress: shows the progress; default: a bar or lines on stderr.
+        placement: where to sample and to train; default: this process.
+        settings: those of :class:`~agent_r1.training.config.TrainConfig`; nested ones as mappings:
+            ``steps=20, trainer={"learning_rate": 1e-5}``.
+
+    Example:
+        trainer = Trainer(env, tasks, model="Qwen/Qwen2.5-0.5B-Instruct", eval_tasks=held_out, steps=50)
+        trainer.train()
+        trainer.save_model("my-agent")
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        tasks: Sequence[Task],
+        *,
+        eval_tasks: Sequence[Task] = (),
+        model: str | None = None,
+        algorithm: object | None = None,
+        rewards: Sequence[RewardFunction] = (),
+        callbacks: Sequence[Callback] = (),
+        progress: Progress | None = None,
+        placement: Placement | None = None,
+        **settings: Any,
+    ) -> None:
+        held_out = [replace(task, split="test") if task.split == "train" else task for task in eval_tasks]
+        every_task = [*tasks, *held_out] if held_out else tasks
+        self._taskset = make_taskset(env, every_task, "custom", model or TINY_BASE, rewards)
+        given = {key: value for key, value in (("model", model), ("algorithm", algorithm)) if value is not None}
+        self._layers = [Layer("agent_r1.train", {**given, **settings})]
+        self._progress = _CallbackProgress(progress or make_progress(Console(stderr=True)), callbacks)
+        self._placement = placement
+        self._run: Path | None = None
+
+    def train(self, resume: bool = False) -> TrainReport:
+        """Train and compare with the baselines.
+
+        Args:
+            resume: continue the run that the setting ``run`` names, with its own settings; the few that may change are
+                :data:`agent_r1.training.resume.CHANGEABLE`.
+
+        Raises:
+            InvalidInput: an argument cannot be used; nothing is written.
+            RunStopped: the monitor stopped the run, with a diagnosis.
+            Interrupted: a signal stopped the run, after the last step was saved.
+        """
+
+        def work() -> TrainReport:
+            if resume:
+                config = resolve_resume_config(self._layers)
+                return run.resume(config, self._taskset, self._progress, self._placement)
+            config = resolve_config(TrainConfig, self._layers, self._taskset)
+            return run.train(config, self._taskset, self._progress, self._placement)
+
+        report = _run_outside_event_loop(work)
+        self._run = report.run
+        return report
+
+    def evaluate(self) -> Table:
+        """Evaluate the trained agent and the baselines on the evaluation splits; before training, the base model."""
+        config = resolve_config(TrainConfig, self._layers, self._taskset)
+        shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
+        model = config.model if self._run is None else str(self._run)
+        settings = EvalConfig.model_construct(**{**shared, "model": model, "n": config.evaluate_n, "methods": ()})
+        placement = self._placement or EMBEDDED
+        return _run_outside_event_loop(lambda: evaluate(settings, self._taskset, self._progress, placement))
+
+    def save_model(self, folder: str | Path) -> Path:
+        """Copy the trained model (Hugging Face format) to ``folder``, which must not exist yet."""
+        if self._run is None:
+            raise InvalidInput("save_model", got="a trainer that has not trained", do="call train() first")
+        target = Path(folder)
+        if target.exists():
+            raise InvalidInput("folder", got=f"{target}, which exists", do="name a new folder")
+        shutil.copytree(find_trained_model(self._run), target)
+        return target
+
+
+class _CallbackProgress:
+    """Shows progress, and calls the callbacks with each step."""
+
+    def __init__(self, progress: Progress, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+        self._progress = progress
+        self.print_line, self.start, self.finish = progress.print_line, progress.start, progress.finish
+
+    def on_step(self, report: StepReport) -> None:
+        self._progress.on_step(report)
+        for callback in self._callbacks:
+            callback(report)
+
+
+def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
+    """Call ``work`` in this thread, or, if an event loop runs here (a notebook), in another one, and wait for it.
+
+    Interrupting the wait tells the run to stop, as a signal does.
+    """
+    try:
         asyncio.get_running_loop()
-        do = "call it in another thread: await asyncio.to_thread(agent_r1.train, ..)"
-        raise InvalidInput("agent_r1.train", got="a thread whose event loop is running", do=do)
+    except RuntimeError:
+        return work()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run_and_keep() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run_and_keep, name="agent_r1", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            with suppress(RuntimeError):
+                request_shutdown(signal.SIGINT)
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -153,7 +153,7 @@ async def _record_step(
         StepTimings(update.step, {**seconds, "tokens_per_second": tokens_per_second}),
     )
     shown_em = em if all(result.exact for result in results) else None
-    run.progress.on_step(StepReport(update.step, update.metrics["reward"], shown_em, tokens_per_second))
+    run.progress.on_step(StepReport(update.step, update.metrics["reward"], shown_em, tokens_per_second, metrics))
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
@@ -13,12 +14,16 @@ from rich.progress import Progress as Bar
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The figures of one optimizer step that are shown. ``em`` is None if there is no exact match."""
+    """The figures of one optimizer step.
+
+    ``em`` is None if there is no exact match. ``metrics`` are all metrics of the step by name.
+    """
 
     step: int
     reward: float
     em: float | None
     tokens_per_second: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Progress(Protocol):

@@ -75,6 +75,15 @@ class GracefulShutdown:
             self._task.cancel()
 
 
+_active: list[GracefulShutdown] = []
+
+
+def request_shutdown(number: int) -> None:
+    """Ask every run of this process to stop, as the signal ``number`` does: for runs in other threads."""
+    for shutdown in list(_active):
+        shutdown.handle(number, None)
+
+
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
     """Install SIGINT and SIGTERM handlers for the duration of the block.
@@ -82,11 +91,13 @@ def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
     Outside the main thread none is installed, and a signal that is ignored stays ignored.
     """
     shutdown, before = GracefulShutdown(progress), {}
+    _active.append(shutdown)
     if threading.current_thread() is threading.main_thread():
         handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, shutdown.handle) for number in handled}
     try:
         yield shutdown
     finally:
+        _active.remove(shutdown)
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

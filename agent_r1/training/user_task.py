@@ -22,6 +22,9 @@ from agent_r1.rewards.scoring import RewardFunction, functions_by_name
 from agent_r1.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
+VALIDATION = "validation"
+"""The split whose tasks choose the best checkpoint."""
+
 FILE_MODULE = "agent_file"
 """The module name under which a user's file is imported."""
 
@@ -36,7 +39,8 @@ def make_taskset(
 ) -> TaskSet:
     """Return a task set of an environment and tasks, which are validated because a user gives them.
 
-    The table has the splits of the tasks other than ``train``; if all tasks are in ``train``, it has that one.
+    The columns of the table are the splits of the tasks other than ``train`` and ``validation``; if there are none, the
+    column is ``train``. Tasks of the split ``validation`` choose the best checkpoint.
 
     Args:
         model: the requested model. For tiny-base, or "", the task set's defaults are those of tiny-base.
@@ -53,13 +57,15 @@ def make_taskset(
     if not scorers:
         raise InvalidInput("env", got="no rewards", do="give rewards=[...]: training needs them")
     valid_tasks = _validate(tasks)
-    test_splits = tuple(dict.fromkeys(task.split for task in valid_tasks if task.split != "train"))
+    splits = dict.fromkeys(task.split for task in valid_tasks)
+    test_splits = tuple(split for split in splits if split not in ("train", VALIDATION))
     return TaskSet(
         name=name,
         env=env,
         tasks=lambda split: [task for task in valid_tasks if task.split == split],
         scorers=scorers,
         evaluation=test_splits or ("train",),
+        validation=VALIDATION if VALIDATION in splits else None,
         recipe={"taskset": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
         solutions=solutions,
         sandbox=_weakest_sandbox([env, *scorers], valid_tasks),

@@ -1,28 +1,74 @@
-"""The door in Python."""
+"""The Python interface: train and Trainer, in a script and in a notebook."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 import agent_r1
-from agent_r1 import Message, Task, ToolEnv, exact_match
+from agent_r1 import Message, Task, ToolEnv, Trainer, exact_match
 from agent_r1.core.errors import InvalidInput
-from agent_r1.training.progress import SilentProgress
+from agent_r1.training.progress import SilentProgress, StepReport
 
 ENV = ToolEnv(tools=[], rewards=[exact_match])
 TASKS = [Task(str(n), (Message.user("Say x."),), {"answers": ("x",)}) for n in range(2)]
+HELD_OUT = [Task("held-out", (Message.user("Say x, please."),), {"answers": ("x",)})]
+SMALL: Mapping[str, Any] = {
+    "steps": 1,
+    "groups_per_step": 1,
+    "group_size": 2,
+    "pass_k": 0,
+    "monitor": {"idle_steps": 9},
+    "max_tokens": 2,
+    "evaluate_n": 1,
+    "progress": SilentProgress(),
+}
 
 
-def train(place: Path) -> object:
-    small = {"steps": 1, "groups_per_step": 1, "group_size": 2, "pass_k": 0, "monitor": {"idle_steps": 9}}
-    return agent_r1.train(ENV, TASKS, run=str(place), progress=SilentProgress(), max_tokens=2, evaluate_n=1, **small)
+def test_train_returns_the_table_of_the_held_out_tasks(tmp_path: Path) -> None:
+    report = agent_r1.train(ENV, TASKS, eval_tasks=HELD_OUT, run=str(tmp_path / "run"), **SMALL)
+    assert set(report.table.cells["trained"]) == {"test"}
 
 
-def test_where_an_event_loop_runs_it_says_so_before_anything_is_loaded(tmp_path: Path) -> None:
-    async def notebook() -> None:
-        train(tmp_path / "run")
+def test_a_trainer_trains_evaluates_and_saves_a_model_that_transformers_loads(tmp_path: Path) -> None:
+    steps: list[StepReport] = []
+    trainer = Trainer(ENV, TASKS, eval_tasks=HELD_OUT, run=str(tmp_path / "run"), callbacks=[steps.append], **SMALL)
+    assert set(trainer.evaluate().cells) == {"base-tool-call"}
+    with pytest.raises(InvalidInput, match="call train"):
+        trainer.save_model(tmp_path / "model")
+    trainer.train()
+    assert [report.step for report in steps] == [1] and "reward" in steps[0].metrics
+    assert set(trainer.evaluate().cells) == {"base-tool-call", "trained"}
+    folder = trainer.save_model(tmp_path / "model")
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
+    with pytest.raises(InvalidInput, match="name a new folder"):
+        trainer.save_model(folder)
 
-    with pytest.raises(InvalidInput, match=r"agent_r1.train: got a thread whose event loop .* asyncio\.to_thread"):
-        asyncio.run(notebook())
-    assert not (tmp_path / "run").exists()
+
+def test_training_works_where_an_event_loop_runs(tmp_path: Path) -> None:
+    async def notebook() -> object:
+        return agent_r1.train(ENV, TASKS, run=str(tmp_path / "run"), **SMALL)
+
+    asyncio.run(notebook())
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+def test_validation_tasks_choose_the_best_checkpoint_and_are_not_in_the_table(tmp_path: Path) -> None:
+    tasks = [*TASKS, Task("v", (Message.user("Say x now."),), {"answers": ("x",)}, split="validation")]
+    steps: list[StepReport] = []
+    report = agent_r1.train(
+        ENV, tasks, eval_tasks=HELD_OUT, run=str(tmp_path / "run"), evaluate_every=1, callbacks=[steps.append], **SMALL
+    )
+    assert set(report.table.cells["trained"]) == {"test"}
+    assert "validation_em" in steps[0].metrics
+
+
+def test_an_exception_of_a_callback_stops_the_run(tmp_path: Path) -> None:
+    def fail(report: StepReport) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        agent_r1.train(ENV, TASKS, run=str(tmp_path / "run"), callbacks=[fail], **SMALL)
