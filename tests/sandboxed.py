@@ -1,4 +1,4 @@
-"""A sandbox of the default level, for tests."""
+"""Provide a sandbox of the default level for tests."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
 
 
 def sandbox_or_skip(limits: Limits) -> Sandbox:
-    """Where this machine cannot have it the test is skipped, saying so; a hole is no excuse."""
+    """Return a sandbox. Skip the test if this machine cannot run one, but fail if a layer does not hold."""
     try:
         return Sandbox(SandboxConfig(limits=limits))
     except InvalidInput as refusal:

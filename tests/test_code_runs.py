@@ -125,7 +125,7 @@ def test_going_without_is_loud_and_recorded(
     assert (
         code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing" and "WARNING: sandbox none" in err
     )
-    monkeypatch.setattr("agent_r1.sandbox.selftest._proved", lambda: refused())
+    monkeypatch.setattr("agent_r1.sandbox.probe._verify_machine", lambda: refused())
     code, _, err = run("eval", "--model", "r", "--n", 1)  # the run went without; that is asked for each time
     assert code == 2 and "accept the risk with --sandbox none" in err
 
@@ -291,7 +291,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
         if find_spec("math_verify") is None:  # nothing here may import it
             pytest.skip("math-verify is not installed (extra math)")
         problems.write_text("\n".join(rows))
-    monkeypatch.setattr("agent_r1.sandbox.selftest._proved", lambda: refused())
+    monkeypatch.setattr("agent_r1.sandbox.probe._verify_machine", lambda: refused())
     code, out, err = run("train", "--taskset", task, "--data", problems, "--model", model, *SMALL)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "accept the risk with --sandbox none" in err
@@ -299,7 +299,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
 
 
 def refused() -> None:
-    from agent_r1.sandbox.selftest import refusal
+    from agent_r1.sandbox.probe import refusal
 
     raise refusal("no program bwrap", "install bubblewrap")
 

@@ -1,4 +1,4 @@
-"""Where code that a model wrote runs: a container without network, made anew in milliseconds. See docs/sandbox.md."""
+"""Isolated execution of code written by a model: a container without network, started in milliseconds per program."""
 
 from agent_r1.sandbox.config import Limits, SandboxConfig, SandboxLevel
 from agent_r1.sandbox.interpreter import Interpreter
@@ -6,16 +6,16 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Output, Ve
 from agent_r1.sandbox.sandbox import Sandbox, find_unconfined_sandbox, sandbox_level, validate_sandbox
 
 __all__ = [
+    "ExecutionResult",
     "ExecutionStatus",
     "Interpreter",
-    "SandboxLevel",
     "Limits",
-    "ExecutionResult",
     "Output",
     "Sandbox",
     "SandboxConfig",
+    "SandboxLevel",
     "Verdict",
-    "validate_sandbox",
-    "sandbox_level",
     "find_unconfined_sandbox",
+    "sandbox_level",
+    "validate_sandbox",
 ]

@@ -1,6 +1,6 @@
-"""A cgroup around one sandbox, where this machine lets us make one: a limit on all its memory together.
+"""A cgroup around one sandbox, if this machine permits it: a limit on the memory of all its processes together.
 
-Address-space limits count each process for itself, and not what lies in /tmp; a cgroup counts everything.
+Address-space limits apply to each process separately and do not cover files in /tmp; a cgroup covers everything.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 
 _NAME = re.compile(r"agent-r1-(\d+)-\d+")
-_GONE_TRIES, _GONE_SECONDS = 500, 0.002
+_REMOVE_TRIES, _REMOVE_SECONDS = 500, 0.002
 _serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupVersion:
-    """The file names of one cgroup version. ``limits`` are written in this order; the first has to exist."""
+    """The file names of a cgroup version. The limits are written in this order; the first file must exist."""
 
     limits: tuple[str, ...]
     events: str
@@ -35,55 +35,55 @@ V2 = CgroupVersion(("memory.max",), "memory.events")
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """One cgroup of ours. ``procs`` is the file into which a process writes its id to join."""
+    """A cgroup. A process joins it by writing its id to the file ``procs``."""
 
     path: Path
-    interface: CgroupVersion
+    version: CgroupVersion
 
     @property
     def procs(self) -> Path:
         return self.path / "cgroup.procs"
 
-    def killed(self) -> bool:
-        """Whether the kernel killed a process in it for memory."""
+    def ran_out_of_memory(self) -> bool:
+        """Return whether the kernel killed a process in it because of its memory limit."""
         try:
-            found = re.search(r"^oom_kill (\d+)", (self.path / self.interface.events).read_text(), re.MULTILINE)
+            found = re.search(r"^oom_kill (\d+)", (self.path / self.version.events).read_text(), re.MULTILINE)
         except OSError:
             return False
         return found is not None and int(found.group(1)) > 0
 
     def discard(self) -> None:
-        """Remove it where nothing ever joined it."""
+        """Remove it if no process ever joined it."""
         with suppress(OSError):
             self.path.rmdir()
 
     async def remove(self) -> None:
-        """Remove it once its processes are gone; what is not gone within a second stays for the next start to clear."""
-        for _ in range(_GONE_TRIES):
+        """Remove it once its processes have ended. If that takes over a second, it is left to the next start."""
+        for _ in range(_REMOVE_TRIES):
             try:
                 self.path.rmdir()
             except FileNotFoundError:
                 return
             except OSError:
-                await asyncio.sleep(_GONE_SECONDS)
+                await asyncio.sleep(_REMOVE_SECONDS)
             else:
                 return
 
 
 def make_cgroup(memory: int) -> Cgroup | None:
-    """A fresh cgroup limited to ``memory`` bytes, inside this process's own; None where none can be had."""
-    for parent, interface in _parents():
+    """Return a new cgroup with a limit in bytes, inside the cgroup of this process; None if that is not permitted."""
+    for parent, version in _parents():
         path = parent / f"agent-r1-{os.getpid()}-{next(_serial)}"
         with suppress(OSError):
             path.mkdir()
-            if _limited(path, interface, memory):
-                return Cgroup(path, interface)
+            if _set_limit(path, version, memory):
+                return Cgroup(path, version)
             path.rmdir()
     return None
 
 
 def clear_stale_cgroups() -> None:
-    """Remove the empty cgroups that processes of ours left behind when they were killed."""
+    """Remove the empty cgroups of trainer processes that were killed."""
     for parent, _ in _parents():
         for path in parent.glob("agent-r1-*"):
             match = _NAME.fullmatch(path.name)
@@ -93,7 +93,7 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """This process's own cgroups: a sandbox elsewhere would escape the limits that hold for its trainer."""
+    """Yield the cgroups of this process. A sandbox elsewhere would escape the limits of its trainer."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -106,9 +106,9 @@ def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
             yield ROOT / "memory" / path.lstrip("/"), V1
 
 
-def _limited(path: Path, interface: CgroupVersion, memory: int) -> bool:
-    """Whether the limit is in force. The kernel makes the files of a cgroup; one that is missing is not created."""
-    names = [name for name in interface.limits if (path / name).exists()]
+def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
+    """Return whether the limit could be set. The kernel creates the files of a cgroup, so none is created here."""
+    names = [name for name in version.limits if (path / name).exists()]
     for name in names:
         (path / name).write_text(str(memory))
-    return interface.limits[0] in names
+    return version.limits[0] in names

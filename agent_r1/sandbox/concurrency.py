@@ -1,4 +1,4 @@
-"""How many programs run at the same time: clocks of programs that fight for the processor measure nothing."""
+"""The limit on concurrent programs: time limits mean nothing if programs compete for the processor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from contextlib import AbstractAsyncContextManager
 from weakref import WeakKeyDictionary
 
 MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
-"""Calls at work at the same time in one event loop; the next ones wait, and their time does not run yet."""
+"""The largest number of concurrent calls in one event loop. Further calls wait, and their time limit does not start
+yet."""
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Wait for a place to run in."""
+    """Return a context manager that waits for a free slot and holds it."""
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

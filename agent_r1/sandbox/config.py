@@ -1,4 +1,4 @@
-"""What a sandbox may be set to: its level, its limits, the packages inside. Recorded with the run."""
+"""The configuration of a sandbox: isolation level, limits and packages. It is recorded with the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SETTINGS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_att
 
 
 class Limits(BaseModel):
-    """What one program may use. Sizes are bytes.
+    """The limits of one program. Sizes are in bytes.
 
     Example:
         Limits(seconds=2, memory=2**28)
@@ -30,23 +30,23 @@ class Limits(BaseModel):
     """CPU seconds of one process over its whole life."""
 
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
-    """Address space of each process; where cgroups can be had, memory of all processes and /tmp together too."""
+    """Address space of each process; if cgroups are available, also the memory of all processes and /tmp together."""
 
     processes: int = Field(default=16, ge=1)
-    """Processes and threads at the same time."""
+    """The number of concurrent processes and threads."""
 
     disk: int = Field(default=64 * _MIB, ge=_MIB)
-    """Size of /tmp, the only place that can be written to, and of one file."""
+    """The size of /tmp, the only writable folder, and of one file."""
 
     open_files: int = Field(default=64, ge=16)
     """Open files of each process."""
 
     output: int = Field(default=64 * 1024, ge=1)
-    """Kept of each of stdout and stderr of one call; the rest is dropped and counted."""
+    """The part that is kept of each of stdout and stderr of one call; the rest is dropped and counted."""
 
 
 class SandboxConfig(BaseModel):
-    """Where code that a model wrote runs.
+    """The configuration of a sandbox.
 
     Example:
         SandboxConfig(level="bubblewrap", limits=Limits(seconds=5))
@@ -55,10 +55,10 @@ class SandboxConfig(BaseModel):
     model_config = _SETTINGS
 
     level: SandboxLevel = DEFAULT_LEVEL
-    """bubblewrap: a container of its own without network; none: a plain process with your rights."""
+    """bubblewrap: a container without network; none: a plain process with your rights."""
 
     limits: Limits = Limits()
-    """What one program may use."""
+    """The limits of one program."""
 
     packages: tuple[Path, ...] = ()
-    """Folders that programs may import from, read-only, e.g. a site-packages; the standard library is always there."""
+    """Folders that programs may import from, read-only, e.g. a site-packages folder, besides the standard library."""

@@ -1,10 +1,10 @@
-"""Verdicts that the judged cannot forge: tests and candidate run in two sandboxes, and only data passes between.
+"""Verdicts that a candidate cannot forge: tests and candidate run in two sandboxes that exchange only plain data.
 
-The candidate's process never sees the tests, only the arguments of calls. The tests' process never runs
-the candidate's code, only compares what comes back, as plain data. It passes only where it says, at its very end, a
-number drawn for this run; whatever is missing is a fail. What tests print themselves goes nowhere. Where they hand over
-what would arrive as something else, the exam is at fault and there is no verdict: a candidate cannot bring that about,
-as all that comes from it can be handed back.
+The candidate's process sees the arguments of calls, never the tests. The tests' process compares the returned data,
+and never runs the candidate's code. A candidate passes only if the tests' process ends with a random number drawn for
+this run; anything else is a fail. If the tests pass an argument that would arrive at the candidate as something else,
+the tests are at fault and there is no verdict; a candidate cannot cause that, because all values that it returns can be
+passed back.
 """
 
 from __future__ import annotations
@@ -16,51 +16,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1.sandbox.isolation import Confinement
-from agent_r1.sandbox.process import start_process
+from agent_r1.sandbox.process import run_program
 from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Verdict
 
-_EXAM = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
+_WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
 
 
 async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
-    """See :meth:`Sandbox.grade`. The limits hold for each of the two processes."""
+    """Return the verdict of :meth:`Sandbox.grade`. The limits apply to each of the two processes."""
     nonce = secrets.token_hex(16)
-    examiner_line, candidate_line = socket.socketpair()
-    with examiner_line, candidate_line:
-        serves = f"{_EXAM}\nserve({candidate_line.fileno()}, {candidate!r})"
-        asks = f"{_EXAM}\nexamine({examiner_line.fileno()}, {setup!r}, {tests!r}, {tuple(calls)!r}, {nonce!r})"
-        judged = asyncio.create_task(_run(confinement, serves, candidate_line))
+    tests_end, candidate_end = socket.socketpair()
+    with tests_end, candidate_end:
+        serve = f"{_WORKER}\nserve({candidate_end.fileno()}, {candidate!r})"
+        run_tests = f"{_WORKER}\nrun_tests({tests_end.fileno()}, {setup!r}, {tests!r}, {tuple(calls)!r}, {nonce!r})"
+        serving = asyncio.create_task(run_program(confinement, serve, connection=candidate_end))
         try:
-            examined = await _run(confinement, asks, examiner_line)
-            examiner_line.close()
-            if examined.status is ExecutionStatus.OK and examined.stderr.data.endswith(nonce.encode()):
+            result = await run_program(confinement, run_tests, connection=tests_end)
+            if result.ok and result.stderr.data.endswith(nonce.encode()):
                 return Verdict(True)
-            _, number, reason = examined.stderr.text.rpartition(f"{nonce} ")
-            if number:
+            _, separator, reason = result.stderr.text.rpartition(f"{nonce} ")
+            if separator:
                 return Verdict(None, reason)
-            return _failed(examined, await judged)
+            return _failed_verdict(result, await serving)
         finally:
-            judged.cancel()
-            await asyncio.gather(judged, return_exceptions=True)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
 
-async def _run(confinement: Confinement, source: str, line: socket.socket) -> ExecutionResult:
-    """Run one side; our copy of its end of the line is closed once it has its own."""
-    process = await start_process(confinement, extra=(line.fileno(),))
-    line.close()
-    if isinstance(process, ExecutionResult):
-        return process
-    try:
-        return await process.call("program", source)
-    finally:
-        await process.close()
-
-
-def _failed(examined: ExecutionResult, judged: ExecutionResult) -> Verdict:
-    """The candidate's own end, where that was early, explains more than what the tests saw of it."""
-    for side in (judged, examined):
-        if side.status is ExecutionStatus.NOT_STARTED:
-            return Verdict(None, side.error)
-    told = judged if judged.status is not ExecutionStatus.OK else examined
-    last = told.error.strip().splitlines()[-1:] or ["the tests did not reach their end"]
-    return Verdict(False, last[0])
+def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
+    """Return the verdict for a failure. If the candidate's process failed, its error explains more than the tests'."""
+    for result in (candidate, tests):
+        if result.status is ExecutionStatus.NOT_STARTED:
+            return Verdict(None, result.error)
+    failed = tests if candidate.ok else candidate
+    reason = failed.error.strip().splitlines()[-1:] or ["the tests did not reach their end"]
+    return Verdict(False, reason[0])

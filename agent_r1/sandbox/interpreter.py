@@ -1,4 +1,4 @@
-"""A Python that keeps its variables between calls, for as long as it lives."""
+"""A Python interpreter that keeps its variables between calls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 
 
 class Interpreter:
-    """Runs cells one after the other in one process, started with the first. Close it.
+    """Runs cells in one process, which starts with the first cell. It has to be closed.
 
-    A cell that takes too long, or that ends the process, costs that call: the next one begins in a fresh
-    process, without the variables, and its outcome says ``restarted``.
+    If a cell times out or ends the process, that call fails. The next one starts a fresh process without the
+    variables, and its result has ``restarted`` set.
 
     Example:
         interpreter = sandbox.interpreter()
@@ -28,29 +28,29 @@ class Interpreter:
         self._confinement = confinement
         self._process: SandboxProcess | None = None
         self._lost = self._closed = False
-        self._line = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def run(self, source: str) -> ExecutionResult:
-        """Run one cell; the value of its last expression is printed. Calls at the same time run in their order."""
-        async with self._line, slot():
+        """Run one cell; the value of its last expression is printed. Concurrent calls run in their order."""
+        async with self._lock, slot():
             if self._closed:
                 return ExecutionResult(ExecutionStatus.NOT_STARTED, error="this interpreter was closed")
             if self._process is None:
-                started = await start_process(self._confinement)
-                if isinstance(started, ExecutionResult):
-                    return started
-                self._process = started
-            restarted, self._lost = self._lost, True  # until the call came back: it may be cancelled
-            outcome = await self._call(self._process, source)
-            self._lost = not outcome.alive
-            return replace(outcome, restarted=restarted)
+                process = await start_process(self._confinement)
+                if isinstance(process, ExecutionResult):
+                    return process
+                self._process = process
+            restarted, self._lost = self._lost, True  # until the call returns: it may be cancelled
+            result = await self._call(self._process, source)
+            self._lost = not result.alive
+            return replace(result, restarted=restarted)
 
     async def close(self) -> None:
-        """Kill the process and all it started."""
+        """Kill the process and all processes that it started."""
         self._closed = True
         if self._process is not None:
-            self._process.kill()  # a call that is at work then comes back at once
-        async with self._line:
+            self._process.kill()  # a running call then returns at once
+        async with self._lock:
             if self._process is not None:
                 await self._process.close()
                 self._process = None
@@ -58,9 +58,9 @@ class Interpreter:
     async def _call(self, process: SandboxProcess, source: str) -> ExecutionResult:
         keep = False
         try:
-            outcome = await process.call("cell", source)
-            keep = outcome.alive
-            return outcome
+            result = await process.call("cell", source)
+            keep = result.alive
+            return result
         finally:
             if not keep and self._process is process:
                 self._process = None

@@ -1,4 +1,4 @@
-"""What the sandbox is made of, layer by layer, as the command line that starts a process in it."""
+"""The isolation layers of the sandbox, as the command line that starts a process in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKER = Path(__file__).parent / "inside" / "worker.py"
 
 
 class IsolationLayer(StrEnum):
-    """One line of defence. docs/sandbox.md has the table of which attack each of them stops."""
+    """A layer of isolation. docs/sandbox.md lists the attacks that each layer blocks."""
 
     FILES = "files"
     NETWORK = "network"
@@ -36,17 +36,17 @@ _ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "PATH": "/usr/bin:/bin",
-    "PYTHONHASHSEED": "0",  # the order of a printed set must not depend on chance: equal runs give equal tokens
+    "PYTHONHASHSEED": "0",  # a printed set has the same order in equal runs, so that they give equal tokens
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-_FIRST_SPARE, _NOBODY, _SPARE = 2_000_000_000, 65534, 4096
+_FIRST_SPARE_UID, _NOBODY, _UIDS_PER_TRAINER = 2_000_000_000, 65534, 4096
 _serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """How a process is confined: layers, limits, and what it may import from. No layers: a plain process."""
+    """The isolation of a process: layers, limits, and folders to import from. Without layers it is a plain process."""
 
     layers: frozenset[IsolationLayer]
     limits: Limits
@@ -54,18 +54,18 @@ class Confinement:
 
     @property
     def spare_user(self) -> bool:
-        """Whether programs run as a user of their own; only root can arrange that, others get a user namespace."""
+        """Whether each program runs under a user id of its own. Only root can do that; others get a user namespace."""
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
     def command(self, control: int, filter_fd: int | None) -> list[str]:
-        """The command line of the worker; ``control`` and ``filter_fd`` are the descriptors it inherits."""
+        """Return the command line of the worker, which inherits the descriptors ``control`` and ``filter_fd``."""
         worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
         if not self.layers:
             return worker
         return [_bwrap(), *self._bubblewrap(filter_fd), "--", *worker]
 
     def environment(self) -> Mapping[str, str]:
-        """The whole environment of the process."""
+        """Return all environment variables of the process."""
         return _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(map(str, self.packages))}
 
     def _rlimits(self) -> str:
@@ -92,21 +92,21 @@ class Confinement:
         if IsolationLayer.PROCESSES in self.layers:
             yield "--unshare-pid"
         if self.spare_user:
-            yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")  # for the worker, which then drops them
+            yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")  # until the worker has changed its user
         if os.geteuid() != 0:
             yield "--unshare-user"
         if IsolationLayer.USER in self.layers and os.geteuid() != 0:
             yield from ("--disable-userns", "--uid", str(_NOBODY), "--gid", str(_NOBODY))
         if IsolationLayer.SYSCALLS in self.layers:
             yield from ("--seccomp", str(filter_fd))
-        yield from self._files() if IsolationLayer.FILES in self.layers else self._host()
+        yield from self._private_files() if IsolationLayer.FILES in self.layers else self._host_files()
 
-    def _files(self) -> Iterator[str]:
-        """The interpreter, read-only, and a /tmp of limited size; nothing else is there."""
+    def _private_files(self) -> Iterator[str]:
+        """Yield options for a file system with the interpreter (read-only) and a /tmp of limited size, nothing else."""
         yield from ("--perms", "1777", "--size", str(self.limits.disk), "--tmpfs", "/tmp")
         links = {path: os.readlink(path) for path in _LIBRARIES if os.path.islink(path)}
         folders = [path for path in _LIBRARIES if os.path.isdir(path) and path not in links]
-        yield from _shown([*folders, *self._ours()])
+        yield from _read_only([*folders, *self._own_paths()])
         for path, target in links.items():
             yield from ("--symlink", target, path)
         yield from ("--perms", "0755", "--dir", "/dev")
@@ -114,23 +114,28 @@ class Confinement:
             yield from ("--dev-bind", device, device)
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
-    def _host(self) -> Iterator[str]:
-        """Everything, as it is outside: the control without this layer. A private home may hide the interpreter."""
+    def _host_files(self) -> Iterator[str]:
+        """Yield options for the file system of the host, to test the other layers without this one.
+
+        A private home folder is replaced by one that the spare user can read, with the interpreter and packages in it.
+        """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
-            private = {top for path in self._ours() for top in Path(path).parents if top.stat().st_mode & 0o5 != 0o5}
+            private = {
+                top for path in self._own_paths() for top in Path(path).parents if top.stat().st_mode & 0o5 != 0o5
+            }
             for home in (home for home in sorted(private) if private.isdisjoint(home.parents)):
                 yield from ("--perms", "0755", "--tmpfs", str(home))
-                yield from _shown([path for path in self._ours() if Path(path).is_relative_to(home)], home)
+                yield from _read_only([path for path in self._own_paths() if Path(path).is_relative_to(home)], home)
 
-    def _ours(self) -> list[str]:
-        """The interpreter, the packages and the worker, where no library folder already shows them."""
+    def _own_paths(self) -> list[str]:
+        """Return the paths of the interpreter, the packages and the worker that are outside the library folders."""
         paths = [*interpreter(), *map(str, self.packages), str(WORKER)]
         return [path for path in paths if not any(Path(path).is_relative_to(library) for library in _LIBRARIES)]
 
 
-def _shown(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Read-only mounts, with the folders above them: else bubblewrap makes those for root only."""
+def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
+    """Yield options for read-only mounts and the folders above them, which bubblewrap would create for root only."""
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):
             yield from ("--perms", "0755", "--dir", str(parent))
@@ -139,13 +144,13 @@ def _shown(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
 
 
 def interpreter() -> list[str]:
-    """What the running Python is made of: the real binary (never a shim), and the folder of its libraries."""
+    """Return the paths of the running Python: the real binary (never a shim), and the folder of its libraries."""
     standard = Path(os.__file__).resolve().parents[1]
     return [os.path.realpath(sys.executable), str(standard)]
 
 
 def _python() -> list[str]:
-    """No site-packages, no user folder, nothing from the current folder, no files written beside sources."""
+    """Return the Python command: no site-packages, no user or current folder on the path, no bytecode files."""
     return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8"]
 
 
@@ -154,12 +159,12 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """A user id that nobody has, another for each process, so that each has a count of processes of its own."""
-    uid = _FIRST_SPARE + os.getpid() % 2**15 * _SPARE + next(_serial) % _SPARE
-    return uid if _mapped(uid) else _NOBODY
+    """Return a user id that no user has. It differs per process, because the kernel counts processes per user."""
+    uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
+    return uid if _is_mapped(uid) else _NOBODY
 
 
-def _mapped(uid: int) -> bool:
-    """Whether this user namespace has the id: a rootless container has few."""
+def _is_mapped(uid: int) -> bool:
+    """Return whether this user namespace has the id. A rootless container has only a few."""
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(first <= uid < first + count for first, _, count in ranges)

@@ -1,4 +1,4 @@
-"""One process in the sandbox: started, sent programs, read with bounded memory, and killed with all its children."""
+"""One process in the sandbox: start it, send it programs, read its output with bounded memory, kill it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Literal
 
 from agent_r1.sandbox.cgroup import Cgroup, make_cgroup
@@ -19,100 +18,95 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Output
 from agent_r1.sandbox.syscalls import filter_program
 
 START_SECONDS = 30.0
-"""How long a process may take until it is ready; on a busy machine many start at the same time."""
+"""The time limit until a process is ready, in seconds. On a busy machine many start at the same time."""
 
-FLOOD = 64 * 2**20
-"""Bytes on one stream in one call after which the process is killed: reading them costs the trainer its time."""
+MAX_STREAM = 64 * 2**20
+"""The number of bytes on one stream in one call after which the process is killed, because reading them takes time."""
 
 _END_SECONDS = 1.0
 _CHUNK = 2**16
-_LONGEST_REPORT = 2**16
-_JOIN = 'echo $$ > "$0" && exec "$@"'
+_MAX_REPORT = 2**16
+_JOIN_CGROUP = 'echo $$ > "$0" && exec "$@"'
 
-Kind = Literal["cell", "program"]
-_ENDINGS = {b"o": ExecutionStatus.OK, b"e": ExecutionStatus.RAISED, b"m": ExecutionStatus.OUT_OF_MEMORY}
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """What the worker said: a letter, and what there is to say of it."""
-
-    letter: bytes
-    text: str
+_STATUSES = {b"o": ExecutionStatus.OK, b"e": ExecutionStatus.RAISED, b"m": ExecutionStatus.OUT_OF_MEMORY}
+"""The status for each letter that a worker reports."""
 
 
-class _Broken(Exception):
-    """The worker is gone, or says what no worker says."""
+class _WorkerGone(Exception):
+    """The worker ended, or sent something that a worker does not send."""
 
 
 class _Stream:
-    """Keeps the head of what a program writes, drops the rest, and never blocks."""
+    """Keeps the head of a program's output, drops the rest, and never blocks."""
 
-    def __init__(self, source: int, keep: int) -> None:
-        self.source, self._keep = source, keep
-        self._kept, self.total = bytearray(), 0
+    def __init__(self, source: int, limit: int) -> None:
+        self.source, self._limit = source, limit
+        self._head, self.total = bytearray(), 0
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Read what is there, a chunk at most. Whether there may be more."""
+        """Read available bytes, at most one chunk. Return whether there may be more."""
         try:
             data = os.read(self.source, _CHUNK)
         except BlockingIOError:
             return False
         self.total += len(data)
-        self._kept += data[: max(self._keep - len(self._kept), 0)]
+        self._head += data[: max(self._limit - len(self._head), 0)]
         return bool(data)
 
     def take(self) -> Output:
-        """What came since the last time: all that was written before the worker's report is in the pipe by now."""
+        """Return the output since the last time. All output before the worker's report is in the pipe by now."""
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
                 break
-        output = Output(bytes(self._kept), self.total - len(self._kept))
-        self._kept, self.total = bytearray(), 0
+        output = Output(bytes(self._head), self.total - len(self._head))
+        self._head, self.total = bytearray(), 0
         return output
 
 
 class SandboxProcess:
-    """A worker in a jail. Make one with :func:`start_process`; close it, whatever happens."""
+    """A worker process in the sandbox. Create it with :func:`start_process`. It has to be closed."""
 
     def __init__(
         self,
         confinement: Confinement,
-        process: asyncio.subprocess.SandboxProcess,
+        process: asyncio.subprocess.Process,
         control: socket.socket,
         streams: tuple[_Stream, _Stream],
-        group: Cgroup | None,
+        cgroup: Cgroup | None,
     ) -> None:
-        self._confinement, self._process, self._control, self._group = confinement, process, control, group
+        self._confinement, self._process, self._control, self._cgroup = confinement, process, control, cgroup
         self._streams, self._ready = streams, False
         self._loop = asyncio.get_running_loop()
         for stream in streams:
             self._loop.add_reader(stream.source, self._on_output, stream)
 
-    async def call(self, kind: Kind, source: str) -> ExecutionResult:
-        """Run a source text. Whatever happens is an outcome; where ``alive`` is False the process is gone."""
+    async def call(self, kind: Literal["cell", "program"], source: str) -> ExecutionResult:
+        """Run source code and return the result. If its ``alive`` is False, the process has ended."""
         text = source.encode("utf-8", "replace")
         try:
-            wrong = await self._begin(kind[:1].encode() + len(text).to_bytes(8, "little") + text)
-            if wrong is not None:
-                return ExecutionResult(ExecutionStatus.NOT_STARTED, error=f"the sandbox did not start: {wrong}")
-            began = time.monotonic()
-            ended, error = await self._end()
+            error = await self._send(kind[:1].encode() + len(text).to_bytes(8, "little") + text)
+            if error is not None:
+                return ExecutionResult(ExecutionStatus.NOT_STARTED, error=f"the sandbox did not start: {error}")
+            start = time.monotonic()
+            status, error = await self._wait_for_end()
         except asyncio.CancelledError:
             self.kill()
             raise
         stdout, stderr = (stream.take() for stream in self._streams)
-        return ExecutionResult(ended, stdout, stderr, error, time.monotonic() - began)
+        return ExecutionResult(status, stdout, stderr, error, time.monotonic() - start)
 
     def kill(self) -> None:
-        """Kill it and all it started. Its PID namespace dies with its first process, also what left the group."""
+        """Kill the process and all processes that it started.
+
+        The PID namespace dies with its first process, and with it the processes that left the process group.
+        """
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Kill it and give everything back; whoever is cancelled meanwhile still waits for that."""
+        """Kill the process and release its resources, even if the caller is cancelled meanwhile."""
         self.kill()
         for stream in self._streams:
             self._loop.remove_reader(stream.source)
@@ -127,141 +121,168 @@ class SandboxProcess:
 
     async def _reap(self) -> None:
         await self._process.wait()
-        if self._group is not None:
-            await self._group.remove()
+        if self._cgroup is not None:
+            await self._cgroup.remove()
 
-    async def _begin(self, request: bytes) -> str | None:
-        """Send a request, and wait until the worker has given up its rights. What is wrong, or None.
+    async def _send(self, request: bytes) -> str | None:
+        """Send a request and wait until the worker has dropped its privileges. Return the error, or None.
 
-        The request may be under way before: the worker reads nothing until it has given them up.
+        The request may be sent before that: the worker reads nothing until it has dropped them.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
-                with suppress(OSError):  # whoever is gone is noticed below
+                with suppress(OSError):  # if the worker is gone, the next lines notice it
                     await self._loop.sock_sendall(self._control, request)
                 if not self._ready:
-                    await self._report()
+                    await self._receive_report()
                     self._ready = True
         except TimeoutError:
             self.kill()
             return f"it was not ready within {START_SECONDS:g} seconds"
-        except (_Broken, OSError):
+        except (_WorkerGone, OSError):
             lines = self._streams[1].take().text.strip().splitlines()
-            return f"{lines[-1] if lines else 'it ended at once'} ({await self._told_end()})"
+            return f"{lines[-1] if lines else 'it ended at once'} ({await self._exit_status()})"
         return None
 
-    async def _end(self) -> tuple[ExecutionStatus, str]:
+    async def _wait_for_end(self) -> tuple[ExecutionStatus, str]:
+        """Return the status of the call and its error."""
         seconds = self._confinement.limits.seconds
         try:
             async with asyncio.timeout(seconds):
-                report = await self._report()
+                letter, text = await self._receive_report()
         except TimeoutError:
             self.kill()
             return ExecutionStatus.TIMED_OUT, f"stopped after {seconds:g} seconds"
-        except (_Broken, OSError):
-            return await self._ending()
-        return _ENDINGS[report.letter], report.text
+        except (_WorkerGone, OSError):
+            return await self._find_cause()
+        return _STATUSES[letter], text
 
-    async def _report(self) -> _Report:
-        head = await self._exactly(5)
-        letter, size = head[:1], int.from_bytes(head[1:], "little")
-        if letter not in (_ENDINGS if self._ready else (b"r",)) or size > _LONGEST_REPORT:
-            raise _Broken
-        return _Report(letter, (await self._exactly(size)).decode("utf-8", "replace"))
+    async def _receive_report(self) -> tuple[bytes, str]:
+        """Return the letter and the text of the worker's next report."""
+        header = await self._read_exactly(5)
+        letter, size = header[:1], int.from_bytes(header[1:], "little")
+        if letter not in (_STATUSES if self._ready else (b"r",)) or size > _MAX_REPORT:
+            raise _WorkerGone
+        return letter, (await self._read_exactly(size)).decode("utf-8", "replace")
 
-    async def _exactly(self, size: int) -> bytes:
+    async def _read_exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             more = await self._loop.sock_recv(self._control, size - len(data))
             if not more:
-                raise _Broken
+                raise _WorkerGone
             data += more
         return data
 
-    async def _ending(self) -> tuple[ExecutionStatus, str]:
-        """Why the process is gone."""
-        told = await self._told_end()
-        if any(stream.total > FLOOD for stream in self._streams):
-            return ExecutionStatus.FLOODED, f"stopped after it had printed more than {FLOOD} bytes"
-        if self._group is not None and self._group.killed():
-            return ExecutionStatus.OUT_OF_MEMORY, f"killed: more than {self._confinement.limits.memory} bytes of memory in all"
-        if told == signal.SIGXCPU.name:
-            return ExecutionStatus.TIMED_OUT, f"stopped after {self._confinement.limits.cpu_seconds} CPU seconds"
-        return ExecutionStatus.DIED, f"the process ended ({told})"
+    async def _find_cause(self) -> tuple[ExecutionStatus, str]:
+        """Return the status and the error of a call whose process ended."""
+        exit_status, limits = await self._exit_status(), self._confinement.limits
+        if any(stream.total > MAX_STREAM for stream in self._streams):
+            return ExecutionStatus.FLOODED, f"stopped after it had printed more than {MAX_STREAM} bytes"
+        if self._cgroup is not None and self._cgroup.ran_out_of_memory():
+            return ExecutionStatus.OUT_OF_MEMORY, f"killed: more than {limits.memory} bytes of memory in all"
+        if exit_status == signal.SIGXCPU.name:
+            return ExecutionStatus.TIMED_OUT, f"stopped after {limits.cpu_seconds} CPU seconds"
+        return ExecutionStatus.DIED, f"the process ended ({exit_status})"
 
-    async def _told_end(self) -> str:
-        """The exit status in words; bubblewrap says 128 + N for signal N."""
+    async def _exit_status(self) -> str:
+        """Return the exit status in words. Bubblewrap reports signal N as 128 + N."""
         try:
             async with asyncio.timeout(_END_SECONDS):
                 status = await self._process.wait()
         except TimeoutError:
-            self.kill()  # it closed its end, but lives on
+            self.kill()  # it closed its connection, but is still running
             return "it closed its line"
         number = -status if status < 0 else status - 128
         return signal.Signals(number).name if number in signal.valid_signals() else f"exit status {status}"
 
     def _on_output(self, stream: _Stream) -> None:
         more = stream.read()
-        if stream.total > FLOOD:
+        if stream.total > MAX_STREAM:
             self.kill()
-        if not more or stream.total > FLOOD:
+        if not more or stream.total > MAX_STREAM:
             self._loop.remove_reader(stream.source)
 
 
-async def start_process(confinement: Confinement, stdin: bytes = b"", extra: Sequence[int] = ()) -> SandboxProcess | ExecutionResult:
-    """A worker that is on its way, or why there is none; whether it arrives its first call tells.
+async def run_program(
+    confinement: Confinement, source: str, *, stdin: bytes = b"", connection: socket.socket | None = None
+) -> ExecutionResult:
+    """Run a whole program in a process of its own.
 
     Args:
-        stdin: what programs can read; then end of file.
-        extra: descriptors to hand over, under their own numbers.
+        confinement: the isolation of the process.
+        source: the program.
+        stdin: the standard input.
+        connection: a socket that the process inherits under its own number. This process's copy is then closed.
+    """
+    process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
+    if connection is not None:
+        connection.close()
+    if isinstance(process, ExecutionResult):
+        return process
+    try:
+        return await process.call("program", source)
+    finally:
+        await process.close()
+
+
+async def start_process(
+    confinement: Confinement, stdin: bytes = b"", descriptors: Sequence[int] = ()
+) -> SandboxProcess | ExecutionResult:
+    """Return a starting process, or the reason why it cannot start. Later failures to start show in its first call.
+
+    Args:
+        confinement: the isolation of the process.
+        stdin: the standard input of its programs.
+        descriptors: file descriptors that the process inherits, under their own numbers.
     """
     try:
-        return await _spawn(confinement, stdin, extra)
+        return await _spawn(confinement, stdin, descriptors)
     except OSError as error:
         return ExecutionResult(ExecutionStatus.NOT_STARTED, error=f"the sandbox did not start: {error}")
 
 
-async def _spawn(confinement: Confinement, stdin: bytes, extra: Sequence[int]) -> SandboxProcess:
-    group = make_cgroup(confinement.limits.memory) if IsolationLayer.CGROUP in confinement.layers else None
-    with ExitStack() as theirs, ExitStack() as ours:
-        if group is not None:
-            ours.callback(group.discard)
-        ours_control, their_control = socket.socketpair()
-        ours.callback(ours_control.close)
-        theirs.callback(their_control.close)
-        ours_control.setblocking(False)
+async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[int]) -> SandboxProcess:
+    layers, limits = confinement.layers, confinement.limits
+    cgroup = make_cgroup(limits.memory) if IsolationLayer.CGROUP in layers else None
+    # ``child`` closes the child's ends in any case, ``parent`` our ends only if the start fails.
+    with ExitStack() as child, ExitStack() as parent:
+        if cgroup is not None:
+            parent.callback(cgroup.discard)
+        parent_control, child_control = socket.socketpair()
+        parent.callback(parent_control.close)
+        child.callback(child_control.close)
+        parent_control.setblocking(False)
         reads, writes = zip(*(os.pipe() for _ in range(2)), strict=True)
-        for stack, ends in ((ours, reads), (theirs, writes)):
+        for stack, ends in ((parent, reads), (child, writes)):
             for end in ends:
                 stack.callback(os.close, end)
-        given = theirs.enter_context(_file(stdin))
-        rules = theirs.enter_context(_file(filter_program())) if IsolationLayer.SYSCALLS in confinement.layers else None
-        command = confinement.command(their_control.fileno(), rules)
-        join = [] if group is None else ["/bin/sh", "-c", _JOIN, str(group.procs)]
+        stdin_file = child.enter_context(_memory_file(stdin))
+        rules = child.enter_context(_memory_file(filter_program())) if IsolationLayer.SYSCALLS in layers else None
         process = await asyncio.create_subprocess_exec(
-            *join,
-            *command,
-            stdin=given,
+            *([] if cgroup is None else ["/bin/sh", "-c", _JOIN_CGROUP, str(cgroup.procs)]),
+            *confinement.command(child_control.fileno(), rules),
+            stdin=stdin_file,
             stdout=writes[0],
             stderr=writes[1],
-            pass_fds=[their_control.fileno(), *extra, *([] if rules is None else [rules])],
+            pass_fds=[child_control.fileno(), *descriptors, *([] if rules is None else [rules])],
             env=confinement.environment(),
             cwd="/tmp",
             start_new_session=True,
         )
-        ours.pop_all()
-        streams = (_Stream(reads[0], confinement.limits.output), _Stream(reads[1], confinement.limits.output))
-        return SandboxProcess(confinement, process, ours_control, streams, group)
+        parent.pop_all()
+        streams = (_Stream(reads[0], limits.output), _Stream(reads[1], limits.output))
+        return SandboxProcess(confinement, process, parent_control, streams, cgroup)
 
 
 @contextmanager
-def _file(content: bytes) -> Iterator[int]:
-    """A file in memory with this content, read from its start, that nobody can change."""
-    made = os.memfd_create("agent-r1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _memory_file(content: bytes) -> Iterator[int]:
+    """Yield the descriptor of an immutable file in memory, positioned at its start."""
+    file = os.memfd_create("agent-r1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.write(made, content)
-        fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-        os.lseek(made, 0, os.SEEK_SET)
-        yield made
+        os.write(file, content)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        os.lseek(file, 0, os.SEEK_SET)
+        yield file
     finally:
-        os.close(made)
+        os.close(file)

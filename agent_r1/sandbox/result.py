@@ -1,4 +1,4 @@
-"""How a program ended: a value, whatever the program did."""
+"""Results of programs in the sandbox. Whatever a program does becomes a value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class ExecutionStatus(StrEnum):
-    """How a call ended. Only NOT_STARTED is the sandbox's fault: whoever scores drops the sample then."""
+    """How a call ended. Only NOT_STARTED is a failure of the sandbox: the sample should then be dropped."""
 
     OK = "ok"
     RAISED = "raised"
@@ -20,11 +20,11 @@ class ExecutionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What was written to one stream: at most the limit, and how many bytes were dropped after that.
+    """The output on one stream, up to the limit, and the number of bytes that were dropped after it.
 
     Example:
         Output(b"caf\\xc3\\xa9\\n").text == "café\\n"
-        Output(b"ab", dropped=10**9)        # somebody flooded it
+        Output(b"ab", dropped=10**9)        # the program flooded the stream
     """
 
     data: bytes = b""
@@ -32,20 +32,24 @@ class Output:
 
     @property
     def text(self) -> str:
-        """The bytes as UTF-8; what is none becomes U+FFFD."""
+        """The bytes as UTF-8; invalid bytes become U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """What one call came to.
+    """The result of one call.
 
-    ``error`` is a traceback where the program raised, otherwise one line that says what happened; ""
-    where all went well. ``seconds`` is wall-clock time without the start of the process. ``restarted``:
-    an interpreter that was to be kept had been lost, and this call began with a fresh one.
+    The status and the output are reported by the program's own process, which can print anything and exit early. To
+    learn whether a function is correct, use :meth:`Sandbox.grade`.
 
-    ``ended`` and the output are what the program's own process reported: a program can print anything
-    and end early. To learn whether a *function* is right, ask :meth:`Sandbox.grade`.
+    Attributes:
+        status: how the call ended.
+        stdout: the output on stdout.
+        stderr: the output on stderr.
+        error: a traceback if the program raised, "" if the status is OK, otherwise a line with the reason.
+        seconds: wall-clock time, without the start of the process.
+        restarted: whether the interpreter of earlier calls was lost, and this call began with a fresh one.
 
     Example:
         ExecutionResult(ExecutionStatus.OK, stdout=Output(b"4\\n"), seconds=0.002)
@@ -65,13 +69,13 @@ class ExecutionResult:
 
     @property
     def alive(self) -> bool:
-        """Whether the process that ran it can take another call."""
+        """Whether the process can take another call."""
         return self.status in (ExecutionStatus.OK, ExecutionStatus.RAISED, ExecutionStatus.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a candidate passed its tests. None: it could not be judged, and that is not the candidate's fault.
+    """Whether a candidate passed its tests. None: it could not be graded, for a reason that is not its fault.
 
     Example:
         Verdict(False, "AssertionError")

@@ -1,4 +1,4 @@
-"""Where code that a model wrote runs: :class:`Sandbox`, whose existence means that its level holds."""
+""":class:`Sandbox` runs Python programs written by a model. If one exists, its isolation level is in force."""
 
 from __future__ import annotations
 
@@ -13,99 +13,100 @@ from agent_r1.sandbox.config import Limits, SandboxConfig
 from agent_r1.sandbox.grader import grade
 from agent_r1.sandbox.interpreter import Interpreter
 from agent_r1.sandbox.isolation import Confinement
-from agent_r1.sandbox.process import start_process
+from agent_r1.sandbox.probe import verify_isolation
+from agent_r1.sandbox.process import run_program
 from agent_r1.sandbox.result import ExecutionResult, Verdict
-from agent_r1.sandbox.selftest import layers_in_force
 
 _log = logging.getLogger(__name__)
 
-_UNCONFINED: WeakSet[Sandbox] = WeakSet()
+_unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """What a sandbox of level ``none`` calls itself, where somebody in this process holds one; None where nobody does.
+    """Return the isolation of a sandbox of level ``none`` that exists in this process, or None if there is none.
 
-    It does not say who runs what there; so it is known too of a world that forgets to declare it.
+    This also finds one that is used by code that does not declare it.
     """
-    if _UNCONFINED:
-        gc.collect()  # one that nobody can reach any more is nobody's
-    return next((sandbox.isolation for sandbox in _UNCONFINED), None)
+    if _unconfined:
+        gc.collect()  # unreachable sandboxes do not count
+    return next((sandbox.isolation for sandbox in _unconfined), None)
 
 
-def sandbox_level(place: object) -> str | None:
-    """What a sandbox calls itself, or what somebody calls the place where code runs; None for anything else."""
-    return place.isolation if isinstance(place, Sandbox) else place if isinstance(place, str) else None
+def sandbox_level(declaration: object) -> str | None:
+    """Return the isolation that a Sandbox or a text declares; None for any other object."""
+    if isinstance(declaration, Sandbox):
+        return declaration.isolation
+    return declaration if isinstance(declaration, str) else None
 
 
-def validate_sandbox(place: object) -> str | None:
-    """The level that a tool or an environment was told of. Raises InvalidInput where that says nothing."""
-    level = sandbox_level(place)
-    if place is not None and level is None:
+def validate_sandbox(declaration: object) -> str | None:
+    """Return the isolation that a tool or an environment declares, or None if it declares none.
+
+    Raises:
+        InvalidInput: if the declaration is neither a Sandbox, nor text, nor None.
+    """
+    level = sandbox_level(declaration)
+    if declaration is not None and level is None:
         do = "give a Sandbox, or say in words where code runs: 'none: ..'"
-        raise InvalidInput("sandbox", got=repr(place), do=do)
+        raise InvalidInput("sandbox", got=repr(declaration), do=do)
     return level
 
 
 class Sandbox:
-    """Runs Python programs that nobody trusts. Nothing they do raises here: what happened is a value.
+    """Runs untrusted Python programs. Nothing they do raises here: the result is a value.
 
-    Making one tries, once per process and level, what the level forbids (about a second on a busy machine).
+    Creating the first sandbox of a process verifies the isolation layers, with one attempt against each of them.
 
     Args:
-        config: level, limits and packages; ``SandboxConfig(level="none")`` runs programs with your own rights.
+        config: level, limits and packages. ``SandboxConfig(level="none")`` runs programs with your own rights.
 
     Raises:
-        InvalidInput: the level does not hold on this machine: what is missing, and what to do.
+        InvalidInput: if the level is not available on this machine; the message gives the reason and the remedy.
 
     Example:
         sandbox = Sandbox()
-        outcome = await sandbox.run("print(int(input()) * 2)", stdin="21")
-        outcome.ok, outcome.stdout.text            # (True, "42\\n")
+        result = await sandbox.run("print(int(input()) * 2)", stdin="21")
+        result.ok, result.stdout.text            # (True, "42\\n")
         await sandbox.grade("def f(x): return x + 1", "assert f(1) == 2", calls=("f",))    # Verdict(True)
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self.config = config or SandboxConfig()
-        self._layers = layers_in_force(self.config)
+        self._layers = verify_isolation(self.config)
         if self.config.level == "none":
             _log.warning("sandbox 'none': programs written by a model run with your rights, files and network")
-            _UNCONFINED.add(self)
+            _unconfined.add(self)
 
     @property
     def isolation(self) -> str:
-        """The level and its layers, for the record of a run."""
+        """The level and its layers, such as ``bubblewrap: files limits network``, as recorded with the run."""
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:
-        """Run a whole program in a fresh process: ``stdin`` is all that it can read, then comes end of file."""
-        given = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
+        """Run a whole program in a fresh process. Its standard input is ``stdin``, then end of file."""
+        data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         async with slot():
-            process = await start_process(self._confinement(limits), given)
-            if isinstance(process, ExecutionResult):
-                return process
-            try:
-                return await process.call("program", source)
-            finally:
-                await process.close()
+            return await run_program(self._confine(limits), source, stdin=data)
 
     async def grade(
         self, candidate: str, tests: str, *, calls: Sequence[str], setup: str = "", limits: Limits | None = None
     ) -> Verdict:
-        """Whether a candidate's functions pass tests, found out where the candidate cannot reach.
+        """Return whether a candidate's functions pass tests. The candidate cannot see or change the tests.
 
         Args:
-            candidate: source that defines functions, written by whoever is judged.
-            tests: source with assertions, written by whoever is trusted; it may call what ``calls`` names.
+            candidate: untrusted source that defines functions.
+            tests: trusted source with assertions; it may call the functions in ``calls``.
             calls: names that the candidate has to define. In the tests they stand for functions that run in the
-                candidate's process; arguments and results travel as plain data.
-            setup: trusted source to run before the tests, in their process.
+                candidate's process; arguments and results are transferred as plain data.
+            setup: trusted source that runs before the tests, in their process.
+            limits: limits of each of the two processes; those of the configuration by default.
         """
         async with slot():
-            return await grade(self._confinement(limits), candidate, tests, calls, setup)
+            return await grade(self._confine(limits), candidate, tests, calls, setup)
 
     def interpreter(self, limits: Limits | None = None) -> Interpreter:
-        """A Python that keeps its variables between calls. It has to be closed."""
-        return Interpreter(self._confinement(limits))
+        """Return an interpreter that keeps its variables between calls. It has to be closed."""
+        return Interpreter(self._confine(limits))
 
-    def _confinement(self, limits: Limits | None) -> Confinement:
+    def _confine(self, limits: Limits | None) -> Confinement:
         return Confinement(self._layers, limits or self.config.limits, self.config.packages)

@@ -1,8 +1,8 @@
-"""The system calls that code in the sandbox has no use for, as a seccomp filter.
+"""A seccomp filter that denies system calls for which code in the sandbox has no use.
 
-A deny list: what CPython and its packages need changes from version to version, what opens a way
-to the kernel's less-travelled parts hardly does. Every entry answers EPERM, so that a program sees an ordinary
-``PermissionError``; ``clone3`` answers ENOSYS, on which the C library falls back to ``clone``.
+It is a deny list, because the calls that CPython and its packages need change from version to version, and the
+calls that reach rarely used parts of the kernel do not. A denied call fails with EPERM, which a program sees as
+``PermissionError``; ``clone3`` fails with ENOSYS, whereupon the C library uses ``clone``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 try:
     import pyseccomp
-except (ImportError, OSError, RuntimeError):  # it raises the last two where libseccomp is missing
+except (ImportError, OSError, RuntimeError):  # the last two if libseccomp is missing
     pyseccomp = None
 
 DENIED = (
@@ -29,28 +29,28 @@ DENIED = (
     # keys, clocks, names
     *("keyctl", "add_key", "request_key", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
     *("sethostname", "setdomainname"),
-    # files by handle, and memory that no limit counts
+    # files by handle, and memory that counts toward no limit
     *("name_to_handle_at", "open_by_handle_at", "mknod", "mknodat", "memfd_create", "memfd_secret"),
     *("shmget", "shmat", "semget", "msgget", "mq_open", "mbind", "migrate_pages", "move_pages"),
-    # the network: socketpair stays, as event loops need it
+    # the network; socketpair is allowed, because event loops need it
     *("socket", "connect", "bind", "listen"),
 )
 
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_LOW_HALF = 0xFFFFFFFF  # the kernel looks at the low 32 bits of these arguments only
+_LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these arguments
 
 
 @lru_cache(maxsize=1)
 def filter_program() -> bytes:
-    """The filter as the BPF program that ``bwrap --seccomp`` takes. Other architectures' system calls kill.
+    """Return the filter as a BPF program for ``bwrap --seccomp``. System calls of other architectures kill the process.
 
-    Needs pyseccomp, which is None here where it, or the libseccomp it binds, is missing.
+    It needs pyseccomp, which is None in this module if it or libseccomp is missing.
     """
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in DENIED:
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
-        if number >= 0:  # names that this architecture or this libseccomp does not have
+        if number >= 0:  # negative if this architecture or this libseccomp does not know the name
             rules.add_rule(pyseccomp.ERRNO(errno.EPERM), number)
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     for bit in (1 << place for place in range(32) if _NEW_NAMESPACES >> place & 1):

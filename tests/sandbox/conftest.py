@@ -1,1 +1,1 @@
-from environment_fixtures import make_trajectory, call, context, sandbox, make_action, task  # noqa: F401
+from environment_fixtures import sandbox  # noqa: F401

@@ -1,12 +1,10 @@
-"""Verdicts: right candidates pass, wrong ones fail, and nobody speaks for the tests."""
+"""Verdicts: correct candidates pass, wrong ones fail, and no candidate can forge a verdict."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
 import json
-import subprocess
-import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import UTC
 from http import HTTPStatus
@@ -20,20 +18,25 @@ from hypothesis import strategies as st
 from sandboxed import sandbox_or_skip
 
 from agent_r1.sandbox import ExecutionStatus, Limits, Sandbox, SandboxConfig, Verdict
-from agent_r1.sandbox.inside.grader_worker import Altered, Opaque, decode, encode, encode_exactly, raised
+from agent_r1.sandbox.inside.grader_worker import (
+    AlteredArgument,
+    Opaque,
+    decode,
+    encode,
+    encode_exactly,
+    make_exception,
+)
 
-ESCAPES = Path(__file__).parents[2] / "benchmarks" / "escapes.py"
 
-
-def judge(sandbox: Sandbox, candidate: str, tests: str, **options: Any) -> Verdict:
+def grade(sandbox: Sandbox, candidate: str, tests: str, **options: Any) -> Verdict:
     return asyncio.run(sandbox.grade(candidate, tests, calls=("f",), **options))
 
 
 def test_a_right_candidate_passes_and_a_wrong_one_fails(sandbox: Sandbox) -> None:
     tests = "assert f(2, by=3) == (6, [2, 3], {'a': {1.5}})"
     right = "def f(x, by): return (x * by, [x, by], {'a': {1.5}})"
-    assert judge(sandbox, right, tests) == Verdict(True)
-    assert judge(sandbox, right.replace("*", "+"), tests) == Verdict(False, "AssertionError")
+    assert grade(sandbox, right, tests) == Verdict(True)
+    assert grade(sandbox, right.replace("*", "+"), tests) == Verdict(False, "AssertionError")
 
 
 @pytest.mark.parametrize(
@@ -51,16 +54,16 @@ def test_a_right_candidate_passes_and_a_wrong_one_fails(sandbox: Sandbox) -> Non
         ("def f(x): return object()", "assert f(1)", "no plain data"),
     ],
 )
-def test_whatever_is_missing_is_a_fail(sandbox: Sandbox, candidate: str, tests: str, reason: str) -> None:
-    verdict = judge(sandbox, candidate, tests, limits=Limits(seconds=1))
+def test_a_verdict_that_is_missing_is_a_fail(sandbox: Sandbox, candidate: str, tests: str, reason: str) -> None:
+    verdict = grade(sandbox, candidate, tests, limits=Limits(seconds=1))
     assert verdict.passed is False
     assert reason in verdict.reason
 
 
-def test_errors_of_the_candidate_can_be_expected(sandbox: Sandbox) -> None:
+def test_tests_can_expect_errors_of_the_candidate(sandbox: Sandbox) -> None:
     tests = "try:\n    f(1)\n    assert False\nexcept ValueError as error:\n    assert 'odd' in str(error)"
-    assert judge(sandbox, "def f(x): raise ValueError('odd')", tests).passed
-    assert not judge(sandbox, "def f(x): return 2", tests).passed
+    assert grade(sandbox, "def f(x): raise ValueError('odd')", tests).passed
+    assert not grade(sandbox, "def f(x): return 2", tests).passed
 
 
 @pytest.mark.parametrize(
@@ -73,27 +76,27 @@ def test_errors_of_the_candidate_can_be_expected(sandbox: Sandbox) -> None:
 )
 @pytest.mark.parametrize("error", ["StopIteration", "StopAsyncIteration", "type('Stop', (StopIteration,), {})"])
 def test_no_error_of_the_candidate_ends_a_loop_of_the_tests(sandbox: Sandbox, tests: str, error: str) -> None:
-    assert judge(sandbox, "def f(x): return x + 1", tests) == Verdict(True)
-    assert judge(sandbox, f"def f(x): raise {error}", tests).passed is False
+    assert grade(sandbox, "def f(x): return x + 1", tests) == Verdict(True)
+    assert grade(sandbox, f"def f(x): raise {error}", tests).passed is False
 
 
 @pytest.mark.parametrize("parent", ["ValueError", "LookupError", "KeyError", "Exception"])
-def test_an_error_of_the_candidates_own_is_the_one_it_derives_from(sandbox: Sandbox, parent: str) -> None:
+def test_an_exception_class_of_the_candidate_becomes_its_builtin_parent(sandbox: Sandbox, parent: str) -> None:
     source = f"class Own({parent}): pass\nclass Further(Own): pass\ndef f(kind): raise globals()[kind]('odd')"
     tests = "try:\n    f({kind!r})\n    assert False\nexcept {caught} as error:\n    assert 'odd' in str(error)"
     for kind in ("Own", "Further"):
-        assert judge(sandbox, source, tests.format(kind=kind, caught=parent)) == Verdict(True)
-        assert judge(sandbox, source, tests.format(kind=kind, caught="TypeError")).passed is False
+        assert grade(sandbox, source, tests.format(kind=kind, caught=parent)) == Verdict(True)
+        assert grade(sandbox, source, tests.format(kind=kind, caught="TypeError")).passed is False
 
 
 @pytest.mark.parametrize("parent", ["StopIteration", "SystemExit", "KeyboardInterrupt", "GeneratorExit"])
-def test_no_error_of_the_candidates_own_is_one_that_exits(sandbox: Sandbox, parent: str) -> None:
+def test_no_exception_of_the_candidate_exits_the_tests(sandbox: Sandbox, parent: str) -> None:
     source = f"class Own({parent}): pass\ndef f(): raise Own('odd')"
-    assert judge(sandbox, source, f"try:\n    f()\nexcept {parent}:\n    pass").passed is False
-    assert isinstance(raised({"raised": [parent, "BaseException"], "says": "odd"}), RuntimeError)
+    assert grade(sandbox, source, f"try:\n    f()\nexcept {parent}:\n    pass").passed is False
+    assert isinstance(make_exception({"raised": [parent, "BaseException"], "message": "odd"}), RuntimeError)
 
 
-def test_objects_stay_with_the_candidate_and_can_be_handed_back(sandbox: Sandbox) -> None:
+def test_objects_stay_with_the_candidate_and_can_be_passed_back(sandbox: Sandbox) -> None:
     source = (
         "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\ndef f(pairs): return [p.a for p in pairs]"
     )
@@ -103,41 +106,43 @@ def test_objects_stay_with_the_candidate_and_can_be_handed_back(sandbox: Sandbox
     assert verdict == Verdict(True)
 
 
-def test_tests_may_print_as_much_as_they_like(sandbox: Sandbox) -> None:
+def test_output_of_the_tests_does_not_affect_the_verdict(sandbox: Sandbox) -> None:
     tests = "import sys\nprint('x' * 70000)\nprint('x' * 70000, file=sys.stderr)\nassert f(1) == 2"
-    assert judge(sandbox, "def f(x): return 2 * x", tests) == Verdict(True)
-    assert judge(sandbox, "def f(x): return x", tests).passed is False
+    assert grade(sandbox, "def f(x): return 2 * x", tests) == Verdict(True)
+    assert grade(sandbox, "def f(x): return x", tests).passed is False
 
 
 def test_setup_helps_the_tests(sandbox: Sandbox) -> None:
     setup = "import math\ndef double(x): return 2 * x"
-    assert judge(sandbox, "def f(x): return x + x", "assert math.isclose(f(3), double(3))", setup=setup).passed
+    assert grade(sandbox, "def f(x): return x + x", "assert math.isclose(f(3), double(3))", setup=setup).passed
 
 
-def test_what_could_not_be_judged_is_no_fail(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_does_not_start_gives_no_verdict(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho no more namespaces >&2; exit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    verdict = judge(sandbox, "def f(x): return 1", "assert f(1)")
+    verdict = grade(sandbox, "def f(x): return 1", "assert f(1)")
     assert verdict.passed is None
     assert "no more namespaces" in verdict.reason
     assert asyncio.run(sandbox.run("print(1)")).status is ExecutionStatus.NOT_STARTED
 
 
-def test_what_can_be_nested_can_be_judged(sandbox: Sandbox) -> None:
+def test_deeply_nested_values_are_transferred(sandbox: Sandbox) -> None:
     nested = "def made(n):\n    r = []\n    for _ in range(n): r = [r]\n    return r\n"
     count = "def f(r):\n    d = 0\n    while r: r, d = r[0], d + 1\n    return d\n"
     for depth in (450, 900):
         given = f"{count.replace(' f(', ' g(')}assert g(f({depth})) == {depth}"
-        assert judge(sandbox, nested.replace("made", "f"), given) == Verdict(True)
-        assert judge(sandbox, nested.replace("made", "f").replace("range(n)", "range(1)"), given).passed is False
-        assert judge(sandbox, count, f"{nested}assert f(made({depth})) == {depth}") == Verdict(True)
+        assert grade(sandbox, nested.replace("made", "f"), given) == Verdict(True)
+        assert grade(sandbox, nested.replace("made", "f").replace("range(n)", "range(1)"), given).passed is False
+        assert grade(sandbox, count, f"{nested}assert f(made({depth})) == {depth}") == Verdict(True)
 
 
-def test_a_candidate_that_never_ends_calling_itself_has_pythons_own_limit(sandbox: Sandbox) -> None:
+def test_the_recursion_limit_of_the_candidate_is_that_of_python(sandbox: Sandbox) -> None:
     source = "def f():\n    try: return 1 + f()\n    except RecursionError: return 0"
-    assert judge(sandbox, source, "assert 900 < f() < 1000") == Verdict(True)
+    assert grade(sandbox, source, "assert 900 < f() < 1000") == Verdict(True)
 
 
 NUMBERS = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.fractions()
@@ -167,15 +172,15 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_plain_data_crosses_unchanged(value: Any) -> None:
+def test_plain_data_is_transferred_unchanged(value: Any) -> None:
     def never(what: Any) -> Any:
         raise AssertionError(what)
 
-    there = decode(json.loads(json.dumps(encode(value, never))), never)
-    assert there == value
-    assert type(there) is type(value)
-    assert not isinstance(value, datetime.datetime | datetime.time) or there.fold == value.fold
-    assert encode_exactly(there) == encode(value, never)  # so no candidate gives what tests cannot hand back
+    decoded = decode(json.loads(json.dumps(encode(value, never))), never)
+    assert decoded == value
+    assert type(decoded) is type(value)
+    assert not isinstance(value, datetime.datetime | datetime.time) or decoded.fold == value.fold
+    assert encode_exactly(decoded) == encode(value, never)  # so that tests can pass back any value of a candidate
 
 
 class Named(NamedTuple):
@@ -196,9 +201,9 @@ CHANGED = [
 
 
 @pytest.mark.parametrize("value", CHANGED, ids=lambda value: type(value).__name__)
-def test_what_would_arrive_as_something_else_is_not_handed_over(value: Any) -> None:
+def test_an_argument_that_would_change_is_rejected(value: Any) -> None:
     for held in (value, [value], {"a": (1, deque([value]))}, iter([value])):
-        with pytest.raises(Altered, match="would arrive at the candidate as something else"):
+        with pytest.raises(AlteredArgument, match="would arrive at the candidate as something else"):
             encode_exactly(held)
 
 
@@ -212,19 +217,19 @@ def test_what_would_arrive_as_something_else_is_not_handed_over(value: Any) -> N
         "assert f(1) == 1\nassert f(object()) == 1",
     ],
 )
-def test_an_exam_that_cannot_be_asked_gives_no_verdict(sandbox: Sandbox, asked: str) -> None:
-    verdict = judge(sandbox, "def f(b): return 1", f"{IMPORTS}\n{asked}")
+def test_tests_with_such_an_argument_give_no_verdict(sandbox: Sandbox, asked: str) -> None:
+    verdict = grade(sandbox, "def f(b): return 1", f"{IMPORTS}\n{asked}")
     assert verdict.passed is None and "the tests hand over " in verdict.reason
-    assert judge(sandbox, "def f(b): return 1", asked, setup=IMPORTS).passed is None
+    assert grade(sandbox, "def f(b): return 1", asked, setup=IMPORTS).passed is None
 
 
-def test_a_candidate_cannot_make_an_exam_one_that_cannot_be_asked(sandbox: Sandbox) -> None:
-    """What it gives back is handed over as it came, and what it says on its own line tells nothing."""
+def test_a_candidate_cannot_prevent_a_verdict(sandbox: Sandbox) -> None:
+    """Its return values can be passed back unchanged, and its output is not read."""
     for value in ("Point(1, 2)", "defaultdict(lambda: 5)", "object()", "f", "iter('ab')", "type('S', (str,), {})('a')"):
         tests = "assert f(f(1)) == 'never'"
-        assert judge(sandbox, f"{IMPORTS}\ndef f(b): return {value}", tests).passed is False
-    make_action = "import os\nos.write(2, b'0' * 32 + b' the tests hand over nothing')\ndef f(b): return 2"
-    assert judge(sandbox, make_action, "assert f(1) == 1").passed is False
+        assert grade(sandbox, f"{IMPORTS}\ndef f(b): return {value}", tests).passed is False
+    writer = "import os\nos.write(2, b'0' * 32 + b' the tests hand over nothing')\ndef f(b): return 2"
+    assert grade(sandbox, writer, "assert f(1) == 1").passed is False
 
 
 IMPORTS = """
@@ -264,19 +269,19 @@ HONEST = [
 
 
 @pytest.mark.parametrize(("value", "other"), HONEST, ids=[value for value, _ in HONEST])
-def test_what_an_honest_candidate_gives_is_compared_as_what_it_is(sandbox: Sandbox, value: str, other: str) -> None:
+def test_return_values_are_compared_with_their_type(sandbox: Sandbox, value: str, other: str) -> None:
     tests = f"{IMPORTS}\nassert f() == {value}\nassert not f() == {other}"
-    assert judge(sandbox, f"{IMPORTS}\ndef f(): return {value}", tests) == Verdict(True)
-    assert judge(sandbox, f"{IMPORTS}\ndef f(): return {other}", tests) == Verdict(False, "AssertionError")
+    assert grade(sandbox, f"{IMPORTS}\ndef f(): return {value}", tests) == Verdict(True)
+    assert grade(sandbox, f"{IMPORTS}\ndef f(): return {other}", tests) == Verdict(False, "AssertionError")
 
 
 @pytest.mark.parametrize(
     "value",
     ["enumerate('ab')", "itertools.chain([(0, 'a')], [(1, 'b')])", "iter({0: 'a', 1: 'b'}.items())"],
 )
-def test_what_is_gone_over_arrives_as_what_it_yields(sandbox: Sandbox, value: str) -> None:
+def test_iterators_arrive_as_what_they_yield(sandbox: Sandbox, value: str) -> None:
     tests = "assert list(f()) == [(0, 'a'), (1, 'b')]"
-    assert judge(sandbox, f"{IMPORTS}\ndef f(): return {value}", tests) == Verdict(True)
+    assert grade(sandbox, f"{IMPORTS}\ndef f(): return {value}", tests) == Verdict(True)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +295,8 @@ def test_what_is_gone_over_arrives_as_what_it_yields(sandbox: Sandbox, value: st
         ("return sorted(b)", "f({2: 1, 1: 0}.values()) == [0, 1]"),
     ],
 )
-def test_what_tests_hand_over_arrives_as_what_it_is(sandbox: Sandbox, body: str, asked: str) -> None:
-    assert judge(sandbox, f"def f(b):\n    {body}", f"{IMPORTS}\nassert {asked}") == Verdict(True)
+def test_arguments_arrive_with_their_type(sandbox: Sandbox, body: str, asked: str) -> None:
+    assert grade(sandbox, f"def f(b):\n    {body}", f"{IMPORTS}\nassert {asked}") == Verdict(True)
 
 
 @pytest.mark.parametrize(
@@ -304,15 +309,15 @@ def test_what_tests_hand_over_arrives_as_what_it_is(sandbox: Sandbox, body: str,
         ("np.array([[1, 2]])", "[[1, 2]]"),
     ],
 )
-def test_numbers_of_numpy_arrive_as_numbers(value: str, wanted: str) -> None:
+def test_numpy_values_arrive_as_python_values(value: str, wanted: str) -> None:
     np = pytest.importorskip("numpy", reason="numpy is not installed")
     sandbox_or_skip(Limits())
-    place = Sandbox(SandboxConfig(packages=(Path(np.__file__).parents[1],)))
+    with_numpy = Sandbox(SandboxConfig(packages=(Path(np.__file__).parents[1],)))
     candidate = f"import numpy as np\ndef f(): return {value}"
-    assert judge(place, candidate, f"assert f() == {wanted}") == Verdict(True)
-    assert judge(place, candidate, f"assert f() != {wanted}") == Verdict(False, "AssertionError")
+    assert grade(with_numpy, candidate, f"assert f() == {wanted}") == Verdict(True)
+    assert grade(with_numpy, candidate, f"assert f() != {wanted}") == Verdict(False, "AssertionError")
     handed = f"import numpy as np\nassert f({value}) == {wanted}"
-    assert judge(place, candidate.replace("f()", "f(b)"), handed).passed is None
+    assert grade(with_numpy, candidate.replace("f()", "f(b)"), handed).passed is None
 
 
 LIES = [
@@ -332,20 +337,20 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=map(str, LIES))
-def test_a_candidate_that_speaks_for_itself_on_the_line_is_believed_nothing(sandbox: Sandbox, lie: Any) -> None:
-    assert judge(sandbox, lying(lie), "assert f() == 1").passed is False
+def test_a_forged_message_on_the_connection_fails(sandbox: Sandbox, lie: Any) -> None:
+    assert grade(sandbox, lying(lie), "assert f() == 1").passed is False
 
 
-def lying(said: Any) -> str:
-    """A candidate that replaces what puts its values on the line."""
-    return f"import sys\nsys._getframe(1).f_globals['encode'] = lambda value, keep: {said!r}\ndef f(): return 2"
+def lying(message: Any) -> str:
+    """Return a candidate that replaces the encoding of its return values."""
+    return f"import sys\nsys._getframe(1).f_globals['encode'] = lambda value, keep: {message!r}\ndef f(): return 2"
 
 
-def test_and_it_does_speak_there(sandbox: Sandbox) -> None:
-    assert judge(sandbox, lying({"int": "0x1"}), "assert f() == 1") == Verdict(True)
+def test_such_a_message_does_reach_the_tests(sandbox: Sandbox) -> None:
+    assert grade(sandbox, lying({"int": "0x1"}), "assert f() == 1") == Verdict(True)
 
 
-def test_what_only_pretends_is_stripped() -> None:
+def test_objects_that_pretend_to_be_equal_lose_that() -> None:
     class Yes(int):
         def __eq__(self, other: object) -> bool:
             return True
@@ -364,16 +369,3 @@ def test_what_only_pretends_is_stripped() -> None:
     for use in (lambda: stayed == 3, lambda: stayed != 3, lambda: bool(stayed), lambda: {stayed}):
         with pytest.raises(TypeError, match="no plain data"):
             use()
-
-
-def test_no_attack_and_no_forgery_gets_through_and_the_controls_do(sandbox: Sandbox) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ESCAPES), "--short", "--json"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])
-    known = [] if "cgroup" in sandbox.isolation else ["memory_of_many"]  # docs/sandbox.md: "What is not stopped"
-    assert rows["default"]["hits"] == known
-    assert rows["verdicts: judge"]["hits"] == []
-    assert len(rows["no sandbox"]["hits"]) >= 0.5 * rows["no sandbox"]["tried"]  # root reaches more than others do
-    assert len(rows["verdicts: tests beside the candidate"]["hits"]) == 10

@@ -1,4 +1,4 @@
-"""Where the sandbox cannot be had, or does not hold, nothing runs; to go without it has to be said, and is heard."""
+"""If the sandbox is unavailable or does not hold, nothing runs. Level none is explicit, and logged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.sandbox import Limits, Sandbox, SandboxConfig, selftest
+from agent_r1.sandbox import Limits, Sandbox, SandboxConfig, probe
 from agent_r1.sandbox.isolation import ALL_LAYERS, IsolationLayer
 from agent_r1.sandbox.syscalls import filter_program
 
 
 @pytest.fixture(autouse=True)
-def _try_again() -> Iterator[None]:
-    """What was found out about this machine is forgotten before each of these tests, and after."""
-    selftest._proved.cache_clear()
+def _forget_the_machine() -> Iterator[None]:
+    """Clear the cached result of the probe before and after each test."""
+    probe._verify_machine.cache_clear()
     yield
-    selftest._proved.cache_clear()
+    probe._verify_machine.cache_clear()
 
 
 def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +30,8 @@ def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_seccomp_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(selftest, "pyseccomp", None)
+    monkeypatch.setattr(probe.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(probe, "pyseccomp", None)
     with pytest.raises(InvalidInput, match=r"got no pyseccomp; pip install 'agent-r1\[sandbox\]'"):
         Sandbox()
 
@@ -41,41 +41,52 @@ def test_a_bubblewrap_that_cannot_start_is_refused_in_one_line(monkeypatch: pyte
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a namespace' >&2; exit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(selftest, "pyseccomp", object())
+    monkeypatch.setattr(probe, "pyseccomp", object())
     monkeypatch.setattr("agent_r1.sandbox.process.filter_program", bytes)
     with pytest.raises(InvalidInput, match="did not start: bwrap: No permissions to create a namespace") as refusal:
         Sandbox()
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("missing", "attack"),
-    [(IsolationLayer.FILES, "read_secret"), (IsolationLayer.SYSCALLS, "use_key_ring"), (IsolationLayer.LIMITS, "descriptor_bomb")],
-)
-def test_a_layer_that_does_not_hold_is_seen(sandbox: Sandbox, missing: IsolationLayer, attack: str) -> None:
-    wrong = asyncio.run(selftest.find_holes(ALL_LAYERS - {missing, IsolationLayer.CGROUP}))
-    assert wrong is not None and attack in wrong
-    assert asyncio.run(selftest.find_holes(ALL_LAYERS - {IsolationLayer.CGROUP})) is None
+@pytest.mark.parametrize("layer", sorted(ALL_LAYERS - {IsolationLayer.NETWORK}))
+def test_the_probe_finds_each_layer_that_is_missing(sandbox: Sandbox, layer: IsolationLayer) -> None:
+    broken = asyncio.run(probe.find_broken_layers(ALL_LAYERS - {layer}))
+    assert layer in broken
 
 
-def test_a_hole_refuses(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_finds_a_missing_network_layer_if_the_system_call_filter_is_missing_too(sandbox: Sandbox) -> None:
+    both = {IsolationLayer.NETWORK, IsolationLayer.SYSCALLS}
+    assert both <= asyncio.run(probe.find_broken_layers(ALL_LAYERS - both))
+
+
+def test_the_probe_finds_nothing_if_all_layers_are_in_force(sandbox: Sandbox) -> None:
+    assert asyncio.run(probe.find_broken_layers(ALL_LAYERS)) <= {IsolationLayer.CGROUP}
+
+
+def test_a_layer_that_does_not_hold_refuses(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.sandbox.syscalls.DENIED", ("reboot",))
-    monkeypatch.setattr(
-        "agent_r1.sandbox.process.filter_program", filter_program.__wrapped__
-    )  # not the one that is kept
-    with pytest.raises(InvalidInput, match=r"does not hold here: .*use_key_ring"):
+    monkeypatch.setattr("agent_r1.sandbox.process.filter_program", filter_program.__wrapped__)  # not the cached one
+    with pytest.raises(InvalidInput, match=r"does not hold here: syscalls; see .*none") as caught:
+        Sandbox()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_probe_that_dies_refuses(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_SOURCE", "import os\ndef probe(targets): os._exit(3)")
+    with pytest.raises(InvalidInput, match=r"got a probe that did not complete: the process ended \(exit status 3\)"):
         Sandbox()
 
 
-def test_the_machine_is_tried_once_per_process(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+def test_the_machine_is_probed_once_per_process(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
 
-    async def find_holes(layers: frozenset[IsolationLayer]) -> None:
-        tried.append(layers)
+    async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
+        calls.append(layers)
+        return frozenset()
 
-    monkeypatch.setattr(selftest, "find_holes", find_holes)
+    monkeypatch.setattr(probe, "find_broken_layers", find_broken_layers)
     assert Sandbox().isolation == Sandbox(SandboxConfig(limits=Limits(seconds=1))).isolation
-    assert len(tried) == 1
+    assert len(calls) == 1
 
 
 def test_a_sandbox_can_be_made_inside_an_event_loop(sandbox: Sandbox) -> None:
@@ -85,7 +96,7 @@ def test_a_sandbox_can_be_made_inside_an_event_loop(sandbox: Sandbox) -> None:
     assert asyncio.run(make()).startswith("bubblewrap: ")
 
 
-def test_going_without_is_explicit_loud_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
+def test_level_none_is_explicit_logged_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
     config = SandboxConfig(level="none")
     with caplog.at_level(logging.WARNING):
         none = Sandbox(config)
@@ -94,6 +105,6 @@ def test_going_without_is_explicit_loud_and_recorded(caplog: pytest.LogCaptureFi
     assert asyncio.run(none.run("print(1)")).stdout.text == "1\n"
 
 
-def test_a_package_folder_that_is_none_is_refused() -> None:
+def test_a_package_folder_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidInput, match="/nowhere, which is no folder"):
         Sandbox(SandboxConfig(level="none", packages=(Path("/nowhere"),)))

@@ -1,4 +1,4 @@
-"""Programs in the sandbox: whatever they do, what happened is a value, in time, and nothing is left."""
+"""Programs in the sandbox: whatever they do, the result is a value, in time, and no process is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.sandbox import ExecutionStatus, Interpreter, Limits, ExecutionResult, Sandbox
+from agent_r1.sandbox import ExecutionResult, ExecutionStatus, Interpreter, Limits, Sandbox
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sandbox.md"
 SHORT = Limits(seconds=0.5, memory=2**28, disk=2**20, output=1000)
@@ -27,7 +27,12 @@ def run(sandbox: Sandbox, source: str, **options: Any) -> ExecutionResult:
 
 def test_a_program_reads_its_input_and_prints(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "print(int(input()) * 2)", stdin="21")
-    assert (outcome.status, outcome.stdout.text, outcome.stderr.text, outcome.error) == (ExecutionStatus.OK, "42\n", "", "")
+    assert (outcome.status, outcome.stdout.text, outcome.stderr.text, outcome.error) == (
+        ExecutionStatus.OK,
+        "42\n",
+        "",
+        "",
+    )
 
 
 def test_input_ends(sandbox: Sandbox) -> None:
@@ -48,7 +53,7 @@ if __name__ == "__main__":
     assert run(sandbox, source).stdout.text == "['main.py'] 7\nthread\nexit function\n"
 
 
-def test_an_error_is_told_as_python_tells_it(sandbox: Sandbox) -> None:
+def test_an_error_is_reported_as_a_python_traceback(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "def f():\n    return 1 / 0\nf()")
     assert outcome.status is ExecutionStatus.RAISED
     assert outcome.error.startswith('Traceback (most recent call last):\n  File "main.py", line 3')
@@ -81,7 +86,7 @@ def test_an_error_is_told_as_python_tells_it(sandbox: Sandbox) -> None:
         ),
     ],
 )
-def test_every_end_has_its_name(sandbox: Sandbox, source: str, ended: ExecutionStatus) -> None:
+def test_each_way_to_end_has_a_status(sandbox: Sandbox, source: str, ended: ExecutionStatus) -> None:
     outcome = run(sandbox, source)
     assert outcome.status is ended
     assert outcome.ok or outcome.error
@@ -100,11 +105,11 @@ def test_every_end_has_its_name(sandbox: Sandbox, source: str, ended: ExecutionS
         "(10 ** 10 ** 8) % 7",
     ],
 )
-def test_what_hangs_is_stopped_in_time(sandbox: Sandbox, source: str) -> None:
-    began = time.monotonic()
+def test_a_program_that_hangs_is_stopped_in_time(sandbox: Sandbox, source: str) -> None:
+    start = time.monotonic()
     outcome = run(sandbox, source, limits=SHORT)
     assert (outcome.status, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 0.5 seconds")
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - start < 4.0
 
 
 def test_cpu_seconds_are_limited_too(sandbox: Sandbox) -> None:
@@ -125,7 +130,7 @@ def test_a_flood_is_stopped(sandbox: Sandbox) -> None:
     assert outcome.stdout.dropped > 2**20
 
 
-def test_bytes_that_are_no_text_are_marked(sandbox: Sandbox) -> None:
+def test_bytes_that_are_not_utf8_are_replaced(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "import sys; sys.stdout.buffer.write(bytes([104, 255, 0, 105]))")
     assert outcome.stdout.data == b"h\xff\0i"
     assert outcome.stdout.text == "h\ufffd\0i"
@@ -136,7 +141,7 @@ def test_equal_programs_print_equal_sets(sandbox: Sandbox) -> None:
     assert run(sandbox, source).stdout == run(sandbox, source).stdout
 
 
-def test_packages_are_given_by_name(sandbox: Sandbox, tmp_path: Any) -> None:
+def test_programs_import_only_from_the_given_packages(sandbox: Sandbox, tmp_path: Any) -> None:
     (tmp_path / "gift.py").write_text("value = 5")
     os.chmod(tmp_path, 0o755)
     config = sandbox.config.model_copy(update={"packages": (tmp_path,)})
@@ -144,17 +149,19 @@ def test_packages_are_given_by_name(sandbox: Sandbox, tmp_path: Any) -> None:
     assert "ModuleNotFoundError" in run(sandbox, "import gift").error
 
 
-def test_the_documents_example_says_what_it_does(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_in_the_documentation_prints_what_it_says(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
     asyncio.run(names["examples"]())
-    said = re.findall(r"print\(.*\)  # (.*)", example)
-    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line] == said
+    expected = re.findall(r"print\(.*\)  # (.*)", example)
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line] == expected
 
 
 def in_one(sandbox: Sandbox, use: Callable[[Interpreter], Awaitable[Any]], limits: Limits | None = None) -> Any:
-    """Use an interpreter and close it."""
+    """Run ``use`` with an interpreter, and close it."""
 
     async def within() -> Any:
         interpreter = sandbox.interpreter(limits)
@@ -175,7 +182,7 @@ def test_an_interpreter_keeps_its_variables_and_shows_the_last_value(sandbox: Sa
 
 
 @pytest.mark.parametrize("lost", ["import time; time.sleep(99)", "import os; os._exit(1)"])
-def test_a_lost_interpreter_costs_its_call_and_the_next_one_says_so(sandbox: Sandbox, lost: str) -> None:
+def test_a_lost_interpreter_fails_its_call_and_the_next_result_says_so(sandbox: Sandbox, lost: str) -> None:
     async def cells(interpreter: Interpreter) -> list[ExecutionResult]:
         return [await interpreter.run(source) for source in ("x = 1", lost, "x", "y = 2", "y")]
 
@@ -186,13 +193,13 @@ def test_a_lost_interpreter_costs_its_call_and_the_next_one_says_so(sandbox: San
     assert (after.restarted, after.stdout.text) == (False, "2\n")
 
 
-def test_an_error_loses_nothing(sandbox: Sandbox) -> None:
+def test_an_error_keeps_the_variables(sandbox: Sandbox) -> None:
     async def cells(interpreter: Interpreter) -> ExecutionResult:
         for source in ("x = 5", "1 / 0", "bytearray(2**30)", "import sys; sys.exit(1)", "import os; os.fork(); 1"):
             await interpreter.run(source)
         return await interpreter.run("x")
 
-    assert in_one(sandbox, cells).stdout.text == "5\n"
+    assert "5" in in_one(sandbox, cells).stdout.text.splitlines()  # the forked child may print late
 
 
 def test_calls_at_the_same_time_run_in_their_order(sandbox: Sandbox) -> None:
@@ -203,7 +210,7 @@ def test_calls_at_the_same_time_run_in_their_order(sandbox: Sandbox) -> None:
     assert in_one(sandbox, cells)[2].stdout.text == "['first', 'second']\n"
 
 
-def test_a_cancelled_call_kills_its_process_and_the_next_one_knows(sandbox: Sandbox) -> None:
+def test_a_cancelled_call_kills_its_process_and_the_next_result_says_so(sandbox: Sandbox) -> None:
     async def cells(interpreter: Interpreter) -> ExecutionResult:
         call = asyncio.create_task(interpreter.run("import time; time.sleep(99)"))
         await asyncio.sleep(0.3)
@@ -238,15 +245,16 @@ def test_nothing_is_left_open(sandbox: Sandbox) -> None:
 
 
 def test_a_killed_trainer_leaves_no_process(sandbox: Sandbox) -> None:
-    """The programs hold the end of a pipe: it reads as closed once all of them are gone."""
+    """The programs hold the end of a pipe, which reads as closed once all of them have ended."""
     trainer = """
 import asyncio, sys
 from agent_r1.sandbox import Limits, SandboxConfig
 from agent_r1.sandbox.isolation import Confinement
 from agent_r1.sandbox.process import start_process
-from agent_r1.sandbox.selftest import layers_in_force
+from agent_r1.sandbox.probe import verify_isolation
 async def main():
-    process = await start_process(Confinement(layers_in_force(SandboxConfig()), Limits()), extra=(int(sys.argv[1]),))
+    confinement = Confinement(verify_isolation(SandboxConfig()), Limits())
+    process = await start_process(confinement, descriptors=(int(sys.argv[1]),))
     print("ready", flush=True)
     await process.call("program", "import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(60)")
 asyncio.run(main())

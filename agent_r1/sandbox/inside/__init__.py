@@ -1,1 +1,1 @@
-"""What runs inside the sandbox, sent there as text: each file needs the standard library only, and no other file."""
+"""Code that runs inside the sandbox and is sent there as text. Each file uses the standard library only."""

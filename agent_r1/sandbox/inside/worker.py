@@ -1,10 +1,10 @@
-"""The process that runs a program: gives up its rights, then runs what it is sent and reports how that ended.
+"""The process that runs programs: it drops its privileges, then runs each program it receives and reports the end.
 
     python worker.py CONTROL UID LIMITS        e.g. worker.py 5 2000000001 RLIMIT_AS=536870912,RLIMIT_CORE=0
 
 A request on the socket CONTROL is a kind (c: a cell, whose last expression is shown; p: a whole program), the
-length of a source text in 8 bytes, and the text. A report is a letter (r: ready, o: ok, e: raised, m: out of
-memory), a length in 4 bytes, and what to say of it. UID "-" keeps the user. Few imports: each call may pay for them.
+length of the source in 8 bytes, and the source. A report is a letter (r: ready, o: ok, e: raised, m: out of memory), a
+length in 4 bytes, and a text. UID "-" keeps the user. Imports are few, because each call may pay for them.
 """
 
 import _ast
@@ -12,11 +12,11 @@ import os
 import resource
 import sys
 
-LONGEST = 8000  # characters of an error
+MAX_ERROR = 8000  # characters
 
 
-def confine(uid: str, limits: str) -> None:
-    """Before any byte that somebody else wrote is looked at."""
+def drop_privileges(uid: str, limits: str) -> None:
+    """Set resource limits and change the user. This happens before any untrusted byte is read."""
     for limit in filter(None, limits.split(",")):
         name, _, value = limit.partition("=")
         soft, hard = int(value), resource.getrlimit(resource.__dict__[name])[1]
@@ -33,13 +33,13 @@ def receive(control: int, size: int) -> bytes:
     while len(data) < size:
         more = os.read(control, min(size - len(data), 1 << 20))
         if not more:
-            os._exit(0)  # nobody wants anything any more
+            os._exit(0)  # the trainer closed the connection
         data += more
     return data
 
 
 def report(control: int, letter: bytes, text: str = "") -> None:
-    data = text[-LONGEST:].encode("utf-8", "replace")
+    data = text[-MAX_ERROR:].encode("utf-8", "replace")
     data = letter + len(data).to_bytes(4, "little") + data
     while data:
         data = data[os.write(control, data) :]
@@ -58,15 +58,15 @@ def run_program(source: str, name: str, names: dict) -> None:
 
 
 def end_program() -> None:
-    """What Python itself does at the end of a program: wait for its threads, call its exit functions."""
+    """Wait for threads and call exit functions, as Python does at the end of a program."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
         sys.modules["atexit"]._run_exitfuncs()
 
 
-def told(error: BaseException, source: str, name: str) -> str:
-    """The traceback as Python prints it, without the frames of this file."""
+def format_error(error: BaseException, source: str, name: str) -> str:
+    """Return the traceback as Python prints it, without the frames of this file."""
     import linecache
     import traceback
 
@@ -77,8 +77,8 @@ def told(error: BaseException, source: str, name: str) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def attempt(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
-    """The letter and the text to report."""
+def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
+    """Run a source. Return the letter and the text to report."""
     try:
         try:
             run_program(source, name, names) if kind == b"p" else run_cell(source, name, names)
@@ -93,7 +93,7 @@ def attempt(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, st
         return b"m", "MemoryError"
     except BaseException as error:
         try:
-            return b"e", told(error, source, name)
+            return b"e", format_error(error, source, name)
         except BaseException:
             return b"e", type(error).__name__
     return b"o", ""
@@ -103,14 +103,14 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             stream.flush()  # type: ignore[union-attr]
-        except BaseException:  # closed, replaced or broken by the program: its own loss
+        except BaseException:  # the program closed, replaced or broke the stream
             continue
 
 
 def main() -> None:
     control, uid, limits = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     os.set_inheritable(control, False)
-    confine(uid, limits)
+    drop_privileges(uid, limits)
     module = type(sys)("__main__")
     sys.modules["__main__"], sys.argv = module, ["main.py"]
     report(control, b"r")
@@ -120,7 +120,7 @@ def main() -> None:
         source = receive(control, int.from_bytes(receive(control, 8), "little")).decode("utf-8", "replace")
         count += 1
         name = "main.py" if kind == b"p" else f"<cell {count}>"
-        letter, text = attempt(kind, source, name, module.__dict__)
+        letter, text = execute(kind, source, name, module.__dict__)
         flush()
         if os.getpid() != me:
             os._exit(0)  # a child that the program forked and that ran past its end

@@ -1,8 +1,8 @@
-"""What code in the sandbox must not be able to do, tried for real: each function is true where it could.
+"""Attacks on the sandbox, sent into it as text. Each function returns True if the attack succeeded.
 
-An attack that raises was stopped. ``world`` names what there is to be had outside: a secret, a listening port, a
-victim process. Attacks are harmless where they succeed, and bombs go off only a little past the limit, so that the
-same list can be run with layers removed.
+An attack that raises was blocked. ``targets`` names the objects outside: a secret file, a listening port, a victim
+process. Attacks do no harm if they succeed, and bombs exceed their limit only a little, so that the same list can be
+run with layers removed.
 """
 
 import ctypes
@@ -30,23 +30,23 @@ CALLS = dict(zip(NAMES, NUMBERS.get(platform.machine(), ()), strict=False))
 
 Attack = Callable[[Any], bool]
 ATTACKS: dict[str, Attack] = {
-    "read_secret": lambda taskset: taskset["token"].encode() in text_of(taskset["secret"]),
-    "list_host_folder": lambda taskset: bool(os.listdir(taskset["folder"])),
-    "read_users": lambda taskset: bool(text_of("/etc/passwd")),
-    "read_environment": lambda taskset: taskset["variable"] in os.environ,
-    "read_environment_of_others": lambda taskset: bool(text_of(f"/proc/{taskset['victim']}/environ")),
-    "list_processes": lambda taskset: str(taskset["victim"]) in os.listdir("/proc"),
-    "read_host_name": lambda taskset: os.uname().nodename == taskset["host"],
-    "use_inherited_file": lambda taskset: any(is_token(fd, taskset) for fd in range(3, 256)),
-    "read_kernel_log": lambda taskset: LIBC.klogctl(10, None, 0) >= 0,
-    "list_network_devices": lambda taskset: len(socket.if_nameindex()) > 1,
-    "trace_other": lambda taskset: LIBC.ptrace(0x4206, taskset["victim"], None, None) == 0,
-    "make_user_namespace": lambda taskset: LIBC.unshare(NEW_USER) == 0,
-    "clone_user_namespace": lambda taskset: parent_of(system_call("clone", CLONE_FLAGS, 0, 0, 0, 0)),
-    "change_personality": lambda taskset: LIBC.personality(ctypes.c_ulong(0xFFFFFFFF)) >= 0,
-    "memory_bomb": lambda taskset: len(bytearray(2 * taskset["memory"])) > taskset["memory"],
-    "file_bomb": lambda taskset: filled([f"/tmp/bomb-{os.getpid()}"], 2 * taskset["disk"]),
-    "disk_bomb": lambda taskset: filled([f"/tmp/bomb-{os.getpid()}-{i}" for i in range(4)], taskset["disk"] // 2),
+    "read_secret": lambda targets: targets["token"].encode() in read_bytes(targets["secret"]),
+    "list_host_folder": lambda targets: bool(os.listdir(targets["folder"])),
+    "read_users": lambda targets: bool(read_bytes("/etc/passwd")),
+    "read_environment": lambda targets: targets["variable"] in os.environ,
+    "read_environment_of_others": lambda targets: bool(read_bytes(f"/proc/{targets['victim']}/environ")),
+    "list_processes": lambda targets: str(targets["victim"]) in os.listdir("/proc"),
+    "read_host_name": lambda targets: os.uname().nodename == targets["host"],
+    "use_inherited_file": lambda targets: any(holds_token(fd, targets) for fd in range(3, 256)),
+    "read_kernel_log": lambda targets: LIBC.klogctl(10, None, 0) >= 0,
+    "list_network_devices": lambda targets: len(socket.if_nameindex()) > 1,
+    "trace_other": lambda targets: LIBC.ptrace(0x4206, targets["victim"], None, None) == 0,
+    "make_user_namespace": lambda targets: LIBC.unshare(NEW_USER) == 0,
+    "clone_user_namespace": lambda targets: wait_for(system_call("clone", CLONE_FLAGS, 0, 0, 0, 0)),
+    "change_personality": lambda targets: LIBC.personality(ctypes.c_ulong(0xFFFFFFFF)) >= 0,
+    "memory_bomb": lambda targets: len(bytearray(2 * targets["memory"])) > targets["memory"],
+    "file_bomb": lambda targets: fill_files([f"/tmp/bomb-{os.getpid()}"], 2 * targets["disk"]),
+    "disk_bomb": lambda targets: fill_files([f"/tmp/bomb-{os.getpid()}-{i}" for i in range(4)], targets["disk"] // 2),
 }
 
 
@@ -56,56 +56,56 @@ def attack(function: Attack) -> Attack:
 
 
 def system_call(name: str, *args: Any) -> int:
-    """Its result; raises where it fails."""
+    """Return the result of a system call. Raises OSError if it fails."""
     result = LIBC.syscall(CALLS[name], *args)
     if result < 0:
         raise OSError(ctypes.get_errno(), name)
     return result
 
 
-def by_call(title: str, name: str, *args: Any) -> None:
-    """An attack that is one system call, and succeeds where that does."""
-    ATTACKS[title] = lambda taskset: system_call(name, *args) >= 0
+def add_system_call(title: str, name: str, *args: Any) -> None:
+    """Add an attack that consists of one system call."""
+    ATTACKS[title] = lambda targets: system_call(name, *args) >= 0
 
 
-def text_of(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
 
-# what is there to be read
+# reading
 
 
 @attack
-def read_secret_by_link(taskset: Any) -> bool:
+def read_secret_by_link(targets: Any) -> bool:
     link = f"/tmp/link-{os.getpid()}"
-    os.symlink(taskset["secret"], link)
+    os.symlink(targets["secret"], link)
     try:
-        return bool(text_of(link))
+        return bool(read_bytes(link))
     finally:
         os.unlink(link)
 
 
-def is_token(fd: int, taskset: Any) -> bool:
+def holds_token(fd: int, targets: Any) -> bool:
     try:
-        return taskset["token"].encode() in os.pread(fd, 100, 0)
+        return targets["token"].encode() in os.pread(fd, 100, 0)
     except OSError:
         return False
 
 
-# what is there to be written
+# writing
 
 
 @attack
-def write_beside_secret(taskset: Any) -> bool:
-    path = os.path.join(taskset["folder"], "written")
+def write_beside_secret(targets: Any) -> bool:
+    path = os.path.join(targets["folder"], "written")
     open(path, "w").close()
     os.unlink(path)
     return True
 
 
 @attack
-def write_root_folder(taskset: Any) -> bool:
+def write_root_folder(targets: Any) -> bool:
     path = f"/written-{os.getpid()}"
     open(path, "w").close()
     os.unlink(path)
@@ -113,25 +113,25 @@ def write_root_folder(taskset: Any) -> bool:
 
 
 @attack
-def write_standard_library(taskset: Any) -> bool:
+def write_standard_library(targets: Any) -> bool:
     open(os.__file__, "r+b").close()
     return True
 
 
 @attack
-def write_interpreter(taskset: Any) -> bool:
+def write_interpreter(targets: Any) -> bool:
     os.utime(sys.executable)
     return True
 
 
 @attack
-def write_kernel_setting(taskset: Any) -> bool:
+def write_kernel_setting(targets: Any) -> bool:
     open("/proc/sys/kernel/core_pattern", "r+").close()
     return True
 
 
 @attack
-def make_device(taskset: Any) -> bool:
+def make_device(targets: Any) -> bool:
     path = f"/tmp/device-{os.getpid()}"
     os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     os.unlink(path)
@@ -139,7 +139,7 @@ def make_device(taskset: Any) -> bool:
 
 
 @attack
-def mount_something(taskset: Any) -> bool:
+def mount_something(targets: Any) -> bool:
     place = f"/tmp/mount-{os.getpid()}"
     os.mkdir(place)
     made = LIBC.mount(b"none", place.encode(), b"tmpfs", 0, None) == 0
@@ -150,76 +150,76 @@ def mount_something(taskset: Any) -> bool:
 
 
 @attack
-def change_root(taskset: Any) -> bool:
+def change_root(targets: Any) -> bool:
     os.chroot("/tmp")
     return True
 
 
-# who is there to be reached
+# reaching others
 
 
 @attack
-def connect_to_port(taskset: Any) -> bool:
-    socket.create_connection(("127.0.0.1", taskset["port"]), 1).close()
+def connect_to_port(targets: Any) -> bool:
+    socket.create_connection(("127.0.0.1", targets["port"]), 1).close()
     return True
 
 
 @attack
-def send_datagram(taskset: Any) -> bool:
+def send_datagram(targets: Any) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        return line.sendto(b"secret", ("127.0.0.1", taskset["port"])) > 0
+        return line.sendto(b"secret", ("127.0.0.1", targets["port"])) > 0
 
 
 @attack
-def connect_to_abstract_socket(taskset: Any) -> bool:
+def connect_to_abstract_socket(targets: Any) -> bool:
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect("\0" + taskset["abstract"])
+        line.connect("\0" + targets["abstract"])
         return True
 
 
 @attack
-def connect_to_socket_file(taskset: Any) -> bool:
+def connect_to_socket_file(targets: Any) -> bool:
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(os.path.join(taskset["folder"], "line"))
+        line.connect(os.path.join(targets["folder"], "line"))
         return True
 
 
 @attack
-def open_netlink(taskset: Any) -> bool:
+def open_netlink(targets: Any) -> bool:
     socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).close()
     return True
 
 
 @attack
-def open_virtual_machine_socket(taskset: Any) -> bool:
+def open_virtual_machine_socket(targets: Any) -> bool:
     socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     return True
 
 
 @attack
-def signal_other(taskset: Any) -> bool:
-    os.kill(taskset["victim"], 0)
+def signal_other(targets: Any) -> bool:
+    os.kill(targets["victim"], 0)
     return True
 
 
 @attack
-def slow_other_down(taskset: Any) -> bool:
-    os.setpriority(os.PRIO_PROCESS, taskset["victim"], 19)
+def slow_other_down(targets: Any) -> bool:
+    os.setpriority(os.PRIO_PROCESS, targets["victim"], 19)
     return True
 
 
-# what would be more than it has
+# gaining privileges
 
 
 @attack
-def be_root(taskset: Any) -> bool:
+def be_root(targets: Any) -> bool:
     if os.geteuid() != 0:
         os.setuid(0)
     return True
 
 
 @attack
-def have_capabilities(taskset: Any) -> bool:
+def have_capabilities(targets: Any) -> bool:
     header, data = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
     if LIBC.capget(header, data) != 0:
         return False
@@ -228,40 +228,40 @@ def have_capabilities(taskset: Any) -> bool:
 
 
 @attack
-def clone3_user_namespace(taskset: Any) -> bool:
+def clone3_user_namespace(targets: Any) -> bool:
     arguments = ctypes.create_string_buffer(struct.pack("=11Q", NEW_USER, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))
-    return parent_of(system_call("clone3", arguments, ctypes.c_size_t(88)))
+    return wait_for(system_call("clone3", arguments, ctypes.c_size_t(88)))
 
 
-def parent_of(child: int) -> bool:
+def wait_for(child: int) -> bool:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
     return True
 
 
-by_call("use_key_ring", "keyctl", 0, -3, 1)
-by_call("add_key", "add_key", b"user", b"agent-r1", b"x", ctypes.c_size_t(1), -2)
-by_call("set_up_io_uring", "io_uring_setup", 4, ctypes.create_string_buffer(120))
-by_call("handle_page_faults", "userfaultfd", 1)
-by_call("shared_memory", "shmget", 0, ctypes.c_size_t(2**20), 0o1600)
+add_system_call("use_key_ring", "keyctl", 0, -3, 1)
+add_system_call("add_key", "add_key", b"user", b"agent-r1", b"x", ctypes.c_size_t(1), -2)
+add_system_call("set_up_io_uring", "io_uring_setup", 4, ctypes.create_string_buffer(120))
+add_system_call("handle_page_faults", "userfaultfd", 1)
+add_system_call("shared_memory", "shmget", 0, ctypes.c_size_t(2**20), 0o1600)
 
 
 @attack
-def load_bpf(taskset: Any) -> bool:
+def load_bpf(targets: Any) -> bool:
     attributes = ctypes.create_string_buffer(struct.pack("=4I", 2, 4, 4, 1), 72)
     return system_call("bpf", 0, attributes, 72) >= 0
 
 
 @attack
-def count_cycles(taskset: Any) -> bool:
+def count_cycles(targets: Any) -> bool:
     attributes = ctypes.create_string_buffer(struct.pack("=IIQ", 1, 112, 0), 112)
     attributes[40] = bytes([0b01100000])  # exclude_kernel, exclude_hv
     return system_call("perf_event_open", attributes, 0, -1, -1, ctypes.c_ulong(0)) >= 0
 
 
 @attack
-def raise_limits(taskset: Any) -> bool:
+def raise_limits(targets: Any) -> bool:
     for name in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
         resource.setrlimit(name, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return True
@@ -271,11 +271,11 @@ def raise_limits(taskset: Any) -> bool:
 
 
 @attack
-def fork_bomb(taskset: Any) -> bool:
+def fork_bomb(targets: Any) -> bool:
     read, write = os.pipe()
     children: list[int] = []
     try:
-        while len(children) < 3 * taskset["processes"]:
+        while len(children) < 3 * targets["processes"]:
             child = os.fork()
             if child == 0:
                 os.close(write)
@@ -290,10 +290,10 @@ def fork_bomb(taskset: Any) -> bool:
 
 
 @attack
-def thread_bomb(taskset: Any) -> bool:
+def thread_bomb(targets: Any) -> bool:
     stop = threading.Event()
     try:
-        for _ in range(3 * taskset["processes"]):
+        for _ in range(3 * targets["processes"]):
             threading.Thread(target=stop.wait, daemon=True).start()
     finally:
         stop.set()
@@ -301,15 +301,15 @@ def thread_bomb(taskset: Any) -> bool:
 
 
 @attack
-def uncounted_memory(taskset: Any) -> bool:
+def uncounted_memory(targets: Any) -> bool:
     file = os.memfd_create("bomb")
     try:
-        return sum(os.write(file, bytes(2**20)) for _ in range(taskset["disk"] // 2**20)) > 0
+        return sum(os.write(file, bytes(2**20)) for _ in range(targets["disk"] // 2**20)) > 0
     finally:
         os.close(file)
 
 
-def filled(paths: list[str], size: int) -> bool:
+def fill_files(paths: list[str], size: int) -> bool:
     try:
         for path in paths:
             with open(path, "wb") as file:
@@ -323,10 +323,10 @@ def filled(paths: list[str], size: int) -> bool:
 
 
 @attack
-def descriptor_bomb(taskset: Any) -> bool:
+def descriptor_bomb(targets: Any) -> bool:
     opened: list[int] = []
     try:
-        while len(opened) < 2 * taskset["open_files"]:
+        while len(opened) < 2 * targets["open_files"]:
             opened.append(os.open("/dev/null", os.O_RDONLY))
     finally:
         for file in opened:
@@ -335,14 +335,14 @@ def descriptor_bomb(taskset: Any) -> bool:
 
 
 @attack
-def memory_of_many(taskset: Any) -> bool:
-    """Three together hold more than one may. What stops it may kill the process that tries."""
+def memory_of_many(targets: Any) -> bool:
+    """Hold more memory in three processes than one may. The kernel may kill the attacker for it."""
     held_read, held_write = os.pipe()
     free_read, free_write = os.pipe()
     for _ in range(3):
         if os.fork() == 0:
             os.close(free_write)
-            held = bytearray(b"x") * (taskset["memory"] // 2)
+            held = bytearray(b"x") * (targets["memory"] // 2)
             os.write(held_write, held[:1])
             os.read(free_read, 1)
             os._exit(0)
@@ -356,12 +356,12 @@ def memory_of_many(taskset: Any) -> bool:
     return together == 3
 
 
-def assault(taskset: Any, names: list[str]) -> None:
-    """Try those named, or all that leave their process alive; print hit or stopped, the name, what it was told."""
-    for name in names or [name for name in ATTACKS if name != "memory_of_many"]:
+def run_attacks(targets: Any, names: list[str]) -> None:
+    """Run the named attacks. Print a line for each: hit or stopped, the name, and the error."""
+    for name in names:
         try:
-            result = "hit" if ATTACKS[name](taskset) else "stopped"
-            told = ""
+            result = "hit" if ATTACKS[name](targets) else "stopped"
+            reason = ""
         except BaseException as error:
-            result, told = "stopped", f"{type(error).__name__}: {error}"
-        print(result, name, " ".join(told.split()), flush=True)
+            result, reason = "stopped", f"{type(error).__name__}: {error}"
+        print(result, name, " ".join(reason.split()), flush=True)
