@@ -1,13 +1,14 @@
 """Cells of the comparison: the paper's facts, what each runs, and how its result is found again."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.cli import parse
-from agent_r1.config import Layer, from_text
+from agent_r1.cli import CONTEXT_SETTINGS, cli
+from agent_r1.config import Layer
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
@@ -38,24 +39,31 @@ def test_an_ablation_is_its_full_row_and_one_change_more():
         assert full in COMPARED and full.settings.items() < method.settings.items()
 
 
+def typed(arguments: Sequence[str]) -> Layer:
+    """Return the settings that the arguments of ``agent-r1`` set."""
+    name, *rest = arguments
+    with cli.commands[name].make_context(name, rest, **CONTEXT_SETTINGS) as context:
+        return context.params["settings"]
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_the_command_says_what_the_cell_is(method):
     cell = plan(method, 3, 20, 5)
-    door, invocation = parse(cell.arguments)
-    config = TrainConfig if door == "train" else EvalConfig
+    command = cell.arguments[0]
+    config = TrainConfig if command == "train" else EvalConfig
     taskset = build("tinywiki", None, None, 3)
-    said = resolve_config(config, [from_text(config, invocation.settings)], taskset)
+    said = resolve_config(config, [typed(cell.arguments)], taskset)
     assert said == resolve_config(config, [Layer("test", cell.settings)], taskset)
-    assert said.seed == 3 and (said.n if door == "eval" else said.evaluate_n) == 20
+    assert said.seed == 3 and (said.n if command == "eval" else said.evaluate_n) == 20
 
 
 def test_booleans_and_lists_are_said_as_the_command_line_takes_them():
-    masks = Method("x", "X", "train", {"algorithm": "grpo", "algorithm.dual_clip": False})
+    masks = Method("x", "X", "train", {"algorithm": "grpo", "algorithm.masks.loss": False})
     cell = plan(Method("y", "Y", "eval", {"methods": ("naive-rag", "base-tool-call")}), 0, 4, None)
     assert "naive-rag,base-tool-call" in cell.arguments
-    settings = {"task": "tinywiki", **masks.settings}
+    settings = {"taskset": "tinywiki", "checkpoint_every": 0, **masks.settings}
     text = type(cell)(masks, 0, settings, "").arguments
-    assert from_text(TrainConfig, parse(text)[1].settings).values == settings
+    assert typed(text).values == {**settings, "algorithm.masks.loss": "false"}
 
 
 def test_other_settings_are_another_cell_and_so_are_other_defaults(monkeypatch):
