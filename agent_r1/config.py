@@ -1,7 +1,7 @@
 """Settings in layers: the command line over a TOML file over a task set's defaults over the defaults of the classes.
 
 Every setting has a dotted key (``trainer.learning_rate``). Each error is one line that names the key, the layer that
-it came from, and what to write instead.
+it came from, and the remedy.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
 
 
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return what the layers set, by dotted key, without validating the values."""
+    """Return the settings of the layers by dotted key, without validating the values."""
     return _merge(cls, layers)[0]
 
 
@@ -211,7 +211,7 @@ def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_type(cls: type[BaseModel], key: str) -> Any:
-    """Return the type of what a dotted key sets; ``str`` if the key is unknown or its own validator converts text."""
+    """Return the type of a setting; ``str`` if the key is unknown or its own validator converts text."""
     field = find_field(cls, key)
     if field is None or NESTED_BY_NAME in field.metadata:
         return str

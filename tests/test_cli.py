@@ -289,7 +289,8 @@ def test_the_listed_parameters_can_be_typed(run, model: str) -> None:
 
 def test_an_algorithm_of_a_file_trains(run, here: Path, model: str) -> None:
     (here / "mine.py").write_text(
-        "from agent_r1.algorithms.advantages.groups import GroupRelative\nfrom agent_r1.algorithms.algorithm import Algorithm\n"
+        "from agent_r1.algorithms.advantages.groups import GroupRelative\n"
+        "from agent_r1.algorithms.algorithm import Algorithm\n"
         "MINE = Algorithm(name='mine', advantage=GroupRelative(baseline='leave_one_out'))\n"
     )
     assert "mean R of the others" in run("algorithms", "mine.py:MINE").out

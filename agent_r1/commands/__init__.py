@@ -1,1 +1,1 @@
-"""What each command of ``agent-r1`` does."""
+"""The commands of ``agent-r1``."""

@@ -1,4 +1,4 @@
-"""The base of the commands: an option for every setting of a configuration class, and what all commands print."""
+"""The base of the commands: an option for every setting of a configuration class, and common output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class Invalid(AgentR1Error):
-    """The command worked, and what it checked is not valid."""
+    """The result of a check that failed: the command itself worked."""
 
 
 class SettingOption(click.Option):

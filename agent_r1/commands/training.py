@@ -59,7 +59,7 @@ def train(
 
 
 def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
-    # Report what is wrong with the settings themselves before anything is built or torch is imported.
+    # Report invalid settings before anything is built or torch is imported.
     given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
     taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)
     config = resolve_config(TrainConfig, layers, taskset)

@@ -22,9 +22,9 @@ CHANGEABLE = (
     *(f"engine.{name}" for name in EngineConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
-"""The settings that can differ from the run's own: where the run lies, the number of steps (not below those taken),
-what is saved and reported, what depends on the machine (``trainer.micro_tokens`` changes results by rounding only),
-when the run stops, and where its files lie. The contents of these files must be the same: they are compared by
+"""The settings that can differ from the run's own: its folder, the number of steps (not below those taken),
+checkpoints and reports, settings for the machine (``trainer.micro_tokens`` changes results by rounding only), the bounds
+of the monitor, and the places of its files. The contents of these files must be the same: they are compared by
 :mod:`agent_r1.training.data_fingerprint`, and the initial weights by their checksum."""
 
 

@@ -144,6 +144,6 @@ def _run(file: Path) -> dict[str, Any]:
 
 
 def _failing_line(file: Path, error: BaseException) -> int | None:
-    """Return the line of ``file`` that raised an error, or that called what raised it."""
+    """Return the line of ``file`` that raised an error or called the function that did."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return lines[-1] if lines else None
