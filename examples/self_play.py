@@ -1,4 +1,4 @@
-"""A game for two in plain async Python, learned by self-play: each side is a trajectory with a return of its own.
+"""Self-play of a two-player game in plain async Python. Each player of a match has its own trajectory and return.
 
 python examples/self_play.py 25        the number of steps
 """
@@ -31,37 +31,37 @@ from research.tiny_base.for_env import tiny_base_for
 TASKS = [Task(f"nim/{pile}", (), {"pile": pile}) for pile in (4, 5, 7)]  # the first player can always win
 
 
-async def nim(players, task, draws):
-    """Two players in turn take 1 or 2 from a pile; who takes the last one wins, who takes too many loses."""
+async def nim(players, task, rng):
+    """Two players take turns to take 1 or 2 from a pile. Taking the last one wins; taking too many loses."""
     pile, turn = task.data["pile"], 0
     while pile > 0:
-        said = await players[turn].ask(f"pile {pile}")
-        pile, turn = pile - (int(said) if said in ("1", "2") else 100), 1 - turn
+        answer = await players[turn].ask(f"pile {pile}")
+        pile, turn = pile - (int(answer) if answer in ("1", "2") else 100), 1 - turn
     winner = 1 - turn if pile == 0 else turn
     return [float(player.number == winner) for player in players]
 
 
 def random_player(folder):
-    """A model that takes 1 or 2 by the toss of a coin, and knows nothing of the game."""
+    """Make a model that takes 1 or 2 at random."""
     coin = random.Random(0)
-    heard = [(Message.user(f"pile {coin.randint(1, 7)}"), Message.assistant(coin.choice("12"))) for _ in range(200)]
-    tiny_base_for(heard, "1234567", folder, seed=0, steps=60)
+    games = [(Message.user(f"pile {coin.randint(1, 7)}"), Message.assistant(coin.choice("12"))) for _ in range(200)]
+    tiny_base_for(games, "1234567", folder, seed=0, steps=60)
     return load_model(str(folder), torch.float32), TemplateRenderer(load_tokenizer(str(folder)))
 
 
 async def matches(agent, step, size=16):
-    """For each task two groups, one per seat: attempts are compared with those that had the same seat."""
-    for place, task in enumerate(TASKS):
-        serial = 2 * (len(TASKS) * step + place)
-        pairs = [[AttemptId("self-play", task.id, serial + seat, n) for seat in (0, 1)] for n in range(size)]
-        contexts = [[RolloutContext(attempt, attempt.seed(agent.seed)) for attempt in pair] for pair in pairs]
-        played = await asyncio.gather(*(play_game(nim, (agent, agent), task, pair, pair[0].seed) for pair in contexts))
-        for seat in (0, 1):
-            yield Group(serial + seat, task, tuple(sides[seat] for sides in played))
+    """Play each task ``size`` times and yield two groups per task: the attempts of the first and the second player."""
+    for index, task in enumerate(TASKS):
+        group_id = 2 * (len(TASKS) * step + index)
+        pairs = [[AttemptId("self-play", task.id, group_id + player, n) for player in (0, 1)] for n in range(size)]
+        contexts = [[RolloutContext(id, id.seed(agent.seed)) for id in pair] for pair in pairs]
+        results = await asyncio.gather(*(play_game(nim, (agent, agent), task, pair, pair[0].seed) for pair in contexts))
+        for player in (0, 1):
+            yield Group(group_id + player, task, tuple(trajectories[player] for trajectories in results))
 
 
 async def main(steps):
-    """Learn from both sides; prints how often the first player won."""
+    """Train on both players' trajectories and print how often the first player won."""
     with tempfile.TemporaryDirectory() as folder:
         model, renderer = random_player(Path(folder))
     engine = TorchEngine(copy.deepcopy(model), context=128)
@@ -73,7 +73,7 @@ async def main(steps):
         groups = [group async for group in matches(agent, step)]
         await updater.update([updater.select(group) for group in groups])
         await engine.update_weights(updater.publish())
-        won = [side.rewards["return"] for group in groups[::2] for side in group.trajectories]
+        won = [trajectory.rewards["return"] for group in groups[::2] for trajectory in group.trajectories]
         print(f"step {step + 1}: the first player won {sum(won) / len(won):.2f}")
     await engine.close()
 

@@ -20,8 +20,8 @@ def check_context_rewriting(algorithm: Algorithm) -> None:
     After a rewrite an observation does not continue the text before it, and repeated text would be trained on again.
     """
     if algorithm.token_scope == "all":
-        do = "take the rule append, or an algorithm that trains on actions only"
-        got = "a context rule that rewrites, and observations to train on"
+        do = "use --context_policy.name append, or an algorithm that trains on actions only"
+        got = "a context policy that rewrites, and observations to train on"
         raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=do)
 
 

@@ -1,4 +1,4 @@
-"""The agent loop and the collector: what ends an episode, and that nothing ends the run."""
+"""The agent loop and the collector: how episodes end, and that no failure ends the run."""
 
 import asyncio
 import time
@@ -26,8 +26,8 @@ LOOK = ToolSpec("look", "Look.", {"type": "object", "properties": {}, "required"
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
-async def swallowing(seconds):
-    """A retry loop with a bare except, which takes being cancelled for one more failure."""
+async def ignore_cancellation(seconds):
+    """A retry loop with a bare except, which ignores its cancellation."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         with suppress(BaseException):
@@ -35,7 +35,7 @@ async def swallowing(seconds):
 
 
 class CountingEnv:
-    """Ends when the agent answers; three turns at most; misbehaves as ``task.data`` says."""
+    """Ends when the agent answers or after three turns; ``task.data`` selects how it misbehaves."""
 
     tools = (LOOK,)
 
@@ -43,7 +43,7 @@ class CountingEnv:
         self.closed = []
 
     async def open(self, task, context):
-        await swallowing(task.data.get("opening", 0))
+        await ignore_cancellation(task.data.get("opening", 0))
         if task.data.get("open"):
             raise RuntimeError(task.data["open"])
         return CountingEpisode(self, task, task.messages)
@@ -54,14 +54,14 @@ class CountingEpisode:
     env: CountingEnv
     task: Task
     start: tuple
-    taken: int = 0
+    step_count: int = 0
 
     async def step(self, action):
-        self.taken += 1
-        if self.task.data.get("step") == self.taken:
-            raise ValueError("the world broke")
-        if ends := self.task.data.get("swallows"):
-            await swallowing(ends)
+        self.step_count += 1
+        if self.task.data.get("step") == self.step_count:
+            raise ValueError("the environment broke")
+        if ends := self.task.data.get("ignores_cancellation"):
+            await ignore_cancellation(ends)
         if self.task.data.get("blocks"):
             time.sleep(self.task.data["blocks"])
         await asyncio.sleep(self.task.data.get("seconds", 0))
@@ -69,16 +69,16 @@ class CountingEpisode:
             return None
         if not action.message.calls:
             return Transition((), end="terminal")
-        if self.taken == 3:
+        if self.step_count == 3:
             return Transition((), end="truncated")
-        return Transition((Message.tool(f"seen {self.taken}", action.message.calls[0].id),))
+        return Transition((Message.tool(f"seen {self.step_count}", action.message.calls[0].id),))
 
     async def close(self):
         self.env.closed.append(self.task.id)
         if self.task.data.get("close"):
             raise OSError("cannot close")
         await asyncio.sleep(self.task.data.get("closing", 0))
-        await swallowing(self.task.data.get("never_closing", 0))
+        await ignore_cancellation(self.task.data.get("never_closing", 0))
 
 
 class Log:
@@ -93,7 +93,7 @@ class LengthScorer:
     async def score(self, group, task):
         if task.data.get("score"):
             raise KeyError("no such answer")
-        await swallowing(task.data.get("scoring", 0))
+        await ignore_cancellation(task.data.get("scoring", 0))
         return tuple({"turns": float(len(t.turns))} for t in group)
 
 
@@ -103,7 +103,7 @@ def renderer():
 
 
 def reply(prompt):
-    """Calls twice and then answers, but for prompts that ask otherwise."""
+    """Call the tool twice and then answer, unless the prompt contains a keyword."""
     if "forever" in prompt:
         return CALL
     if "engine" in prompt:
@@ -118,20 +118,20 @@ def task(name, text="hello", **data):
 def collect(renderer, tasks, size=2, context=2000, limits=None, max_tokens=200):
     env, log = CountingEnv(), Log()
     engine = ScriptedEngine(renderer, reply)
-    actor = Agent(engine, renderer, SamplingParams(max_tokens=max_tokens), context)
-    collector = Collector(AgentLoop(actor, env), (LengthScorer(),), log, "test", limits or RolloutLimits())
+    agent = Agent(engine, renderer, SamplingParams(max_tokens=max_tokens), context)
+    collector = Collector(AgentLoop(agent, env), (LengthScorer(),), log, "test", limits or RolloutLimits())
 
-    async def permit(order):
+    async def no_gate(request):
         return 7
 
     async def run():
-        orders = [GroupRequest(serial, t, size) for serial, t in enumerate(tasks)]
-        return [group async for group in collector.collect(orders, permit)]
+        requests = [GroupRequest(group_id, t, size) for group_id, t in enumerate(tasks)]
+        return [group async for group in collector.collect(requests, no_gate)]
 
     return asyncio.run(run()), env, log, engine
 
 
-def test_an_episode_runs_to_its_end_and_its_states_are_exact(renderer):
+def test_an_episode_runs_to_its_end_with_exact_prompts(renderer):
     groups, env, _, engine = collect(renderer, [task("a")], size=1)
     trajectory = groups[0].trajectories[0]
     assert trajectory.status is Status.COMPLETED and not trajectory.truncated
@@ -148,7 +148,7 @@ def test_an_episode_runs_to_its_end_and_its_states_are_exact(renderer):
     ("broken", "status", "reason", "turns"),
     [
         (task("x", open="no room"), Status.ENVIRONMENT_FAILED, "RuntimeError: no room", 0),
-        (task("x", step=2), Status.ENVIRONMENT_FAILED, "ValueError: the world broke", 1),
+        (task("x", step=2), Status.ENVIRONMENT_FAILED, "ValueError: the environment broke", 1),
         (task("x", text="engine"), Status.ENGINE_FAILED, "EngineError: the engine is down", 0),
         (task("x", score=True), Status.REWARD_FAILED, "KeyError: 'no such answer'", 3),
         (task("x", close=True), Status.COMPLETED, None, 3),
@@ -159,7 +159,7 @@ def test_an_episode_runs_to_its_end_and_its_states_are_exact(renderer):
     ],
     ids=lambda value: str(value) if isinstance(value, Status) else "",
 )
-def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(
+def test_a_failing_episode_gets_a_status_and_does_not_affect_others(
     renderer, broken, status, reason, turns, monkeypatch
 ):
     monkeypatch.setattr(session_module, "CLOSE_SECONDS", 0.2)
@@ -175,41 +175,41 @@ def test_a_failing_episode_ends_with_a_status_and_the_others_go_on(
 
 
 @pytest.mark.parametrize(
-    ("stubborn", "status", "turns"),
+    ("data", "status", "turns"),
     [
         ({"opening": 4}, Status.CANCELLED, 0),
-        ({"swallows": 4}, Status.CANCELLED, 0),
+        ({"ignores_cancellation": 4}, Status.CANCELLED, 0),
         ({"never_closing": 4}, Status.COMPLETED, 3),
         ({"scoring": 4}, Status.REWARD_FAILED, 3),
     ],
     ids=str,
 )
-def test_what_swallows_its_cancellation_is_left_behind_in_time(renderer, stubborn, status, turns, monkeypatch):
+def test_code_that_ignores_cancellation_is_abandoned_in_time(renderer, data, status, turns, monkeypatch):
     monkeypatch.setattr(session_module, "CLOSE_SECONDS", 0.2)
-    actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
+    agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
     limits = RolloutLimits(episode_seconds=0.3, score_seconds=0.3, retries=0)
-    collector = Collector(AgentLoop(actor, CountingEnv()), (LengthScorer(),), Log(), "test", limits)
+    collector = Collector(AgentLoop(agent, CountingEnv()), (LengthScorer(),), Log(), "test", limits)
 
-    async def permit(order):
+    async def no_gate(request):
         return 0
 
     async def timed():
         began = time.monotonic()
-        (group,) = [group async for group in collector.collect([GroupRequest(0, task("x", **stubborn), 1)], permit)]
+        (group,) = [group async for group in collector.collect([GroupRequest(0, task("x", **data), 1)], no_gate)]
         return group.trajectories[0], time.monotonic() - began
 
-    lived, seconds = asyncio.run(timed())
-    assert (lived.status, len(lived.turns)) == (status, turns)
+    trajectory, seconds = asyncio.run(timed())
+    assert (trajectory.status, len(trajectory.turns)) == (status, turns)
     assert seconds < 2.0
 
 
-def test_a_step_that_blocks_past_the_deadline_is_cancelled_too(renderer):
-    last = task("x", "seen seen", blocks=0.4)  # it ends the episode, and nothing is waited for after it
+def test_a_step_that_blocks_the_loop_past_the_deadline_is_cancelled(renderer):
+    last = task("x", "seen seen", blocks=0.4)  # the last step of the episode
     groups, *_ = collect(renderer, [last], size=1, limits=RolloutLimits(episode_seconds=0.2, retries=0))
     assert groups[0].trajectories[0].status is Status.CANCELLED
 
 
-def test_a_context_that_is_full_ends_the_episode(renderer):
+def test_a_full_context_ends_the_episode(renderer):
     first = len(renderer.render((Message.user("hello"),), (LOOK,)).token_ids)
     groups, *_ = collect(renderer, [task("a")], size=1, context=first + 100)
     trajectory = groups[0].trajectories[0]
@@ -218,7 +218,7 @@ def test_a_context_that_is_full_ends_the_episode(renderer):
     assert len(trajectory.prompt_ids(final)) + len(final.action_ids) <= first + 100
 
 
-def test_an_action_that_was_cut_goes_on_with_its_end_token_in_the_bridge(renderer):
+def test_the_bridge_after_a_truncated_action_adds_the_end_token(renderer):
     groups, *_ = collect(renderer, [task("a")], size=1, max_tokens=20)
     turns = groups[0].trajectories[0].turns
     assert turns[0].finish_reason == "length" and len(turns[0].action_ids) == 20
@@ -226,45 +226,45 @@ def test_an_action_that_was_cut_goes_on_with_its_end_token_in_the_bridge(rendere
     assert turns[1].new_ids[0] == renderer.end_token_id
 
 
-def test_groups_come_in_order_and_everything_is_written_down(renderer):
+def test_groups_are_yielded_in_order_and_all_attempts_are_recorded(renderer):
     tasks = [task("slow", seconds=0.05), task("quick"), task("middle", seconds=0.02)]
     groups, _, log, _ = collect(renderer, tasks)
     assert [group.group_id for group in groups] == [0, 1, 2]
-    dispatched = [event.attempt for event in log.events if isinstance(event, AttemptStarted)]
+    started = [event.attempt for event in log.events if isinstance(event, AttemptStarted)]
     finished = [event.trajectory.attempt for event in log.events if isinstance(event, AttemptFinished)]
-    assert len(dispatched) == 6 and sorted(dispatched) == sorted(finished)
+    assert len(started) == 6 and sorted(started) == sorted(finished)
     assert finished[0].task == "quick"
 
 
-def test_a_slow_episode_holds_up_nobody(renderer):
+def test_a_slow_episode_does_not_delay_others(renderer):
     async def run():
         env, log = CountingEnv(), Log()
-        actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
-        collector = Collector(AgentLoop(actor, env), (), log, "test", RolloutLimits())
-        orders = [GroupRequest(0, task("slow", seconds=0.3), 1)] + [
+        agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
+        collector = Collector(AgentLoop(agent, env), (), log, "test", RolloutLimits())
+        requests = [GroupRequest(0, task("slow", seconds=0.3), 1)] + [
             GroupRequest(i, task(f"t{i}"), 1) for i in range(1, 30)
         ]
 
-        async def permit(order):
+        async def no_gate(request):
             return 0
 
-        async for _ in collector.collect(orders, permit):
+        async for _ in collector.collect(requests, no_gate):
             return [event.trajectory.task_id for event in log.events if isinstance(event, AttemptFinished)]
 
     assert asyncio.run(run())[-1] == "slow"
 
 
-def test_leaving_the_collector_early_cancels_what_is_under_way(renderer):
+def test_closing_the_collector_cancels_running_attempts(renderer):
     async def run():
         env = CountingEnv()
-        actor = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
-        collector = Collector(AgentLoop(actor, env), (), Log(), "test", RolloutLimits())
+        agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
+        collector = Collector(AgentLoop(agent, env), (), Log(), "test", RolloutLimits())
 
-        async def permit(order):
+        async def no_gate(request):
             return 0
 
-        orders = [GroupRequest(0, task("quick"), 1), GroupRequest(1, task("slow", seconds=60), 1)]
-        groups = collector.collect(orders, permit)
+        requests = [GroupRequest(0, task("quick"), 1), GroupRequest(1, task("slow", seconds=60), 1)]
+        groups = collector.collect(requests, no_gate)
         await anext(groups)
         await groups.aclose()
         await asyncio.sleep(0.05)

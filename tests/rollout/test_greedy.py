@@ -1,4 +1,4 @@
-"""A greedy attempt beside each group: lived, scored by itself, written down, and no part of the group."""
+"""The greedy attempt of a group: sampled and recorded like the others, but scored separately and kept apart."""
 
 import asyncio
 from dataclasses import replace
@@ -40,8 +40,8 @@ class Log:
         self.events += events
 
 
-class Comparing:
-    """Scores by the size of what it is given; fails where ``broken`` says so."""
+class SizeScorer:
+    """Scores each attempt by the number of attempts that it is compared with; fails if ``broken`` returns True."""
 
     def __init__(self, broken=lambda group: False):
         self.sizes, self.broken = [], broken
@@ -59,11 +59,11 @@ def renderer():
 
 
 def collect(renderer, scorer, greedy=True, reply="greedy"):
-    """Groups of two, and the log."""
+    """Return groups of two attempts, and the log."""
     log = Log()
     agent, best = (
-        Agent(ScriptedEngine(renderer, lambda prompt, said=said: said), renderer, SamplingParams(max_tokens=99), 999)
-        for said in ("sampled", reply)
+        Agent(ScriptedEngine(renderer, lambda prompt, text=text: text), renderer, SamplingParams(max_tokens=99), 999)
+        for text in ("sampled", reply)
     )
     collector = Collector(
         AgentLoop(agent, ToolEnv([look])),
@@ -77,15 +77,15 @@ def collect(renderer, scorer, greedy=True, reply="greedy"):
 
 
 async def groups_of(collector, tasks, size):
-    async def permit(order):
+    async def no_gate(request):
         return 0
 
-    orders = [GroupRequest(serial, task, size) for serial, task in enumerate(tasks)]
-    return [group async for group in collector.collect(orders, permit)]
+    requests = [GroupRequest(group_id, task, size) for group_id, task in enumerate(tasks)]
+    return [group async for group in collector.collect(requests, no_gate)]
 
 
-def test_the_greedy_attempt_is_the_member_after_the_last_and_stands_apart(renderer):
-    scorer = Comparing()
+def test_the_greedy_attempt_has_the_next_sample_index_and_is_kept_apart(renderer):
+    scorer = SizeScorer()
     groups, log = collect(renderer, scorer)
     for group in groups:
         assert [t.last_text for t in group.trajectories] == ["sampled"] * 2
@@ -98,26 +98,26 @@ def test_the_greedy_attempt_is_the_member_after_the_last_and_stands_apart(render
     assert len(started) == 9 and sorted(started) == sorted(ended)
 
 
-def test_without_a_greedy_agent_there_is_none(renderer):
-    scorer = Comparing()
+def test_without_a_greedy_rollout_there_is_no_greedy_attempt(renderer):
+    scorer = SizeScorer()
     groups, log = collect(renderer, scorer, greedy=False)
     assert [group.greedy for group in groups] == [None] * 3
     assert scorer.sizes == [2] * 3 and len(log.events) == 12
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_the_greedy_attempt_and_the_group_fail_apart(renderer, size):
-    groups, _ = collect(renderer, Comparing(lambda group: len(group) == size))
+def test_the_greedy_attempt_and_the_group_fail_independently(renderer, size):
+    groups, _ = collect(renderer, SizeScorer(lambda group: len(group) == size))
     for group in groups:
         statuses = [group.greedy.status, *{t.status for t in group.trajectories}]
         assert statuses == [Status.REWARD_FAILED, Status.COMPLETED][:: 1 if size == 1 else -1]
 
 
-def test_sampled_attempts_keep_their_bits_beside_a_greedy_one():
+def test_a_greedy_attempt_does_not_change_the_sampled_ones():
     taskset = build("tinywiki", None, None, 0)
     renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
 
-    def lived(with_greedy, seed=0):
+    def groups(with_greedy, seed=0):
         async def run():
             engine = TorchEngine(load_model(str(TINY_BASE_FOLDER), torch.float32), 512)
             agent = Agent(engine, renderer, SamplingParams(max_tokens=32), 512, seed)
@@ -132,14 +132,14 @@ def test_sampled_attempts_keep_their_bits_beside_a_greedy_one():
 
         return asyncio.run(run())
 
-    alone, beside, other = lived(False), lived(True), lived(True, seed=1)
+    alone, beside, other = groups(False), groups(True), groups(True, seed=1)
     assert sampled(alone) == sampled(beside) != sampled(other)
-    assert [said(group.greedy) for group in beside] == [said(group.greedy) for group in other]
+    assert [record_of(group.greedy) for group in beside] == [record_of(group.greedy) for group in other]
 
 
-def said(trajectory):
+def record_of(trajectory):
     return [(turn.action_ids, turn.logprobs, turn.rewards) for turn in trajectory.turns], trajectory.rewards
 
 
 def sampled(groups):
-    return [said(trajectory) for group in groups for trajectory in group.trajectories]
+    return [record_of(trajectory) for group in groups for trajectory in group.trajectories]

@@ -1,4 +1,4 @@
-"""Several agents in one match, and a frozen policy that an environment asks."""
+"""Games of several agents, and a policy as a model client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def agent(reply: Callable[[str], str], engine: type[ScriptedEngine] = ScriptedEn
 
 
 async def nim(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
-    """Whoever takes the last wins; the first player is told of the other's move."""
+    """The player that takes the last one wins. Each player learns the other's move."""
     pile, turn = task.data["pile"], 0
     while pile > 0:
         taken = int(await players[turn].ask(f"pile {pile}"))
@@ -49,26 +49,26 @@ async def nim(players: Sequence[Player], task: Task, rng: random.Random) -> list
     return [0.0, 1.0] if turn == 0 else [1.0, 0.0]
 
 
-def played(
-    game: Game, *agents: Agent, seed: int = 0, seconds: float = 60, given: Sequence[float | None] = (None, None)
+def play(
+    game: Game, *agents: Agent, seed: int = 0, seconds: float = 60, deadlines: Sequence[float | None] = (None, None)
 ) -> tuple[Trajectory, ...]:
-    """``given`` are the seconds until each player's deadline."""
+    """Play one match. ``deadlines`` are the seconds until each player's deadline."""
 
-    async def playing() -> tuple[Trajectory, ...]:
+    async def run() -> tuple[Trajectory, ...]:
         now = asyncio.get_running_loop().time()
-        deadlines = [None if own is None else now + own for own in given]
-        contexts = [RolloutContext(AttemptId("run", "nim", seat, 0), seat, own) for seat, own in enumerate(deadlines)]
+        times = [None if own is None else now + own for own in deadlines]
+        contexts = [RolloutContext(AttemptId("run", "nim", player, 0), player, own) for player, own in enumerate(times)]
         return await asyncio.wait_for(play_game(game, agents, TASK, contexts, seed, seconds), 10)
 
-    return asyncio.run(playing())
+    return asyncio.run(run())
 
 
 def texts(trajectory: Trajectory) -> list[tuple[str, str]]:
     return [(message.role, message.text) for message in trajectory.messages]
 
 
-def test_each_side_has_a_trajectory_of_its_own_with_its_own_return() -> None:
-    first, second = played(nim, agent(lambda prompt: "2"), agent(lambda prompt: "1"))
+def test_each_player_has_its_own_trajectory_and_return() -> None:
+    first, second = play(nim, agent(lambda prompt: "2"), agent(lambda prompt: "1"))
     assert texts(first) == [
         ("system", "Play."),
         ("user", "pile 5"),
@@ -82,20 +82,20 @@ def test_each_side_has_a_trajectory_of_its_own_with_its_own_return() -> None:
     assert [trajectory.attempt.group_id for trajectory in (first, second)] == [0, 1]
 
 
-def test_what_the_other_says_is_no_action_of_mine() -> None:
-    first, second = played(nim, agent(lambda prompt: "2"), agent(lambda prompt: "1"))
+def test_the_other_players_text_is_an_observation() -> None:
+    first, second = play(nim, agent(lambda prompt: "2"), agent(lambda prompt: "1"))
     for trajectory, own in ((first, "2"), (second, "1")):
         assert {CHAT.tokenizer.decode(turn.action_ids) for turn in trajectory.turns} == {f"{own}<|im_end|>"}
         assert all("they took" in CHAT.tokenizer.decode(turn.new_ids) for turn in trajectory.turns[1:])
 
 
-def test_one_agent_may_sit_on_both_seats() -> None:
+def test_an_agent_may_play_against_itself() -> None:
     both = agent(lambda prompt: "1")
-    first, second = played(nim, both, both)
+    first, second = play(nim, both, both)
     assert (len(first.turns), len(second.turns)) == (3, 2) and first.rewards["return"] == 1.0
 
 
-def test_the_seed_fixes_the_chance_of_the_game() -> None:
+def test_the_seed_fixes_the_chance_in_the_game() -> None:
     async def dice(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await asyncio.gather(*(player.ask("ready") for player in players))
         return [rng.random(), rng.random()]
@@ -103,29 +103,29 @@ def test_the_seed_fixes_the_chance_of_the_game() -> None:
     silent = agent(lambda prompt: "yes")
 
     def returns(seed: int) -> list[object]:
-        return [one.rewards["return"] for one in played(dice, silent, silent, seed=seed)]
+        return [one.rewards["return"] for one in play(dice, silent, silent, seed=seed)]
 
     assert returns(1) == returns(1) != returns(2)
 
 
 @pytest.mark.parametrize("wrong", [[1.0], [1.0, float("nan")], [1.0, "won"], None])
-def test_a_game_without_a_return_for_each_player_fails_all(wrong: list[float]) -> None:
+def test_a_game_without_a_finite_return_per_player_fails_all_attempts(wrong: list[float]) -> None:
     async def game(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await asyncio.gather(*(player.ask("ready") for player in players))
         return wrong
 
-    for trajectory in played(game, *[agent(lambda prompt: "yes")] * 2):
+    for trajectory in play(game, *[agent(lambda prompt: "yes")] * 2):
         assert trajectory.status == Status.ENVIRONMENT_FAILED and "the game failed" in str(trajectory.reason)
         assert not trajectory.rewards
 
 
-def test_a_side_whose_engine_fails_ends_the_match_and_hangs_nobody() -> None:
-    first, second = played(nim, agent(lambda prompt: "1"), agent(lambda prompt: "1", Failing))
+def test_an_engine_failure_of_one_player_ends_the_match() -> None:
+    first, second = play(nim, agent(lambda prompt: "1"), agent(lambda prompt: "1", Failing))
     assert second.status == Status.ENGINE_FAILED
     assert first.status == Status.ENVIRONMENT_FAILED and "player 1 left" in str(first.reason)
 
 
-def test_a_game_may_go_on_without_a_player() -> None:
+def test_a_game_may_continue_without_a_player() -> None:
     async def forgiving(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         try:
@@ -134,65 +134,65 @@ def test_a_game_may_go_on_without_a_player() -> None:
             return [1.0, 0.0]
         return [0.0, 0.0]
 
-    first, second = played(forgiving, agent(lambda prompt: "1"), agent(lambda prompt: "1", Failing))
+    first, second = play(forgiving, agent(lambda prompt: "1"), agent(lambda prompt: "1", Failing))
     assert first.rewards == {"return": 1.0} and first.status == Status.COMPLETED
     assert second.status == Status.ENGINE_FAILED
 
 
-def test_a_side_that_runs_out_of_tokens_is_not_trained_where_the_game_had_no_result() -> None:
+def test_a_player_out_of_tokens_is_not_trained_if_the_game_has_no_result() -> None:
     async def endless(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         while True:
             await players[0].ask("more")
             await players[1].ask("more")
 
-    first, second = played(endless, agent(lambda prompt: "1", context=60), agent(lambda prompt: "1"))
+    first, second = play(endless, agent(lambda prompt: "1", context=60), agent(lambda prompt: "1"))
     assert first.status == Status.REWARD_FAILED and first.reason == "the game had no result"
     assert second.status == Status.ENVIRONMENT_FAILED
 
 
-def test_a_player_whose_time_is_over_before_it_is_asked_hangs_nobody() -> None:
-    heard: list[PlayerDropped] = []
+def test_a_player_that_times_out_before_its_first_question_does_not_block_the_game() -> None:
+    errors: list[PlayerDropped] = []
 
     async def slow(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         await asyncio.sleep(0.2)
         try:
             await players[1].ask("ready")
-        except PlayerDropped as left:
-            heard.append(left)
+        except PlayerDropped as error:
+            errors.append(error)
         return [1.0, 0.0]
 
-    first, second = played(slow, *[agent(lambda prompt: "1")] * 2, given=(None, 0.05))
-    assert heard and first.rewards == {"return": 1.0} and first.status == Status.COMPLETED
+    first, second = play(slow, *[agent(lambda prompt: "1")] * 2, deadlines=(None, 0.05))
+    assert errors and first.rewards == {"return": 1.0} and first.status == Status.COMPLETED
     assert second.status == Status.CANCELLED and not second.turns
 
 
-def test_a_game_that_takes_too_long_has_no_result() -> None:
+def test_a_game_past_its_time_limit_has_no_result() -> None:
     async def stuck(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         await asyncio.Event().wait()
         return [1.0, 0.0]
 
-    for trajectory in played(stuck, *[agent(lambda prompt: "1")] * 2, seconds=0.2):
+    for trajectory in play(stuck, *[agent(lambda prompt: "1")] * 2, seconds=0.2):
         assert trajectory.status == Status.ENVIRONMENT_FAILED and "longer than 0.2 seconds" in str(trajectory.reason)
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError("own"), SystemExit(3)])
-def test_a_game_that_gives_up_in_any_way_fails_the_match_alone(raised: BaseException) -> None:
+def test_an_exception_of_the_game_fails_only_its_match(raised: BaseException) -> None:
     async def giving_up(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         raise raised
 
-    for trajectory in played(giving_up, *[agent(lambda prompt: "1")] * 2):
+    for trajectory in play(giving_up, *[agent(lambda prompt: "1")] * 2):
         assert trajectory.status == Status.ENVIRONMENT_FAILED and type(raised).__name__ in str(trajectory.reason)
 
 
-def test_a_match_that_is_cancelled_from_outside_ends() -> None:
+def test_a_cancelled_match_ends() -> None:
     async def endless(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         while True:
             await players[0].ask("more")
 
-    contexts = [RolloutContext(AttemptId("run", "nim", seat, 0), seat) for seat in (0, 1)]
+    contexts = [RolloutContext(AttemptId("run", "nim", player, 0), player) for player in (0, 1)]
     speaking = agent(lambda prompt: "1", context=10**6)
 
     async def cancelling() -> None:
@@ -203,17 +203,17 @@ def test_a_match_that_is_cancelled_from_outside_ends() -> None:
         asyncio.run(asyncio.wait_for(cancelling(), 10))
 
 
-def test_a_player_whom_the_game_never_asks_has_its_return_and_nothing_to_learn_from() -> None:
+def test_a_player_without_questions_has_a_return_and_no_turns() -> None:
     async def alone(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await players[0].ask("ready")
         return [1.0, 0.5]
 
-    first, second = played(alone, *[agent(lambda prompt: "1")] * 2)
+    first, second = play(alone, *[agent(lambda prompt: "1")] * 2)
     assert (first.rewards, second.rewards) == ({"return": 1.0}, {"return": 0.5})
     assert (second.status, second.reason, second.turns) == (Status.COMPLETED, None, ())
 
 
-def test_a_frozen_policy_is_asked_with_a_draw_that_the_conversation_fixes() -> None:
+def test_the_sample_of_a_model_client_depends_only_on_the_conversation() -> None:
     seeds: list[int] = []
 
     class Noting(ScriptedEngine):
@@ -223,11 +223,11 @@ def test_a_frozen_policy_is_asked_with_a_draw_that_the_conversation_fixes() -> N
             seeds.append(params.seed)
             return await super().generate(prompt, params, session_id=session_id)
 
-    ask = chat_client(Noting(CHAT, lambda prompt: "Tea."), CHAT, SamplingParams(max_tokens=32, seed=3))
-    said = [(Message.system("You want tea."), Message.user(text)) for text in ("What?", "What?", "Why?")]
+    client = chat_client(Noting(CHAT, lambda prompt: "Tea."), CHAT, SamplingParams(max_tokens=32, seed=3))
+    conversations = [(Message.system("You want tea."), Message.user(text)) for text in ("What?", "What?", "Why?")]
 
     async def answers() -> list[Message]:
-        return [await ask(messages) for messages in said]
+        return [await client(messages) for messages in conversations]
 
     assert [message.text for message in asyncio.run(answers())] == ["Tea."] * 3
     assert seeds[0] == seeds[1] != seeds[2]

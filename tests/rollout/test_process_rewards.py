@@ -1,4 +1,4 @@
-"""Process rewards reach the trajectory: per turn and per call, with the token at which each call ends."""
+"""Process rewards of a trajectory: per turn and per call, with the token at which each call ends."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tools import tool
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
-SAID = f"é {CALL % 'look'}\nand {CALL % 'see'} done"
+TEXT = f"é {CALL % 'look'}\nand {CALL % 'see'} done"
 TASK = Task("t", (Message.user("hello"),))
 
 
@@ -44,41 +44,41 @@ def renderer():
 
 
 def agent_of(renderer, max_tokens=400):
-    """Calls twice in its first turn, then answers."""
-    engine = ScriptedEngine(renderer, lambda prompt: "<answer>so</answer>" if "tool_response" in prompt else SAID)
+    """Return an agent that makes two calls in its first turn and then answers."""
+    engine = ScriptedEngine(renderer, lambda prompt: "<answer>so</answer>" if "tool_response" in prompt else TEXT)
     return Agent(engine, renderer, SamplingParams(max_tokens=max_tokens), 4000)
 
 
-def live(renderer, env, **options):
+def run_episode(renderer, env, **options):
     return asyncio.run(
         AgentLoop(agent_of(renderer, **options), env).run(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
     )[0]
 
 
-def test_each_call_brings_its_rewards_and_the_token_it_ends_with(renderer):
-    trajectory = live(renderer, ToolEnv([look], call_rewards=found, turn_rewards=words))
-    acted, answered = trajectory.turns
-    assert acted.call_rewards == ({"found": 1.0}, {"found": 0.0})
-    assert acted.rewards == {"words": float(len(SAID.split()))}
-    texts = [renderer.tokenizer.decode(list(acted.action_ids[: end + 1])) for end in acted.call_ends]
+def test_each_call_has_its_rewards_and_its_last_token(renderer):
+    trajectory = run_episode(renderer, ToolEnv([look], call_rewards=found, turn_rewards=words))
+    called, answered = trajectory.turns
+    assert called.call_rewards == ({"found": 1.0}, {"found": 0.0})
+    assert called.rewards == {"words": float(len(TEXT.split()))}
+    texts = [renderer.tokenizer.decode(list(called.action_ids[: end + 1])) for end in called.call_ends]
     assert [text[-len("</tool_call>") :] for text in texts] == ["</tool_call>"] * 2
     assert [text.count("</tool_call>") for text in texts] == [1, 2]
     assert (answered.call_rewards, answered.call_ends) == ((), ())
 
 
-def test_a_cut_call_is_rewarded_at_the_last_token(renderer):
-    acted = live(renderer, ToolEnv([look], call_rewards=found), max_tokens=30).turns[0]
-    assert acted.finish_reason == "length" and acted.call_rewards == ({"found": 0.0},)
-    assert acted.call_ends == (len(acted.action_ids) - 1,)
+def test_the_reward_of_a_truncated_call_is_at_the_last_token(renderer):
+    called = run_episode(renderer, ToolEnv([look], call_rewards=found), max_tokens=30).turns[0]
+    assert called.finish_reason == "length" and called.call_rewards == ({"found": 0.0},)
+    assert called.call_ends == (len(called.action_ids) - 1,)
 
 
-def test_the_end_of_a_call_is_known_where_no_call_is_rewarded(renderer):
-    acted = live(renderer, ToolEnv([look])).turns[0]
-    assert acted.call_rewards == () and len(acted.call_ends) == 2
+def test_call_ends_are_recorded_also_without_call_rewards(renderer):
+    called = run_episode(renderer, ToolEnv([look])).turns[0]
+    assert called.call_rewards == () and len(called.call_ends) == 2
 
 
 def test_a_call_reward_that_raises_fails_the_episode(renderer):
-    trajectory = live(renderer, ToolEnv([look], call_rewards=lambda call, result: {"found": 1 / result.ok}))
+    trajectory = run_episode(renderer, ToolEnv([look], call_rewards=lambda call, result: {"found": 1 / result.ok}))
     assert trajectory.status is Status.ENVIRONMENT_FAILED and "ZeroDivisionError" in trajectory.reason
 
 
@@ -88,14 +88,14 @@ class Log:
 
 
 def scored(renderer, env, scorers=()):
-    """One attempt as the collector hands it over."""
+    """Return one attempt from a collector."""
 
     async def run():
-        async def permit(order):
+        async def no_gate(request):
             return 0
 
         collector = Collector(AgentLoop(agent_of(renderer), env), scorers, Log(), "test", RolloutLimits())
-        (group,) = [group async for group in collector.collect([GroupRequest(0, TASK, 1)], permit)]
+        (group,) = [group async for group in collector.collect([GroupRequest(0, TASK, 1)], no_gate)]
         return group.trajectories[0]
 
     return asyncio.run(run())
@@ -104,16 +104,18 @@ def scored(renderer, env, scorers=()):
 @pytest.mark.parametrize(
     ("turn", "call", "whole"), [("same", "same", "em"), ("turn", "same", "same"), ("same", "call", "same")]
 )
-def test_a_name_at_two_levels_fails_the_attempt_and_says_so(renderer, turn, call, whole):
+def test_a_reward_name_at_two_levels_fails_the_attempt(renderer, turn, call, whole):
     env = ToolEnv(
         [look], call_rewards=lambda one, result: {call: 1.0}, turn_rewards=lambda action, results: {turn: 1.0}
     )
     trajectory = scored(renderer, env, (FunctionScorer({whole: lambda trajectory, task: 1.0}),))
     assert trajectory.status is Status.REWARD_FAILED and not trajectory.rewards
-    assert trajectory.reason == "reward same is given at two levels: use different names for calls, turns and trajectories"
+    assert (
+        trajectory.reason == "reward same is given at two levels: use different names for calls, turns and trajectories"
+    )
 
 
-def test_names_of_their_own_are_fine(renderer):
+def test_different_reward_names_at_each_level_are_accepted(renderer):
     env = ToolEnv([look], call_rewards=found, turn_rewards=words)
     trajectory = scored(renderer, env, (FunctionScorer({"em": lambda trajectory, task: 1.0}),))
     assert trajectory.status is Status.COMPLETED and trajectory.rewards == {"em": 1.0}

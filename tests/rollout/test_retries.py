@@ -1,4 +1,4 @@
-"""An attempt whose status says so is tried again in its place; the table of statuses decides, and it alone."""
+"""Retries: STATUS_POLICY alone decides which failed attempts are repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Fails = Callable[[RolloutContext], Exception | None]
 
 
 class OneStep:
-    """Ends with the first action, unless ``fails`` says how it breaks."""
+    """Ends with the first action, or raises the exception that ``fails`` returns."""
 
     tools = ()
 
@@ -81,32 +81,32 @@ def collect(
     **limits: float,
 ) -> tuple[Group, Log]:
     log, engine = Log(), ScriptedEngine(renderer, lambda prompt: "done")
-    actor = Agent(engine, renderer, SamplingParams(max_tokens=50), 2000)
+    agent = Agent(engine, renderer, SamplingParams(max_tokens=50), 2000)
     bounds = RolloutLimits(retries=retries, retry_seconds=0.01, **limits)
     scorers = (scorer or One(),)
-    rollout = AgentLoop(actor, OneStep(fails))
+    rollout = AgentLoop(agent, OneStep(fails))
     collector = Collector(rollout, scorers, log, "run", bounds, greedy=rollout if greedy else None)
 
-    async def permit(order: GroupRequest) -> int:
+    async def no_gate(request: GroupRequest) -> int:
         return 3
 
     async def only() -> Group:
-        order = GroupRequest(5, Task("t", (Message.user("hello"),)), 3)
-        (group,) = [group async for group in collector.collect([order], permit)]
+        request = GroupRequest(5, Task("t", (Message.user("hello"),)), 3)
+        (group,) = [group async for group in collector.collect([request], no_gate)]
         return group
 
     return asyncio.run(only()), log
 
 
-def failing_before(retry: int, member: int = 1) -> Fails:
+def failing_before(retry: int, index: int = 1) -> Fails:
     def fails(context: RolloutContext) -> Exception | None:
         attempt = context.id
-        return OSError(f"try {attempt.retry}") if attempt.sample_index == member and attempt.retry < retry else None
+        return OSError(f"try {attempt.retry}") if attempt.sample_index == index and attempt.retry < retry else None
 
     return fails
 
 
-def test_a_place_is_tried_again_until_it_is_filled(renderer: TemplateRenderer) -> None:
+def test_a_failed_attempt_is_repeated_until_it_succeeds(renderer: TemplateRenderer) -> None:
     group, log = collect(renderer, failing_before(2))
     assert [t.attempt.sort_key for t in group.trajectories] == [(5, 0, 0), (5, 1, 2), (5, 2, 0)]
     assert all(t.rewards == {"one": 1.0} for t in group.trajectories)
@@ -114,15 +114,15 @@ def test_a_place_is_tried_again_until_it_is_filled(renderer: TemplateRenderer) -
     reasons = [t.reason or "" for t in group.retried]
     assert reasons[0].startswith("OSError: try 0 (test_retries.py:") and reasons[1].startswith("OSError: try 1 (")
     assert not any(t.rewards for t in group.retried)
-    dispatched = [event.attempt.sort_key for event in log.events if isinstance(event, AttemptStarted)]
+    started = [event.attempt.sort_key for event in log.events if isinstance(event, AttemptStarted)]
     finished = [event.trajectory.attempt.sort_key for event in log.events if isinstance(event, AttemptFinished)]
-    assert sorted(dispatched) == sorted(finished) and len(set(finished)) == 5
-    # what failed is written down with the dispatch of what takes its place
+    assert sorted(started) == sorted(finished) and len(set(finished)) == 5
+    # the end of a failed attempt is recorded together with the start of its replacement
     again = log.events.index(AttemptStarted(group.retried[1].attempt, "train", 3))
     assert log.events[again - 1] == AttemptFinished(group.retried[0])
 
 
-def test_retries_are_bounded_and_the_last_failure_stays(renderer: TemplateRenderer) -> None:
+def test_retries_are_limited_and_the_last_failure_stays(renderer: TemplateRenderer) -> None:
     group, _ = collect(renderer, failing_before(99), retries=1)
     assert group.trajectories[1].attempt.retry == 1
     assert group.trajectories[1].status is Status.ENVIRONMENT_FAILED and len(group.retried) == 1
@@ -130,45 +130,45 @@ def test_retries_are_bounded_and_the_last_failure_stays(renderer: TemplateRender
     assert group.trajectories[1].attempt.retry == 0 and group.retried == ()
 
 
-def test_a_greedy_attempt_is_tried_again_too(renderer: TemplateRenderer) -> None:
-    group, _ = collect(renderer, failing_before(1, member=3), greedy=True)
+def test_a_greedy_attempt_is_repeated_too(renderer: TemplateRenderer) -> None:
+    group, _ = collect(renderer, failing_before(1, index=3), greedy=True)
     assert group.greedy is not None and group.greedy.attempt.sort_key == (5, 3, 1)
     assert [t.attempt.sort_key for t in group.retried] == [(5, 3, 0)]
 
 
-def test_another_try_draws_other_numbers(renderer: TemplateRenderer) -> None:
+def test_a_repeated_attempt_has_another_seed(renderer: TemplateRenderer) -> None:
     group, _ = collect(renderer, failing_before(1))
     assert group.retried[0].attempt.seed(0) != group.trajectories[1].attempt.seed(0)
 
 
-def test_a_dead_engine_is_asked_again_and_then_given_up(renderer: TemplateRenderer) -> None:
-    asked = []
+def test_a_dead_engine_is_retried_and_then_given_up(renderer: TemplateRenderer) -> None:
+    sessions = []
 
     class Dead(ScriptedEngine):
         async def generate(
             self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
         ) -> Completion:
-            asked.append(session_id)
+            sessions.append(session_id)
             raise EngineError("it is gone")
 
     log, limits = Log(), RolloutLimits(retries=2, retry_seconds=0.01)
-    actor = Agent(Dead(renderer, str), renderer, SamplingParams(max_tokens=50), 2000)
-    collector = Collector(AgentLoop(actor, OneStep(lambda context: None)), (One(),), log, "run", limits)
+    agent = Agent(Dead(renderer, str), renderer, SamplingParams(max_tokens=50), 2000)
+    collector = Collector(AgentLoop(agent, OneStep(lambda context: None)), (One(),), log, "run", limits)
 
-    async def permit(order: GroupRequest) -> int:
+    async def no_gate(request: GroupRequest) -> int:
         return 0
 
     async def only() -> Group:
-        orders = [GroupRequest(0, Task("t", (Message.user("x"),)), 1)]
-        (group,) = [group async for group in collector.collect(orders, permit)]
+        requests = [GroupRequest(0, Task("t", (Message.user("x"),)), 1)]
+        (group,) = [group async for group in collector.collect(requests, no_gate)]
         return group
 
     group = asyncio.run(only())
-    assert len(asked) == 3 and group.trajectories[0].status is Status.ENGINE_FAILED
+    assert len(sessions) == 3 and group.trajectories[0].status is Status.ENGINE_FAILED
 
 
 @pytest.mark.parametrize("what", ["reward", "deadline"])
-def test_what_would_fail_again_is_not_tried_again(renderer: TemplateRenderer, what: str) -> None:
+def test_failed_rewards_and_missed_deadlines_are_not_retried(renderer: TemplateRenderer, what: str) -> None:
     def slow(context: RolloutContext) -> None:
         return None
 
@@ -181,7 +181,7 @@ def test_what_would_fail_again_is_not_tried_again(renderer: TemplateRenderer, wh
     assert group.retried == ()
 
 
-def test_the_table_knows_every_status() -> None:
+def test_every_status_has_a_policy() -> None:
     assert set(STATUS_POLICY) == set(Status)
     with pytest.raises(TypeError, match="item assignment"):
         STATUS_POLICY[Status.CANCELLED] = "train"  # type: ignore[index]
@@ -191,9 +191,7 @@ def test_the_table_knows_every_status() -> None:
     ("given", "status"),
     [((1.0,), Status.COMPLETED), ((1.0, 2.0), Status.REWARD_FAILED), ("1.0", Status.REWARD_FAILED)],
 )
-def test_rewards_that_fit_no_turn_or_are_no_numbers_fail_the_attempt(
-    renderer: TemplateRenderer, given: Any, status: Status
-) -> None:
+def test_invalid_rewards_fail_the_attempt(renderer: TemplateRenderer, given: Any, status: Status) -> None:
     class Given:
         async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
             return tuple({"em": given} for _ in group)
@@ -202,7 +200,7 @@ def test_rewards_that_fit_no_turn_or_are_no_numbers_fail_the_attempt(
     assert {t.status for t in group.trajectories} == {status}
 
 
-def test_a_reward_that_is_none_fails_its_own_attempt_only(renderer: TemplateRenderer) -> None:
+def test_an_invalid_reward_fails_only_its_own_attempt(renderer: TemplateRenderer) -> None:
     class Given:
         async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Any, ...]:
             return tuple({"em": "high"} if t.attempt.sample_index == 1 else {"em": 1.0} for t in group)
@@ -212,7 +210,7 @@ def test_a_reward_that_is_none_fails_its_own_attempt_only(renderer: TemplateRend
     assert "reward em is an object of type str" in (group.trajectories[1].reason or "")
 
 
-def test_a_scorers_own_timeout_is_not_taken_for_ours(renderer: TemplateRenderer) -> None:
+def test_a_timeout_inside_a_scorer_is_not_reported_as_its_time_limit(renderer: TemplateRenderer) -> None:
     class Late:
         def __init__(self, seconds: float) -> None:
             self.seconds = seconds

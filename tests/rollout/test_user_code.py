@@ -1,4 +1,4 @@
-"""What somebody else's code raises becomes a failure of ours; what it gives is looked at before it is used."""
+"""Isolation of user code: its exceptions are converted, its return values validated."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from agent_r1.rollout.user_code import (
 
 
 class Panic(BaseException):
-    """As other languages' libraries raise."""
+    """Like the panics of native libraries."""
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("x"), SystemExit(3), RecursionError("deep"), TimeoutError("own"), Panic("in Rust")]
 )
-def test_what_is_raised_leaves_as_our_failure_with_its_reason(error: BaseException) -> None:
+def test_exceptions_are_converted_with_their_reason(error: BaseException) -> None:
     with pytest.raises(LookupError, match=f"{type(error).__name__}: ") as caught, isolate(LookupError):
         raise error
     assert caught.value.__cause__ is error
@@ -40,7 +40,7 @@ def test_what_is_raised_leaves_as_our_failure_with_its_reason(error: BaseExcepti
 
 class Unreadable(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words for it")
+        raise RuntimeError("no text")
 
 
 def raised(error: BaseException) -> BaseException:
@@ -50,9 +50,9 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-def test_a_failure_is_told_in_one_line_with_the_place_in_the_users_own_code() -> None:
-    said = format_error(raised(ValueError("no\n such page")))
-    assert re.fullmatch(r"ValueError: no such page \(test_user_code.py:\d+, in raised\)", said)
+def test_an_error_is_formatted_in_one_line_with_the_line_of_user_code() -> None:
+    text = format_error(raised(ValueError("no\n such page")))
+    assert re.fullmatch(r"ValueError: no such page \(test_user_code.py:\d+, in raised\)", text)
     try:
         json.loads("[")
     except ValueError as error:  # raised in Python's own files
@@ -67,22 +67,22 @@ def test_a_failure_is_told_in_one_line_with_the_place_in_the_users_own_code() ->
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
-def test_an_interrupt_is_not_taken_for_a_failure(kind: type[BaseException]) -> None:
+def test_interrupts_pass(kind: type[BaseException]) -> None:
     with pytest.raises(kind), isolate(LookupError):
         raise kind
 
 
-async def letting_out_its_own_cancellation() -> None:
+async def raise_cancelled_error() -> None:
     inner = asyncio.create_task(asyncio.sleep(60))
     inner.cancel()
     await inner
 
 
-def test_a_cancellation_that_nobody_asked_for_is_a_failure_and_one_from_outside_passes() -> None:
+def test_only_a_cancellation_from_outside_passes() -> None:
     async def stray() -> str:
         try:
             with isolate(LookupError):
-                await letting_out_its_own_cancellation()
+                await raise_cancelled_error()
         except LookupError as failure:
             return str(failure)
         return "nothing"
@@ -117,7 +117,7 @@ GOOD = Transition(
 )
 
 
-def test_a_good_transition_comes_back_with_its_rewards_as_numbers() -> None:
+def test_a_valid_transition_is_returned_with_float_rewards() -> None:
     taken = validate_transition(GOOD)
     assert (taken.messages, taken.end, taken.results) == (GOOD.messages, "terminal", GOOD.results)
     assert taken.rewards == {"found": 1.0} and taken.call_rewards == ({"found": 1.0}, {})
@@ -125,7 +125,7 @@ def test_a_good_transition_comes_back_with_its_rewards_as_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "error"),
     [
         (None, "the step returned None"),
         ({"messages": ()}, "type dict, not a Transition"),
@@ -149,18 +149,18 @@ def test_a_good_transition_comes_back_with_its_rewards_as_numbers() -> None:
         (Transition((Message("assistant", (), (ToolCall("c", "x", "{}", ""),)),)), "not a tuple of ToolCalls"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_transition_is_named(given: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+def test_an_invalid_transition_is_refused_with_the_reason(given: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
         validate_transition(given)
 
 
-def test_a_start_is_messages() -> None:
+def test_opening_messages_are_validated() -> None:
     assert validate_messages([Message.user("x")]) == (Message.user("x"),)
     with pytest.raises(TypeError, match="not a Message"):
         validate_messages(["x"])
 
 
-def test_a_reward_is_a_number_or_one_per_turn_or_none() -> None:
+def test_a_reward_is_a_number_a_number_per_turn_or_none() -> None:
     given = {"a": True, "b": None, "c": (1, 0.5), "d": Fraction(1, 2), "e": Unscored("KeyError: 'gold'")}
     assert validate_rewards(given) == {"a": 1.0, "b": None, "c": (1.0, 0.5), "d": 0.5, "e": None}
     assert list(unscored_reasons(given)) == ["reward e could not be scored: KeyError: 'gold'"]

@@ -9,7 +9,7 @@ import torch
 from checkpointing import TEMPLATE, make_model, snapshot_of
 from resuming import Whole, train_with_images
 from safetensors.torch import load_file
-from scenarios import micro_taskset, whimsical_taskset
+from scenarios import micro_taskset, unpredictable_taskset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -70,9 +70,9 @@ def whole(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     """``whole(algorithm="ppo")`` is an uninterrupted run with these settings; each is made once."""
     runs: dict[str, Whole] = {}
 
-    def get(whimsical: bool = False, **settings: Any) -> Whole:
-        if (key := repr((whimsical, settings))) not in runs:
-            its = whimsical_taskset() if whimsical else micro
+    def get(unpredictable: bool = False, **settings: Any) -> Whole:
+        if (key := repr((unpredictable, settings))) not in runs:
+            its = unpredictable_taskset() if unpredictable else micro
             place = tmp_path_factory.mktemp("whole")
             runs[key] = Whole(its, place, train_with_images(its, place, settings))
         return runs[key]

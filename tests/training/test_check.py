@@ -1,4 +1,4 @@
-"""Checking a world: solutions are played in its own environment, and what comes out otherwise is listed."""
+"""Checking a task set: solutions are played in its environment, and unexpected results are listed."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ def checked(changed: TaskSet) -> CheckReport:
 
 
 def reasons(found: CheckReport) -> set[str]:
-    return {fault.reason for fault in found.failures}
+    return {failure.reason for failure in found.failures}
 
 
 def with_gold(*acts: Responder) -> Callable[[Task], ReferenceSolutions]:
@@ -68,31 +68,34 @@ def with_gold(*acts: Responder) -> Callable[[Task], ReferenceSolutions]:
     return lambda task: replace(solutions(task), gold=gold)
 
 
-def test_a_solution_acts_on_what_it_sees_and_any_text_survives() -> None:
+def test_a_solution_may_depend_on_the_conversation_and_any_text_is_preserved() -> None:
     found = checked(taskset())
     assert found.passed and (found.gold.passed, found.wrong.passed) == (4, 4)  # train and test
 
 
-def test_a_tool_that_is_broken_is_found_because_solutions_go_through_it() -> None:
+def test_a_broken_tool_is_detected() -> None:
     broken = replace(look_up, function=lambda title: "another page")
     assert reasons(checked(taskset(env=ToolEnv([broken])))) == {"gold, but earned exact_match 0 of 1"}
 
 
-def test_a_wrong_solution_that_earns_full_marks_is_found() -> None:
+def test_a_wrong_solution_that_earns_the_rewards_is_detected() -> None:
     def twice(task: Task) -> ReferenceSolutions:
         return replace(solutions(task), wrong=(ReferenceSolution("too good", read_it), NOTHING))
 
     found = checked(taskset(solutions=twice))
     assert reasons(found) == {"wrong, but earned exact_match 1"} and (found.wrong.played, found.wrong.passed) == (8, 4)
-    assert {(fault.task, fault.solution) for fault in found.failures} == {("Alba", "too good"), ("Corin", "too good")}
+    assert {(failure.task, failure.solution) for failure in found.failures} == {
+        ("Alba", "too good"),
+        ("Corin", "too good"),
+    }
 
 
-def test_a_solution_that_ends_before_the_episode_does_is_a_fault() -> None:
+def test_a_solution_that_ends_before_the_episode_fails() -> None:
     (reason,) = reasons(checked(taskset(solutions=with_gold(script(tool_call("look_up", title="Alba"))))))
     assert "engine_failed" in reason and "the script has 1 turns" in reason
 
 
-def test_a_wrong_solution_is_no_proof_where_it_could_not_be_scored() -> None:
+def test_a_wrong_solution_that_could_not_be_scored_fails() -> None:
     def unable(trajectory: Trajectory, task: Task) -> float:
         if trajectory.last_text:
             return 1.0
@@ -103,7 +106,7 @@ def test_a_wrong_solution_is_no_proof_where_it_could_not_be_scored() -> None:
     }
 
 
-def test_process_rewards_can_be_full_marks() -> None:
+def test_process_rewards_can_be_expected() -> None:
     env = ToolEnv([look_up], call_rewards=lambda call, result: {"found": float(result.ok)})
     full = {"exact_match": 1.0, "found": 1.0}
     assert checked(taskset(env=env, solutions=lambda task: replace(solutions(task), expected_rewards=full))).passed
@@ -112,10 +115,10 @@ def test_process_rewards_can_be_full_marks() -> None:
     assert reasons(found) == {"gold, but earned found 1 of 2"}
 
 
-def test_full_marks_that_nobody_gives_are_earned_by_nobody() -> None:
+def test_an_unknown_reward_name_is_reported() -> None:
     found = checked(taskset(solutions=lambda task: replace(solutions(task), expected_rewards={"exact_mtach": 1.0})))
-    told = "gold, but earned exact_mtach 0 of 1 (no reward exact_mtach was given; there are: exact_match)"
-    assert reasons(found) == {told}
+    reason = "gold, but earned exact_mtach 0 of 1 (no reward exact_mtach was given; there are: exact_match)"
+    assert reasons(found) == {reason}
 
 
 @pytest.mark.parametrize(
@@ -126,11 +129,11 @@ def test_full_marks_that_nobody_gives_are_earned_by_nobody() -> None:
         ({"expected_rewards": {}}, "its solutions name no reward"),
     ],
 )
-def test_solutions_that_prove_nothing_are_a_fault(change: dict, reason: str) -> None:
+def test_solutions_that_prove_nothing_fail(change: dict, reason: str) -> None:
     assert reason in reasons(checked(taskset(solutions=lambda task: replace(solutions(task), **change))))
 
 
-def test_solutions_that_cannot_be_made_are_bad_input_that_names_the_task() -> None:
+def test_an_exception_while_creating_solutions_names_the_task() -> None:
     def broken(task: Task) -> ReferenceSolutions:
         raise KeyError("chain")
 
@@ -139,7 +142,7 @@ def test_solutions_that_cannot_be_made_are_bad_input_that_names_the_task() -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "error"),
     [
         ([1], "it returned an object of type list, not ReferenceSolutions"),
         (ReferenceSolutions((1,), (NOTHING,), {"exact_match": 1.0}), "1 is not a ReferenceSolution"),  # type: ignore[arg-type]
@@ -150,17 +153,17 @@ def test_solutions_that_cannot_be_made_are_bad_input_that_names_the_task() -> No
         ),  # type: ignore[dict-item]
     ],
 )
-def test_solutions_of_another_form_are_bad_input_that_names_the_task(given: object, told: str) -> None:
-    with pytest.raises(InvalidInput, match=f"task Alba: got TypeError: {re.escape(told)}"):
+def test_invalid_solutions_name_the_task(given: object, error: str) -> None:
+    with pytest.raises(InvalidInput, match=f"task Alba: got TypeError: {re.escape(error)}"):
         checked(taskset(solutions=lambda task: given))
 
 
-def test_a_world_without_solutions_is_told_so() -> None:
+def test_a_task_set_without_solutions_is_refused() -> None:
     with pytest.raises(InvalidInput, match="solutions of towns: got none"):
         checked(taskset(solutions=None))
 
 
-def test_a_sample_is_a_part_of_the_tasks_the_same_for_the_same_seed() -> None:
+def test_the_sampled_tasks_depend_on_the_seed() -> None:
     many = [Task(str(i), (Message.user("Alba"),), {"answers": ("Bruno",)}) for i in range(100)]
     seen: list[list[str]] = []
 

@@ -67,7 +67,9 @@ def test_only_timings_are_not_reproducible(run: Path) -> None:
         assert {"reward", "em"} <= one.values.keys()
 
 
-def test_runs_with_equal_seeds_have_equal_digests_whatever_their_names(taskset: TaskSet, run: Path, tmp_path: Path) -> None:
+def test_runs_with_equal_seeds_have_equal_digests_whatever_their_names(
+    taskset: TaskSet, run: Path, tmp_path: Path
+) -> None:
     digests = []
     for name, changes in (("again", {}), ("other seed", {"seed": 1})):
         train(config_of(taskset, tmp_path / name, **changes), taskset, SilentProgress())

@@ -1,4 +1,4 @@
-"""A person plays an episode: by typed lines, through the environment and the scorers of the world."""
+"""Human play: typed lines go through the environment and the scorers of the task set."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TOWNS = taskset()
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlayResult, str]]:
-    """Play with these lines in a pipe: what it came to, and what was shown."""
+    """Play with these lines in a pipe. Returns the result and the output."""
 
     def typed(*lines: str, taskset: TaskSet = TOWNS, number: int | None = 3) -> tuple[PlayResult, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -71,7 +71,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlayResult, st
     return typed
 
 
-def test_an_episode_is_played_to_its_end_and_scored(typed: Callable) -> None:
+def test_an_episode_is_played_and_scored(typed: Callable) -> None:
     played, shown = typed("look_up town 3", "<answer>Bruno</answer>")
     assert played == PlayResult("3", "completed", 2, {"exact_match": 1.0, "found": 1.0}, ("Bruno",))
     assert "user: Who rules town 3?" in shown and "tool: town 3 is ruled by Bruno." in shown
@@ -79,7 +79,7 @@ def test_an_episode_is_played_to_its_end_and_scored(typed: Callable) -> None:
     assert played.text == "completed after 2 turns\nrewards: exact_match 1, found 1\ngold: Bruno"
 
 
-def test_the_right_answer_is_shown_wherever_the_world_keeps_it(typed: Callable) -> None:
+def test_the_right_answer_comes_from_the_task_or_a_gold_solution(typed: Callable) -> None:
     one_text = [Task("a", (Message.user("Who?"),), {"answers": "Bruno"}, "test")]
     played, _ = typed("no", taskset=taskset(tasks=lambda split: one_text, scorers=()), number=0)
     assert played.answers == ("Bruno",)
@@ -99,12 +99,12 @@ def test_the_right_answer_is_shown_wherever_the_world_keeps_it(typed: Callable) 
     assert broken.answers == ()
 
 
-def test_a_wrong_answer_is_scored_as_one(typed: Callable) -> None:
+def test_a_wrong_answer_is_scored_as_wrong(typed: Callable) -> None:
     assert typed("<answer>Corin</answer>")[0].rewards == {"exact_match": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "feedback"),
     [
         ('/look_up {"title": "town', "The tool call could not be read and was not run"),
         ('/lookup {"title": "town"}', "There is no tool 'lookup'. Did you mean 'look_up'?"),
@@ -113,36 +113,36 @@ def test_a_wrong_answer_is_scored_as_one(typed: Callable) -> None:
         ("<tool_call>\nnonsense</tool_call>", "The tool call could not be read and was not run"),
     ],
 )
-def test_what_is_malformed_gets_the_feedback_that_a_policy_gets(typed: Callable, line: str, told: str) -> None:
+def test_a_malformed_call_gets_the_same_feedback_as_a_policys(typed: Callable, line: str, feedback: str) -> None:
     played, shown = typed(line.replace("\n", "\\\n"), '/add {"a": 1, "b": 2}', "<answer>Bruno</answer>")
-    assert told in shown and "tool: 3" in shown
+    assert feedback in shown and "tool: 3" in shown
     assert played.turns == 3 and played.rewards == {"exact_match": 1.0, "found": 1.0}
 
 
-def test_turns_run_out_as_they_do_for_a_policy(typed: Callable) -> None:
+def test_the_turn_limit_applies(typed: Callable) -> None:
     played, _ = typed(*["look_up town"] * 4)
     assert (played.status, played.turns) == ("out_of_turns", 4) and played.rewards["exact_match"] == 0.0
 
 
-def test_help_and_empty_lines_cost_no_turn(typed: Callable) -> None:
+def test_help_and_empty_lines_use_no_turn(typed: Callable) -> None:
     played, shown = typed("", "?", "  ", "<answer>Bruno</answer>")
     assert played.turns == 1 and shown.count("call a tool with its arguments as JSON") == 2
 
 
-def test_a_line_may_go_on(typed: Callable) -> None:
+def test_a_line_may_be_continued(typed: Callable) -> None:
     assert typed("Well:\\", "<answer>\\", "Bruno</answer>")[0].rewards["exact_match"] == 1.0
 
 
-def test_the_end_of_a_pipe_leaves_and_nothing_is_scored(typed: Callable) -> None:
+def test_the_end_of_a_pipe_leaves_the_episode_unscored(typed: Callable) -> None:
     played, _ = typed("look_up town 3")
     assert played == PlayResult("3", "left", 1) and played.text == "left after 1 turn; nothing was scored"
 
 
-def test_a_page_cannot_steer_the_terminal(typed: Callable) -> None:
+def test_output_cannot_control_the_terminal(typed: Callable) -> None:
     assert "\x1b" not in typed("look_up town 3", "<answer>Bruno</answer>")[1]
 
 
-def test_an_environment_that_fails_is_told(typed: Callable) -> None:
+def test_a_failure_of_the_environment_is_shown(typed: Callable) -> None:
     def unable(call: object, result: object) -> dict[str, float]:
         raise ValueError("no reward for that")
 
@@ -150,13 +150,13 @@ def test_an_environment_that_fails_is_told(typed: Callable) -> None:
     assert played.status == "environment_failed" and "no reward for that" in played.text and played.rewards == {}
 
 
-def test_without_a_number_the_seed_draws_a_task_and_one_too_high_is_refused(typed: Callable) -> None:
+def test_the_seed_selects_a_task_and_a_number_too_high_is_refused(typed: Callable) -> None:
     assert typed(number=None)[0].task == typed(number=None)[0].task
     with pytest.raises(InvalidInput, match="number"):
         typed(number=9)
 
 
-def test_lines_become_calls_or_are_said_as_they_stand() -> None:
+def test_lines_become_calls_or_plain_messages() -> None:
     (call,) = parse_line("look_up the big town", TOOLS).calls
     assert (call.name, call.arguments) == ("look_up", {"title": "the big town"})
     assert parse_line('look_up {"title": "x", "pages": 2}', TOOLS).calls[0].arguments == {"title": "x", "pages": 2}
@@ -167,11 +167,11 @@ def test_lines_become_calls_or_are_said_as_they_stand() -> None:
 
 
 def until(terminal: int, mark: bytes, seconds: float = 60) -> bytes:
-    """What a terminal shows up to a mark."""
+    """Return the output of a terminal up to a mark."""
     shown, end = b"", time.monotonic() + seconds
     while mark not in shown and time.monotonic() < end:
         if select.select([terminal], [], [], 0.5)[0]:
-            with suppress(OSError):  # the other side is closed
+            with suppress(OSError):  # the process has ended
                 shown += os.read(terminal, 4096)
     assert mark in shown, shown
     return shown
@@ -179,9 +179,9 @@ def until(terminal: int, mark: bytes, seconds: float = 60) -> bytes:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """The process of ``agent-r1 play tinywiki``, and the terminal it is in."""
+    """A process of ``agent-r1 play tinywiki``, and its terminal."""
     process, terminal = pty.fork()
-    if process == 0:  # as a program that begins: with nothing of pytest's
+    if process == 0:  # with standard streams of its own instead of pytest's
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
         code = main(["play", "tinywiki", "--number", "0"])
         sys.stdout.flush()
@@ -191,27 +191,27 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["ctrl-c", "ctrl-d"])
-def test_in_a_terminal_one_key_leaves_with_one_line_and_exit_code_0(terminal: tuple[int, int], key: bytes) -> None:
+def test_ctrl_c_and_ctrl_d_leave_with_one_line_and_exit_code_0(terminal: tuple[int, int], key: bytes) -> None:
     process, screen = terminal
     until(screen, b"\r\n> ")
     os.write(screen, b"search Lumaban\n")
     assert b"Lumaban: " in until(screen, b"\r\n> ")
-    time.sleep(0.5)  # a signal that comes while the line editor gets ready waits there for the next key
+    time.sleep(0.5)  # a signal during the start of the line editor would wait for the next key
     os.write(screen, key)
     assert until(screen, b"scored\r\n").split(b"\r\n")[1:] == [b"left after 1 turn; nothing was scored", b""]
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
-def test_the_last_line_of_the_command_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_last_line_of_output_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("<answer>x</answer>\n"))
     assert main(["play", "tinywiki", "--number", "0", "--json"]) == 0
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (data["status"], data["turns"], data["rewards"]["em"]) == ("completed", 1, 0.0)
 
 
-def test_neither_playing_nor_checking_waits_for_torch() -> None:
-    """Another interpreter is asked: in this one other tests have loaded it."""
-    asked = (
+def test_play_and_check_do_not_import_torch() -> None:
+    """Checked in a new interpreter, because other tests import torch in this one."""
+    script = (
         "import agent_r1.cli, agent_r1.training.check, agent_r1.training.play, sys; sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", asked], cwd=ROOT).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

@@ -1,4 +1,4 @@
-"""Process rewards in training: at weight 0 they change no bit, at any other weight they change what is learned."""
+"""Process rewards in training: with weight 0 they change no bit, with another weight they change the result."""
 
 from dataclasses import replace
 
@@ -24,25 +24,25 @@ SMALL = {"steps": 3, "groups_per_step": 6, "group_size": 6, "evaluate_n": 4, "se
 
 @pytest.fixture(scope="module")
 def tasksets():
-    """TinyWiki with its process reward, and as it would be without."""
+    """TinyWiki with and without its process reward."""
     taskset = build("tinywiki", None, None, 0)
     return {True: taskset, False: replace(taskset, env=ToolEnv(tools=[search], max_turns=taskset.env.max_turns))}
 
 
 @pytest.fixture(scope="module")
 def runs(tasksets, tmp_path_factory):
-    """Folders of runs: with the reward at weight 0, without it, and at weight 0.5."""
+    """Run folders: with the reward at weight 0, without it, and at weight 0.5."""
     folder = tmp_path_factory.mktemp("runs")
-    wanted = {"weight 0": (True, {}), "without": (False, {}), "weighed": (True, {"reward_weights.found": 0.5})}
-    for name, (rewarded, changes) in wanted.items():
+    variants = {"weight 0": (True, {}), "without": (False, {}), "weight 0.5": (True, {"reward_weights.found": 0.5})}
+    for name, (rewarded, changes) in variants.items():
         taskset = tasksets[rewarded]
         layers = [Layer("test", {**SMALL, "run": str(folder / name), **changes}), Layer("recipe", taskset.recipe)]
         train(resolve(TrainConfig, layers), taskset, SilentProgress())
-    return {name: folder / name for name in wanted}
+    return {name: folder / name for name in variants}
 
 
-def lived(folder):
-    """What was lived, but for the rewards of calls."""
+def recorded(folder):
+    """Return trajectories, fates and metrics without the rewards of calls."""
     reader = RunReader(folder)
     trajectories = {
         t.attempt.sort_key: (
@@ -76,27 +76,27 @@ def equal(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_at_weight_0_a_run_has_the_bits_of_one_without(runs):
-    assert lived(runs["weight 0"]) == lived(runs["without"])
+def test_with_weight_0_a_run_equals_one_without_the_reward(runs):
+    assert recorded(runs["weight 0"]) == recorded(runs["without"])
     assert equal(weights(runs["weight 0"]), weights(runs["without"]))
     assert call_rewards(runs["weight 0"]) and not call_rewards(runs["without"])
     assert {given["found"] for calls in call_rewards(runs["weight 0"]) for given in calls} == {0.0, 1.0}
 
 
-def test_at_weight_0_the_digest_is_that_of_the_sparse_run(runs):
+def test_with_weight_0_the_digest_equals_that_of_a_run_without_the_reward(runs):
     digests = {}
     for name, folder in runs.items():
         reader = RunReader(folder)
         digests[name] = run_digest(reader)
         reader.close()
-    assert digests["weight 0"] == digests["without"] != digests["weighed"]
+    assert digests["weight 0"] == digests["without"] != digests["weight 0.5"]
 
 
-def test_at_another_weight_something_else_is_learned(runs):
-    assert not equal(weights(runs["weighed"]), weights(runs["without"]))
+def test_another_weight_changes_the_trained_model(runs):
+    assert not equal(weights(runs["weight 0.5"]), weights(runs["without"]))
 
 
-def test_the_weight_decides_what_an_attempt_earned(runs):
+def test_the_weight_scales_the_total_reward(runs):
     reader = RunReader(runs["weight 0"])
     trajectories = tuple(t for t in reader.trajectories() if t.attempt.group_id == 0)
     reader.close()

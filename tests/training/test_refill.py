@@ -85,11 +85,13 @@ def test_an_algorithm_that_needs_a_greedy_attempt_gets_one_per_group(read, monke
 def test_tasks_repeat_forever_in_a_new_order_each_epoch(taskset):
     tasks = taskset.tasks("train")[:5]
     config = TrainConfig(steps=1, groups_per_step=2, group_size=4, seed=3)
-    asked = list(islice(group_requests(tasks, config), 15))
-    assert [order.group_id for order in asked] == list(range(15)) and {order.size for order in asked} == {4}
-    epochs = [[order.task.id for order in asked[start : start + 5]] for start in (0, 5, 10)]
+    requests = list(islice(group_requests(tasks, config), 15))
+    assert [request.group_id for request in requests] == list(range(15)) and {request.size for request in requests} == {
+        4
+    }
+    epochs = [[request.task.id for request in requests[start : start + 5]] for start in (0, 5, 10)]
     assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert asked == list(islice(group_requests(tasks, config), 15))
+    assert requests == list(islice(group_requests(tasks, config), 15))
     for first in (1, 4, 5, 7):
-        assert list(islice(group_requests(tasks, config, first), 15 - first)) == asked[first:]
+        assert list(islice(group_requests(tasks, config, first), 15 - first)) == requests[first:]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from resuming import EVERYTHING, STEPS, Whole, config_of, made_by, resume, train_with_images
+from resuming import EVERYTHING, STEPS, Whole, config_of, result_of, resume, train_with_images
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
@@ -32,7 +32,7 @@ def test_a_run_resumed_from_any_step_equals_an_uninterrupted_one(
     run = whole(algorithm=algorithm)
     folder = run.stopped(step, tmp_path)
     assert verify(folder).is_valid
-    assert resume(run.taskset, folder) == run.made
+    assert resume(run.taskset, folder) == run.result
     report = verify(folder)
     assert report.violations == () and report.segments == 2 and report.attempts["pending"] == 0
 
@@ -46,13 +46,13 @@ def test_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[...,
     run = whole(steps=6, **refilling)
     with closing(RunReader(run.place / "whole")) as reader:
         assert sum(metrics.values["refilled_groups"] for metrics in reader.metrics()) > 3
-    assert resume(run.taskset, run.stopped(step, tmp_path)) == run.made
+    assert resume(run.taskset, run.stopped(step, tmp_path)) == run.result
 
 
 @pytest.mark.parametrize("step", [4])
 def test_the_whole_state_of_a_run_is_restored(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run = whole(whimsical=True, **EVERYTHING)
-    assert resume(run.taskset, run.stopped(step, tmp_path)) == run.made
+    run = whole(unpredictable=True, **EVERYTHING)
+    assert resume(run.taskset, run.stopped(step, tmp_path)) == run.result
 
 
 def acknowledged(folder: Path) -> Counter[str]:
@@ -88,7 +88,7 @@ def test_no_random_number_comes_from_a_global_generator(
             random.random(), numpy.random.random(), torch.rand(1)
 
     run.train(config_of(micro, tmp_path / "run", {"algorithm": "ppo", "steps": 3}), micro, Drawing())
-    assert made_by(tmp_path / "run") == whole(algorithm="ppo", steps=3).made
+    assert result_of(tmp_path / "run") == whole(algorithm="ppo", steps=3).result
 
 
 def events(folder: Path) -> list[str]:
@@ -106,7 +106,7 @@ def test_a_run_killed_before_its_first_event_starts_from_the_beginning(
     run = whole(algorithm="ppo", steps=3)
     with closing(RunReader(run.place / "whole")) as reader:
         create_run(tmp_path / "run", reader.config()).close()
-    assert resume(micro, tmp_path / "run") == run.made
+    assert resume(micro, tmp_path / "run") == run.result
     assert events(tmp_path / "run")[0] == "resumed: from its beginning" and verify(tmp_path / "run").is_valid
 
 
@@ -115,7 +115,7 @@ def test_a_corrupt_checkpoint_is_skipped_and_reported(whole: Callable[..., Whole
     folder = run.stopped(8, tmp_path)
     with (folder / "checkpoints" / "step-8" / "trainer.safetensors").open("r+b") as file:
         file.write(b"\0")
-    assert resume(run.taskset, folder) == run.made
+    assert resume(run.taskset, folder) == run.result
     corrupt, resumed = events(folder)[:2]
     reason = "step-8 holds a trainer.safetensors that has changed; it was renamed to corrupt-step-8"
     assert corrupt.startswith("corrupt: ") and corrupt.endswith(reason)
@@ -127,7 +127,7 @@ def test_a_corrupt_checkpoint_is_skipped_and_reported(whole: Callable[..., Whole
 
 
 def test_a_corrupt_best_checkpoint_is_dropped_and_reported(whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run = whole(whimsical=True, **EVERYTHING)
+    run = whole(unpredictable=True, **EVERYTHING)
     folder = run.stopped(5, tmp_path)
     oldest = min((folder / "checkpoints").iterdir(), key=lambda path: path.name)
     (oldest / "model.safetensors").unlink()
@@ -155,7 +155,7 @@ def test_a_missing_newest_checkpoint_is_reported(whole: Callable[..., Whole], tm
     run = whole(algorithm="grpo")
     folder = run.stopped(8, tmp_path)
     shutil.rmtree(folder / "checkpoints" / "step-8")
-    assert resume(run.taskset, folder) == run.made
+    assert resume(run.taskset, folder) == run.result
     expected = ["corrupt: the checkpoint of step 8 is gone", "resumed: from step 7"]
     assert events(folder)[:2] == expected and verify(folder).is_valid
 
@@ -165,12 +165,12 @@ def test_a_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tm
     folder, foreign = run.stopped(8, tmp_path), other.stopped(8, tmp_path / "other") / "checkpoints" / "step-8"
     shutil.rmtree(folder / "checkpoints" / "step-8")
     shutil.copytree(foreign, folder / "checkpoints" / "step-8")
-    assert resume(run.taskset, folder) == run.made
+    assert resume(run.taskset, folder) == run.result
     assert events(folder)[0].endswith("holds other weights than those of step 8; it was renamed to corrupt-step-8")
 
 
 def test_a_best_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run = whole(whimsical=True, **EVERYTHING)
+    run = whole(unpredictable=True, **EVERYTHING)
     folder = run.stopped(5, tmp_path)
     oldest, newest = sorted((folder / "checkpoints").iterdir(), key=checkpoint_step)[
         :: len(list_checkpoints(folder)) - 1
@@ -190,7 +190,7 @@ def test_a_complete_run_is_resumed_only_with_more_steps(
     (tmp_path / "whole").rename(folder)
     with pytest.raises(InvalidInput, match="which is complete: it took its 2 steps; give more --steps"):
         resume(micro, folder)
-    assert resume(micro, folder, steps=3) == run.made
+    assert resume(micro, folder, steps=3) == run.result
     report = verify(folder)
     assert report.violations == () and report.segments == 2 and report.steps == 3
 

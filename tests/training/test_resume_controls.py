@@ -105,7 +105,7 @@ def differences(run: Whole, folder: Path) -> str:
         made = resume(run.taskset, folder)
     except RunWriteError as error:
         return f"RunWriteError: {error}"
-    differs = {"another digest": made.digest != run.made.digest, "another model": made.model != run.made.model}
+    differs = {"another digest": made.digest != run.result.digest, "another model": made.model != run.result.model}
     return ", ".join([*(name for name, other in differs.items() if other), *verify(folder).violations])
 
 
@@ -113,7 +113,7 @@ def differences(run: Whole, folder: Path) -> str:
 def test_a_part_that_is_not_restored_is_detected(
     part: str, whole: Callable[..., Whole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = whole(whimsical=True, **EVERYTHING)
+    run = whole(unpredictable=True, **EVERYTHING)
     assert differences(run, run.stopped(4, tmp_path / "unchanged")) == ""
     leave_out, expected = LEFT_OUT[part]
     leave_out(monkeypatch)

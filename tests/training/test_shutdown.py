@@ -57,12 +57,12 @@ def test_a_signalled_run_saves_its_last_step(
     assert (stopped.value.number, stopped.value.folder) == (number, folder)
     assert checkpoint_step(list_checkpoints(folder)[0]) == 2
     assert verify(folder).violations == () and verify(folder).steps == 2
-    assert resume(micro, folder) == whole(**settings).made
+    assert resume(micro, folder) == whole(**settings).result
 
 
 def test_a_run_without_checkpoints_saves_none_on_shutdown(micro: TaskSet, tmp_path: Path) -> None:
     config = config_of(micro, tmp_path / "run", {"steps": 3, "checkpoint_every": 0})
-    with pytest.raises(Interrupted, match="with checkpoint_every 0, so that it will begin anew"):
+    with pytest.raises(Interrupted, match="without checkpoints: it would start from step 0"):
         run.train(config, micro, Signalling(1, signal.SIGTERM))
     assert list_checkpoints(tmp_path / "run") == []
 
@@ -75,14 +75,14 @@ def test_a_run_stopped_after_its_last_step_is_evaluated_when_resumed(
         run.train(config_of(micro, folder, {"steps": 3}), micro, Signalling(3, signal.SIGTERM))
     with closing(RunReader(folder)) as reader:
         assert not reader.is_complete()
-    assert (folder / "model").is_dir() and resume(micro, folder) == whole(steps=3).made
+    assert (folder / "model").is_dir() and resume(micro, folder) == whole(steps=3).result
 
 
 def test_a_step_that_became_the_last_is_validated(micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path) -> None:
     folder, settings = tmp_path / "run", {"evaluate_every": 3, "evaluate_n": 2}
     with pytest.raises(Interrupted):
         run.train(config_of(micro, folder, {"steps": 5, **settings}), micro, Signalling(2, signal.SIGTERM))
-    assert resume(micro, folder, steps=2) == whole(steps=2, **settings).made
+    assert resume(micro, folder, steps=2) == whole(steps=2, **settings).result
     progress = json.loads((list_checkpoints(folder)[0] / "progress.json").read_text())
     assert (progress["step"], progress["validated"]) == (2, 2) and progress["best"]["step"] == 2
     assert verify(folder).is_valid

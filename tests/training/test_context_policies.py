@@ -1,4 +1,4 @@
-"""Context rules on a real model: what is recorded of a rewritten context is what the policy saw, said and learns."""
+"""Context policies with a real model: the recorded tokens are those that the policy saw, sampled and is trained on."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.inference.torch_engine import TorchEngine
@@ -39,7 +39,7 @@ from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 TEMPERATURE = 0.7
-RULES = {
+POLICIES = {
     "window": {"name": "window", "keep_turns": 1},
     "truncate": {"name": "truncate", "keep_turns": 1, "max_characters": 5},
     "summary": {"name": "summary", "keep_turns": 1},
@@ -58,7 +58,7 @@ def config_of(taskset, **changes):
 
 
 class Talking:
-    """A world that answers whatever is said, five times."""
+    """An environment that answers any action, five times."""
 
     tools = ()
 
@@ -69,27 +69,29 @@ class Talking:
 @dataclass
 class Talk:
     start: tuple
-    taken: int = 0
+    step_count: int = 0
 
     async def step(self, action):
-        self.taken += 1
-        if self.taken == 5:
+        self.step_count += 1
+        if self.step_count == 5:
             return Transition((), end="terminal")
-        return Transition((Message.user(f"Page {self.taken}: {len(action.text)} letters, and many more.\nIt rains."),))
+        return Transition(
+            (Message.user(f"Page {self.step_count}: {len(action.text)} letters, and many more.\nIt rains."),)
+        )
 
     async def close(self):
         return None
 
 
 class Letters:
-    """Rewards differ, so that there is something to learn."""
+    """Gives different rewards, so that there is a training signal."""
 
     async def score(self, group, task):
         return tuple({"letters": float(sum(map(ord, t.last_text)))} for t in group)
 
 
 def ascii_tokenizer():
-    """One token per character: what a random policy says is tokenised as it was sampled, so that it can be repeated."""
+    """One token per character, so that sampled text is tokenized to the sampled tokens again."""
     letters = ["\n", *map(chr, range(32, 127))]
     tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
@@ -101,7 +103,7 @@ def ascii_tokenizer():
 
 @pytest.fixture(scope="module")
 def model():
-    """Random, and of mild opinions: what rounding does to logits of 40 is not what is looked for here."""
+    """A random model with small logits, so that rounding errors stay small."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(ascii_tokenizer()),
@@ -116,15 +118,15 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def lives(model):
-    """The groups that lived by a rule; the rule is the only thing that differs."""
+def groups_by_policy(model):
+    """The groups of each context policy; nothing else differs."""
     made = {}
     tasks = [Task(name, (Message.user(f"Tell me of {name}, who counts pages and rain."),)) for name in ("Alba", "Bru")]
 
     def of(name):
         if name not in made:
             engine = TorchEngine(copy.deepcopy(model), 1000)
-            rule = build_context_policy(ContextPolicyConfig(**RULES[name]))
+            rule = build_context_policy(ContextPolicyConfig(**POLICIES[name]))
             agent = Agent(
                 engine, TemplateRenderer(ascii_tokenizer()), SamplingParams(TEMPERATURE, max_tokens=12), 1000, 3, rule
             )
@@ -142,7 +144,7 @@ def forked(groups):
 
 @torch.no_grad()
 def gap(model, trajectories):
-    """The largest difference of a recorded log-probability from that of a pass over exactly what the policy saw."""
+    """Return the largest difference between recorded log-probabilities and those of a pass over the exact prompt."""
     largest = 0.0
     for trajectory in trajectories:
         for turn in trajectory.turns:
@@ -153,15 +155,15 @@ def gap(model, trajectories):
     return largest
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_recorded_logprobs_are_those_of_the_context_that_was_seen(model, lives, name):
-    groups = lives(name)
+@pytest.mark.parametrize("name", POLICIES)
+def test_recorded_logprobs_belong_to_the_context_that_the_policy_saw(model, groups_by_policy, name):
+    groups = groups_by_policy(name)
     assert forked(groups) and gap(model, forked(groups)) < 1e-5
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_taking_a_rewritten_context_for_a_continuation_would_be_seen(model, lives, name):
-    groups = lives(name)
+@pytest.mark.parametrize("name", POLICIES)
+def test_control_a_rewritten_context_taken_as_a_continuation_is_detected(model, groups_by_policy, name):
+    groups = groups_by_policy(name)
     appended = [replace(t, turns=tuple(as_continuation(turn) for turn in t.turns)) for t in forked(groups)]
     assert gap(model, appended) > 1e-3
 
@@ -170,10 +172,10 @@ def as_continuation(turn):
     return replace(turn, parent=turn.index - 1) if turn.index and turn.parent is None else turn
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_the_learner_reads_every_action_token_once_in_the_context_it_was_chosen_in(model, lives, name):
-    groups = lives(name)
-    batch = assemble(select_trainable(groups, {}).samples, pack_prefix_tree)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_action_token_is_trained_once_in_its_own_context(model, groups_by_policy, name):
+    groups = groups_by_policy(name)
+    batch = assemble_batch(select_trainable(groups, {}).samples, pack_prefix_tree)
     actions = sum(len(turn.action_ids) for group in groups for t in group.trajectories for turn in t.turns)
     assert len(batch.ids) == actions and trained_once(batch)
     said = ModelSet(model, TEMPERATURE, 4096).logprobs(batch)
@@ -189,13 +191,13 @@ def trained_once(batch):
 
 
 @pytest.mark.parametrize("name", ["window", "summary"])
-def test_training_what_a_new_context_repeats_would_be_seen(model, lives, name):
-    groups = lives(name)
+def test_control_training_on_repeated_tokens_is_detected(model, groups_by_policy, name):
+    groups = groups_by_policy(name)
     again = [repeating(t) for t in forked(groups)]
     assert sum(len(turn.action_ids) for t in again for turn in t.turns) > sum(
         len(turn.action_ids) for t in forked(groups) for turn in t.turns
     )
-    batch = assemble(select_trainable([replace(groups[0], trajectories=tuple(again))], {}).samples, pack_prefix_tree)
+    batch = assemble_batch(select_trainable([replace(groups[0], trajectories=tuple(again))], {}).samples, pack_prefix_tree)
     said = ModelSet(model, TEMPERATURE, 4096).logprobs(batch)
     assert float((said - batch.sampler_logprobs).abs().max()) > 1e-3
 
@@ -221,8 +223,8 @@ def repeating(trajectory):
     return replace(trajectory, turns=tuple(turns))
 
 
-def test_summaries_are_trained_and_no_answers(lives):
-    groups = lives("summary")
+def test_summaries_are_trained_but_do_not_count_as_answers(groups_by_policy):
+    groups = groups_by_policy("summary")
     summed = [t for t in forked(groups) if any(turn.kind == "summary" for turn in t.turns)]
     assert summed
     for trajectory in summed:
@@ -234,25 +236,25 @@ def test_summaries_are_trained_and_no_answers(lives):
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gigpo"])
-def test_an_update_takes_forked_trajectories(model, lives, name):
-    report = update(make_updater(copy.deepcopy(model), name, temperature=TEMPERATURE), lives("summary"))
+def test_an_update_accepts_trajectories_with_branches(model, groups_by_policy, name):
+    report = update(make_updater(copy.deepcopy(model), name, temperature=TEMPERATURE), groups_by_policy("summary"))
     assert report.metrics["logprob_gap"] < 1e-5
     assert all(isinstance(outcome, Trained) for outcome in report.outcomes)
 
 
-def test_the_outcome_reaches_every_branch_and_every_summary(lives):
-    batch = assemble(select_trainable(lives("summary"), {}).samples, pack_prefix_tree)
+def test_the_outcome_reward_reaches_every_branch_and_summary(groups_by_policy):
+    batch = assemble_batch(select_trainable(groups_by_policy("summary"), {}).samples, pack_prefix_tree)
     advantage = build_algorithm("grpo", {}).compute_token_weights(batch, ModelOutputs()).advantage
-    turns = [turn for group in lives("summary") for t in group.trajectories for turn in t.turns]
+    turns = [turn for group in groups_by_policy("summary") for t in group.trajectories for turn in t.turns]
     for number, turn in enumerate(turns):
         last = batch.last_tokens[batch.turn_trajectory[number]]
         assert (advantage[batch.token_turn == number] == advantage[last]).all()
         assert turn.kind == "act" or advantage[last] != 0
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_no_context_is_longer_than_allowed_however_small_it_is(taskset, name):
-    config = config_of(taskset, context_policy=RULES[name], context=150, max_tokens=24)
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_context_exceeds_the_limit(taskset, name):
+    config = config_of(taskset, context_policy=POLICIES[name], context=150, max_tokens=24)
     policy = load_policy(config, taskset)
     engine = TorchEngine(policy.model, policy.context_length)
     method = Method("test", policy.agent(engine, config, TEMPERATURE), taskset.env)
@@ -264,8 +266,8 @@ def test_no_context_is_longer_than_allowed_however_small_it_is(taskset, name):
 
 
 @pytest.mark.parametrize("name", ["window", "summary"])
-def test_a_run_with_a_rule_trains_and_is_written_down(taskset, tmp_path, name):
-    config = config_of(taskset, run=str(tmp_path / "run"), context_policy=RULES[name], temperature=1.0)
+def test_a_run_with_a_context_policy_trains_and_is_recorded(taskset, tmp_path, name):
+    config = config_of(taskset, run=str(tmp_path / "run"), context_policy=POLICIES[name], temperature=1.0)
     train(config, taskset, SilentProgress())
     reader = RunReader(tmp_path / "run")
     turns = [turn for t in reader.trajectories() for turn in t.turns]
@@ -276,7 +278,7 @@ def test_a_run_with_a_rule_trains_and_is_written_down(taskset, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "error"),
     [
         ({"context_policy": {"name": "windw"}}, r"context_policy.name \(test\): got 'windw'"),
         (
@@ -289,7 +291,7 @@ def test_a_run_with_a_rule_trains_and_is_written_down(taskset, tmp_path, name):
         ({"tool_format": "glm"}, "cannot be read back as glm calls; give another --tool_format"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(taskset, tmp_path, changes, said):
-    with pytest.raises(InvalidInput, match=said) as refused:
+def test_settings_that_do_not_fit_are_refused_in_one_line(taskset, tmp_path, changes, error):
+    with pytest.raises(InvalidInput, match=error) as refused:
         train(config_of(taskset, run=str(tmp_path / "run"), **changes), taskset, SilentProgress())
     assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []
