@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
 from agent_r1.core.taskset import TaskSet
 from agent_r1.sandbox.config import DEFAULT_LEVEL, SandboxLevel
 
@@ -40,9 +40,8 @@ def build(
     machine or is given for a task set that runs no code.
     """
     if name not in TASKSETS:
-        nearest = difflib.get_close_matches(name, TASKSETS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise InvalidInput("taskset", got=repr(name), do=f"{hint}use one of: {', '.join(TASKSETS)}")
+        do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()
+        raise InvalidInput("taskset", got=repr(name), do=do)
     entry = TASKSETS[name]
     if isinstance(entry, SandboxedEntry):
         return entry.build(data, corpus, seed, sandbox or DEFAULT_LEVEL)

@@ -7,7 +7,7 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 
 
-def takes_no_files(taskset: str, data: Path | None, corpus: str | Path | None) -> None:
+def refuse_files(taskset: str, data: Path | None, corpus: str | Path | None) -> None:
     """Raise InvalidInput if files are given."""
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:

@@ -45,7 +45,7 @@ def is_hub(source: Path) -> bool:
     return str(source).startswith(PREFIX)
 
 
-def rows_of(source: Path) -> Iterator[JsonRecord]:
+def read_rows_or_hub(source: Path) -> Iterator[JsonRecord]:
     """Return the rows of a file, or of one split on the hub. Raises InvalidInput if it cannot be read."""
     return hub_rows(source) if is_hub(source) else read_records(source)
 

@@ -19,7 +19,7 @@ WHOLE = "all"
 _MOST = {"test": 1000, "validation": 128}
 
 
-class Asked(Protocol):
+class BenchmarkQuestion(Protocol):
     """A question of a benchmark: its text, and how it becomes a task of a split."""
 
     @property
@@ -28,7 +28,7 @@ class Asked(Protocol):
     def task(self, split: str) -> Task: ...
 
 
-Question = TypeVar("Question", bound=Asked)
+Question = TypeVar("Question", bound=BenchmarkQuestion)
 Splits = Mapping[str, tuple[Question, ...]]
 Read = Callable[[Path], tuple[Question, ...]]
 """Reads a file of questions, or a split on the hub. Raises InvalidInput that names the row if it cannot."""
@@ -54,24 +54,24 @@ def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[st
         splits = _hub(data, read, tested)
     else:
         splits = _folder(data, read) if data.is_dir() else _one_part(read(data), data)
-    return {**splits, "train": shuffled(splits["train"], str(seed))}
+    return {**splits, "train": hash_order(splits["train"], str(seed))}
 
 
 def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
-    return {**divide(questions, source), WHOLE: shuffled(questions, "split")}
+    return {**divide(questions, source), WHOLE: hash_order(questions, "split")}
 
 
-def whole_of(splits: Splits[Question]) -> str | None:
+def whole_split(splits: Splits[Question]) -> str | None:
     """Return the split on which an agent that was trained on other data is evaluated, in place of the test split."""
     return WHOLE if WHOLE in splits else None
 
 
-def everything(splits: Splits[Question]) -> tuple[Question, ...]:
+def all_questions(splits: Splits[Question]) -> tuple[Question, ...]:
     """Return the questions of all splits without duplicates."""
     return tuple(chain.from_iterable(questions for split, questions in splits.items() if split != WHOLE))
 
 
-def tasks_of(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
+def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
     """Return a task set's ``tasks`` function. It raises InvalidInput for a split that ``data`` does not have."""
     tasks = {split: tuple(question.task(split) for question in questions) for split, questions in splits.items()}
 
@@ -91,7 +91,7 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     The hash of a question's text decides, so that equal questions stay together and the test questions of a file are
     the same for every seed: no evaluation contains a question that a run was trained on.
     """
-    ordered = shuffled(questions, "split")
+    ordered = hash_order(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))
     if len(texts) < len(SPLITS):
         raise InvalidInput(
@@ -120,13 +120,13 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
     if reported is None or "train" not in there:
         do = f"choose one of its splits: {', '.join(f'{data}@{split}' for split in there)}"
         raise InvalidInput("--data", got=f"{data}, which has no train and {tested[0]}", do=do)
-    tests = shuffled(read(Path(str(name.at(reported)))), "split")
-    rest = without(shuffled(read(Path(str(name.at("train")))), "split"), tests)
+    tests = hash_order(read(Path(str(name.at(reported)))), "split")
+    rest = exclude(hash_order(read(Path(str(name.at("train")))), "split"), tests)
     validations = rest[: min(_MOST["validation"], len(rest) // 10)]
-    return {"train": without(rest, validations), "validation": validations, "test": tests}
+    return {"train": exclude(rest, validations), "validation": validations, "test": tests}
 
 
-def without(questions: Sequence[Question], others: Sequence[Asked]) -> tuple[Question, ...]:
+def exclude(questions: Sequence[Question], others: Sequence[BenchmarkQuestion]) -> tuple[Question, ...]:
     """Return the questions that do not occur among the others."""
     asked = set(map(key, others))
     return tuple(question for question in questions if key(question) not in asked)
@@ -154,15 +154,15 @@ def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
                 raise InvalidInput(str(folder), got=both, do="keep every question in one split")
 
 
-def shuffled(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
+def hash_order(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
     """Return the questions in the order of their hashes, which is the same on every machine."""
     return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
 
 
-def key(question: Asked) -> str:
+def key(question: BenchmarkQuestion) -> str:
     """Return the key by which two questions are equal: their text without case and spacing."""
-    return words_of(question.text)
+    return normalized_text(question.text)
 
 
-def words_of(text: str) -> str:
+def normalized_text(text: str) -> str:
     return " ".join(text.casefold().split())

@@ -10,10 +10,10 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.sandbox import Sandbox, SandboxConfig, SandboxLevel
 from agent_r1.tasksets.code.exam import packages_for
 from agent_r1.tasksets.code.problems import read_problems
-from agent_r1.tasksets.code.scorer import CodeScorer, repairs
+from agent_r1.tasksets.code.scorer import CodeScorer, repair_rates
 from agent_r1.tasksets.code.solutions import solutions_of
 from agent_r1.tasksets.code.tool import run_tests_tool
-from agent_r1.tasksets.splits import GIVEN_OUT, everything, read_splits, tasks_of, whole_of
+from agent_r1.tasksets.splits import GIVEN_OUT, all_questions, read_splits, tasks_function, whole_split
 
 MAX_TURNS = 5
 
@@ -46,16 +46,16 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
     if corpus is not None:
         raise InvalidInput("corpus", got=corpus, do="leave it out: nothing is searched here")
     splits = read_splits(data, seed, read_problems, GIVEN_OUT)
-    sandbox = Sandbox(SandboxConfig(level=level, packages=packages_for(p.exam for p in everything(splits))))
+    sandbox = Sandbox(SandboxConfig(level=level, packages=packages_for(p.exam for p in all_questions(splits))))
     return TaskSet(
         name="code",
         env=ToolEnv([run_tests_tool(sandbox)], max_turns=MAX_TURNS, system=SYSTEM),
-        tasks=tasks_of(splits, data),
+        tasks=tasks_function(splits, data),
         scorers=(CodeScorer(sandbox),),
         recipe={"sandbox": level, "reward_weights": {"passed": 1.0, "form": 0.0, "first_passed": 0.0}},
         validation="validation" if splits["validation"] else None,
-        whole=whole_of(splits),
+        whole=whole_split(splits),
         solutions=solutions_of(MAX_TURNS),
-        measures=repairs,
+        measures=repair_rates,
         sandbox=sandbox.isolation,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox import Sandbox, Verdict
-from agent_r1.tasksets.code.source import imported
+from agent_r1.tasksets.code.source import imported_packages
 
 _HAND = "handed_by_name"
 _HANDER = f"\ndef {_HAND}(name, names=globals()): return names[name]\n"
@@ -62,7 +62,7 @@ def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
 
     Raises InvalidInput if a package is not installed.
     """
-    packages = {name for exam in exams for name in imported(f"{exam.setup}\n{exam.tests}")}
+    packages = {name for exam in exams for name in imported_packages(f"{exam.setup}\n{exam.tests}")}
     folders = set()
     for name in sorted(packages - set(sys.stdlib_module_names)):
         spec = find_spec(name)

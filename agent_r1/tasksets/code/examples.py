@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent_r1.tasksets.code.source import parsed
+from agent_r1.tasksets.code.source import parse_source
 
 _GIVES = re.compile(r"\s*(?:==|=>|->|➞|→|=|#|(?:should |will )?returns?\b|is\b)\s*(?P<value>.+)")
 
@@ -24,16 +24,16 @@ class Example:
     wanted: str
 
 
-def of_assertion(source: str) -> Example:
+def example_from_assertion(source: str) -> Example:
     """Convert an assertion to an example: the two sides of ``assert f(1) == 2``, or a condition that must be true.
 
     Raises SyntaxError if it is not an assertion.
 
     Example:
-        >>> of_assertion("assert not odd(2)")
+        >>> example_from_assertion("assert not odd(2)")
         Example(call='bool(not odd(2))', wanted='True')
     """
-    body = parsed(source.strip()).body
+    body = parse_source(source.strip()).body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise SyntaxError("no assertion")
     test = body[0].test
@@ -42,12 +42,12 @@ def of_assertion(source: str) -> Example:
     return Example(f"bool({ast.unparse(test)})", "True")
 
 
-def of_docstring(source: str, function: str) -> tuple[Example, ...]:
+def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
     """Return the examples in a function's docstring: doctests, or else lines such as ``f(1) ➞ 2``.
 
     Lines that are not a call and a literal are left out.
     """
-    found = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.FunctionDef)]
+    found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
     return tuple(_doctests(docs)) or tuple(example for line in docs.splitlines() for example in _line(line, function))
 
@@ -74,7 +74,7 @@ def _line(line: str, function: str) -> Iterator[Example]:
     sizes = [size for size in range(len(told), 0, -1) if size == len(told) or told[size] in " \t.,;#)"]
     wanted = next((told[:size].strip() for size in sizes if _is_literal(told[:size].strip())), None)
     if wanted is not None:
-        yield Example(line[start:end], ast.unparse(parsed(wanted)))
+        yield Example(line[start:end], ast.unparse(parse_source(wanted)))
 
 
 def _parses(text: str) -> bool:

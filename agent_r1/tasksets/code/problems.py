@@ -11,9 +11,9 @@ from agent_r1.core.jsonl import JsonRecord
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.tasksets.code.exam import Exam
-from agent_r1.tasksets.code.examples import Example, of_assertion, of_docstring
-from agent_r1.tasksets.code.source import assigned, defined, parsed, used
-from agent_r1.tasksets.hub import rows_of
+from agent_r1.tasksets.code.examples import Example, example_from_assertion, examples_from_docstring
+from agent_r1.tasksets.code.source import assigned_names, defined_names, parse_source, used_names
+from agent_r1.tasksets.hub import read_rows_or_hub
 
 _FORMATS = "HumanEval (entry_point, test, ..) or MBPP (code, test_list, ..)"
 
@@ -53,7 +53,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     Raises InvalidInput that names the file and the row.
     """
     problems: dict[str, Problem] = {}
-    for row in rows_of(source):
+    for row in read_rows_or_hub(source):
         try:
             problem = _humaneval(row) if "entry_point" in row.values else _mbpp(row)
         except (SyntaxError, ValueError) as error:
@@ -73,8 +73,8 @@ def _humaneval(row: JsonRecord) -> Problem:
     text = f"Write the function {name}.\n\n```python\n{prompt.strip()}\n```"
     solution = prompt + _source(row, "canonical_solution")
     for source in (exam.tests, solution):
-        parsed(source)
-    return Problem(row.get_text("task_id"), text, of_docstring(prompt, name), exam, solution)
+        parse_source(source)
+    return Problem(row.get_text("task_id"), text, examples_from_docstring(prompt, name), exam, solution)
 
 
 def _mbpp(row: JsonRecord) -> Problem:
@@ -87,9 +87,9 @@ def _mbpp(row: JsonRecord) -> Problem:
         raise row.error("MBPP+'s field test, which is not run", do)
     solution = _source(row, "code")
     setup = "\n".join([*_texts(row, "test_imports"), _source(row, "test_setup_code")]).strip()
-    written = defined(solution)
-    if written & used(setup):  # it creates instances of the solution's own classes
-        after, shown = setup, tuple(sorted(assigned(setup) & used("\n".join(tests))))
+    written = defined_names(solution)
+    if written & used_names(setup):  # it creates instances of the solution's own classes
+        after, shown = setup, tuple(sorted(assigned_names(setup) & used_names("\n".join(tests))))
         exam = Exam(_named(written, tests), "\n".join(tests), after=after, handed=shown)
     else:
         exam = Exam(_named(written, tests), "\n".join(tests), setup=setup)
@@ -101,12 +101,12 @@ def _mbpp(row: JsonRecord) -> Problem:
 
 def _shown(test: str) -> tuple[Example, ...]:
     """Return the example to try a solution on; none if the public test is more than one assertion."""
-    statements = parsed(test.strip()).body
-    return (of_assertion(test),) if len(statements) == 1 and isinstance(statements[0], ast.Assert) else ()
+    statements = parse_source(test.strip()).body
+    return (example_from_assertion(test),) if len(statements) == 1 and isinstance(statements[0], ast.Assert) else ()
 
 
 def _named(written: set[str], tests: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted(written & used("\n".join(tests))))
+    return tuple(sorted(written & used_names("\n".join(tests))))
 
 
 def _source(row: JsonRecord, name: str) -> str:

@@ -49,7 +49,7 @@ class CodeScorer:
         return tuple(_rewards(trajectory, judged) for trajectory in group)
 
 
-def solution_in(text: str) -> str | None:
+def extract_solution(text: str) -> str | None:
     """Return the content of the last complete ```` ```python ```` block of a text; None if there is none or it is
     blank.
 
@@ -72,22 +72,22 @@ def _closed(text: str, start: int) -> str | None:
 def final_code(trajectory: Trajectory) -> str | None:
     """Return the solution in the last action; None if it contains none or still calls a tool."""
     text = final_text(trajectory)
-    return None if text is None else solution_in(text)
+    return None if text is None else extract_solution(text)
 
 
 def first_code(trajectory: Trajectory) -> str | None:
     """Return the first code that ``run_tests`` ran; without any, the final solution."""
-    return next(iter(codes_of(trajectory)), None)
+    return next(iter(submitted_codes(trajectory)), None)
 
 
-def codes_of(trajectory: Trajectory) -> tuple[str, ...]:
+def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
     """Return every code that ``run_tests`` ran, and the final solution."""
     tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
     final = final_code(trajectory)
     return tried if final is None else (*tried, final)
 
 
-def repairs(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     """Return how often the first code was right (``first_pass_rate``), and how often it was fixed otherwise.
 
     ``fix_rate``: of the attempts whose first code failed and that tried again, the share that passed in the end.
@@ -97,7 +97,7 @@ def repairs(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]
-    again = [t for t in failed if len(codes_of(t)) > 1]
+    again = [t for t in failed if len(submitted_codes(t)) > 1]
     rates = {"first_pass_rate": (len(judged) - len(failed)) / len(judged)} if judged else {}
     rates |= {"no_second_try_rate": (len(failed) - len(again)) / len(failed)} if failed else {}
     return rates | ({"fix_rate": sum(_of(t, "passed") == 1 for t in again) / len(again)} if again else {})

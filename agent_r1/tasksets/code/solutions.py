@@ -9,7 +9,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
 from agent_r1.tasksets.code.exam import Exam
-from agent_r1.tasksets.code.source import parsed
+from agent_r1.tasksets.code.source import parse_source
 from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
@@ -19,18 +19,20 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     def of(task: Task) -> ReferenceSolutions:
         exam: Exam = task.data["exam"]
         right: str = task.data["solution"]
-        none = returning_none(right, exam.calls)
+        none = return_none(right, exam.calls)
         gold = (
-            ReferenceSolution("its solution", script(block(right))),
-            ReferenceSolution("its solution, tried first", script(tool_call(RUN_TESTS, code=right), block(right))),
-            ReferenceSolution("mended after a failure", script(tool_call(RUN_TESTS, code=none), block(right))),
+            ReferenceSolution("its solution", script(code_message(right))),
+            ReferenceSolution(
+                "its solution, tried first", script(tool_call(RUN_TESTS, code=right), code_message(right))
+            ),
+            ReferenceSolution("mended after a failure", script(tool_call(RUN_TESTS, code=none), code_message(right))),
         )
         wrong = (
-            ReferenceSolution("return None", script(block(none))),
-            ReferenceSolution("made worse", script(tool_call(RUN_TESTS, code=right), block(none))),
+            ReferenceSolution("return None", script(code_message(none))),
+            ReferenceSolution("made worse", script(tool_call(RUN_TESTS, code=right), code_message(none))),
             ReferenceSolution("its solution, without a block", script(Message.assistant(right))),
             ReferenceSolution("a block that does not close", script(Message.assistant(f"```python\n{right}"))),
-            ReferenceSolution("an empty block", script(block(""))),
+            ReferenceSolution("an empty block", script(code_message(""))),
             ReferenceSolution("nothing", script(Message.assistant(""))),
             ReferenceSolution("trying to the end", script(*(tool_call(RUN_TESTS, code=right),) * max_turns)),
         )
@@ -39,19 +41,19 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     return of
 
 
-def block(source: str) -> Message:
+def code_message(source: str) -> Message:
     """Return the assistant's final message."""
     return Message.assistant(f"```python\n{source.strip()}\n```")
 
 
-def returning_none(source: str, names: tuple[str, ...]) -> str:
+def return_none(source: str, names: tuple[str, ...]) -> str:
     """Return the source with these functions replaced by ones that only return None.
 
     Example:
-        >>> returning_none("def f(x):\\n    return x", ("f",))
+        >>> return_none("def f(x):\\n    return x", ("f",))
         'def f(x):\\n    return None'
     """
-    tree = parsed(source)
+    tree = parse_source(source)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in names:
             node.body = [ast.Return(ast.Constant(None))]

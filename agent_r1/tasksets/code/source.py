@@ -8,40 +8,40 @@ import warnings
 from collections.abc import Iterator
 
 
-def parsed(source: str) -> ast.Module:
+def parse_source(source: str) -> ast.Module:
     """Return the syntax tree; warnings, such as odd escapes in benchmark solutions, are suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
-def defined(source: str) -> set[str]:
+def defined_names(source: str) -> set[str]:
     """Return the functions and classes that it defines, and the names assigned at top level: ``f = lambda x: x``."""
     named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    body = parsed(source).body
-    values = {name for node in body if not isinstance(node, named) for name in assigned(ast.unparse(node))}
+    body = parse_source(source).body
+    values = {name for node in body if not isinstance(node, named) for name in assigned_names(ast.unparse(node))}
     return {node.name for node in body if isinstance(node, named)} | values
 
 
-def used(source: str) -> set[str]:
+def used_names(source: str) -> set[str]:
     """Return the names that it reads."""
     return set(_names(source, ast.Load))
 
 
-def assigned(source: str) -> set[str]:
+def assigned_names(source: str) -> set[str]:
     """Return the names that it assigns."""
     return set(_names(source, ast.Store))
 
 
-def imported(source: str) -> set[str]:
+def imported_packages(source: str) -> set[str]:
     """Return the packages that it imports."""
-    nodes = list(ast.walk(parsed(source)))
+    nodes = list(ast.walk(parse_source(source)))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     return {name.split(".")[0] for name in plain | named}
 
 
 def _names(source: str, context: type[ast.expr_context]) -> Iterator[str]:
-    for node in ast.walk(parsed(source)):
+    for node in ast.walk(parse_source(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, context):
             yield node.id

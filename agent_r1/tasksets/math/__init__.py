@@ -12,7 +12,7 @@ from agent_r1.sandbox import Sandbox, SandboxConfig, SandboxLevel
 from agent_r1.tasksets.math.problems import read_problems
 from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
 from agent_r1.tasksets.math.solutions import solutions_of
-from agent_r1.tasksets.splits import GIVEN_OUT, everything, read_splits, tasks_of, whole_of
+from agent_r1.tasksets.splits import GIVEN_OUT, all_questions, read_splits, tasks_function, whole_split
 from agent_r1.tools.python_tool import python_tool
 
 MAX_TURNS = 5
@@ -48,11 +48,11 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
     return TaskSet(
         name="math",
         env=ToolEnv([python_tool(sandbox)], max_turns=MAX_TURNS, system=SYSTEM),
-        tasks=tasks_of(splits, data),
+        tasks=tasks_function(splits, data),
         scorers=(MathScorer(AnswerChecker()),),
         recipe={"sandbox": level, "reward_weights": {"correct": 1.0, "form": 0.0}},
         validation="validation" if splits["validation"] else None,
-        whole=whole_of(splits),
-        solutions=solutions_of(everything(splits), MAX_TURNS),
+        whole=whole_split(splits),
+        solutions=solutions_of(all_questions(splits), MAX_TURNS),
         sandbox=sandbox.isolation,
     )

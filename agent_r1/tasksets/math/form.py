@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.tasksets.math.normal import squashed
+from agent_r1.tasksets.math.normalization import strip_notation
 
 _BASED = re.compile(r"(?P<digits>[0-9A-Za-z]+)_\{?(?P<base>\d+)\}?")
 _NAMED = re.compile(r"\\(sum|prod|int|lim|gcd|lcm|binom|min|max|pmod|bmod|mod|lfloor|lceil|det)(?![a-zA-Z])")
@@ -25,14 +25,14 @@ _EXPRESSION = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTAL
 _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", re.DOTALL)
 
 
-def refusal(gold: str, said: str, question: str) -> str | None:
+def refusal_reason(gold: str, said: str, question: str) -> str | None:
     """Return why ``said`` cannot be an answer to ``question`` whatever its value; None if it may be one.
 
     Both answers are :func:`normal`. An answer that reads the same as the gold answer is never refused.
     """
     if same_text(gold, said):
         return None
-    if any(_stands_in(_key(said), squashed(part)) for part in expressions(question)):
+    if any(_stands_in(_key(said), strip_notation(part)) for part in expressions(question)):
         return "it stands in the question"
     if _base(said) != _base(gold) and not (_base(gold) is None and "base" in question):
         return "it is in another base"
@@ -45,7 +45,7 @@ def refusal(gold: str, said: str, question: str) -> str | None:
     return None
 
 
-def alike(gold: str, said: str) -> str:
+def match_shape(gold: str, said: str) -> str:
     """Return the gold answer, with a column or row vector as a tuple if a tuple was given."""
     found = _VECTOR.fullmatch(gold.strip())
     if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
@@ -65,7 +65,7 @@ def same_text(gold: str, said: str) -> bool:
 
 
 def _key(answer: str) -> str:
-    text = re.sub(r"^[a-z]=", "", squashed(answer))
+    text = re.sub(r"^[a-z]=", "", strip_notation(answer))
     return re.sub(r"^\(([a-z])\)$", r"\1", text)
 
 

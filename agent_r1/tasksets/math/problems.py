@@ -10,7 +10,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.jsonl import JsonRecord, read_record
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.tasksets.hub import rows_of
+from agent_r1.tasksets.hub import read_rows_or_hub
 from agent_r1.tasksets.math.answers import stated_answer
 
 
@@ -44,7 +44,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     Raises InvalidInput that names the file and the row.
     """
     problems: dict[str, Problem] = {}
-    for row in _rows_below(source) if source.is_dir() else rows_of(source):
+    for row in _rows_below(source) if source.is_dir() else read_rows_or_hub(source):
         problem = Problem(_id(row, source), row.get_text("question", "problem"), _answer(row))
         if problem.id in problems:
             raise row.error(f"the id {problem.id!r} for a second time", "give every row an id of its own")

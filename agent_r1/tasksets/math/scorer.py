@@ -12,8 +12,8 @@ from agent_r1.core.trajectory import Rewards, Trajectory
 from agent_r1.envs.adapters.pool import WorkerPool
 from agent_r1.rewards.answers import calls_are_valid, final_text
 from agent_r1.tasksets.math.answers import stated_answer
-from agent_r1.tasksets.math.form import alike, refusal
-from agent_r1.tasksets.math.normal import exact, normal
+from agent_r1.tasksets.math.form import match_shape, refusal_reason
+from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
 from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 
 _log = logging.getLogger(__name__)
@@ -49,12 +49,12 @@ class AnswerChecker:
         """Return whether ``said`` is right. If only the gold answer can be computed, ``said`` is wrong."""
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
-        said = normal(said)
-        gold = alike(normal(gold), said)
-        refused = refusal(gold, said, question)
+        said = normalize_answer(said)
+        gold = match_shape(normalize_answer(gold), said)
+        refused = refusal_reason(gold, said, question)
         if refused is not None:
             return Checked(False, refused)
-        checked = await self._compared(exact(gold), exact(said))
+        checked = await self._compared(repeating_decimal(gold), repeating_decimal(said))
         if checked.correct is None and await self._compared(gold, gold) == Checked(True):
             return Checked(False, f"it cannot be computed: {checked.reason}")
         return checked

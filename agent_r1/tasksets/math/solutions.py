@@ -8,34 +8,39 @@ from agent_r1.core.messages import Message
 from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
 from agent_r1.tasksets.math.form import expressions, same_text
-from agent_r1.tasksets.math.normal import normal
+from agent_r1.tasksets.math.normalization import normalize_answer
 from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return the gold answer in its forms; wrong are another problem's answer, the answer plus one, an expression
-    of the
-    question, an uncomputed sum, and answers of the wrong form.
+    """Return the gold answer in its forms as right solutions.
+
+    Wrong are another problem's answer, the answer plus one, an expression of the question, an uncomputed sum, and answers
+    of the wrong form.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
     def of(task: Task) -> ReferenceSolutions:
         gold: str = task.data["answer"]
-        other = next((each for each in answers if are_apart(each, gold)), f"{gold} + 2")
+        other = next((each for each in answers if have_different_digits(each, gold)), f"{gold} + 2")
         computing = tool_call("python", code="print(6 * 7)")
         right = (
-            ReferenceSolution("the answer", script(boxed(gold))),
-            ReferenceSolution("the answer, after computing", script(computing, boxed(gold))),
+            ReferenceSolution("the answer", script(boxed_message(gold))),
+            ReferenceSolution("the answer, after computing", script(computing, boxed_message(gold))),
             ReferenceSolution(
-                "the last of two answers", script(Message.assistant(f"{boxed(other).text} No: {boxed(gold).text}"))
+                "the last of two answers",
+                script(Message.assistant(f"{boxed_message(other).text} No: {boxed_message(gold).text}")),
             ),
         )
         wrong = (
-            ReferenceSolution("another answer, after computing", script(computing, boxed(other))),
-            *(ReferenceSolution("one more", script(boxed(more))) for more in one_more(gold)),
-            ReferenceSolution("not added up", script(boxed(not_added_up(gold)))),
-            *(ReferenceSolution("copied", script(boxed(copy))) for copy in copies(task.messages[-1].text, gold)),
-            ReferenceSolution("an empty box", script(boxed(""))),
+            ReferenceSolution("another answer, after computing", script(computing, boxed_message(other))),
+            *(ReferenceSolution("one more", script(boxed_message(more))) for more in plus_one(gold)),
+            ReferenceSolution("not added up", script(boxed_message(uncomputed_sum(gold)))),
+            *(
+                ReferenceSolution("copied", script(boxed_message(copy)))
+                for copy in copied_expressions(task.messages[-1].text, gold)
+            ),
+            ReferenceSolution("an empty box", script(boxed_message(""))),
             ReferenceSolution("the answer, without a box", script(Message.assistant(gold))),
             ReferenceSolution("a box that does not close", script(Message.assistant(rf"\boxed{{{gold}"))),
             ReferenceSolution("nothing", script(Message.assistant(""))),
@@ -46,17 +51,17 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
     return of
 
 
-def boxed(answer: str) -> Message:
+def boxed_message(answer: str) -> Message:
     """Return the assistant's final message."""
     return Message.assistant(rf"The answer is \boxed{{{answer}}}.")
 
 
-def one_more(answer: str) -> tuple[str, ...]:
+def plus_one(answer: str) -> tuple[str, ...]:
     r"""Return the answer plus one: the sum of an integer, the written sum of other mathematics, nothing for
     infinity.
 
     Example:
-        >>> one_more("1,999"), one_more(r"\frac{1}{2}"), one_more(r"\infty")
+        >>> plus_one("1,999"), plus_one(r"\frac{1}{2}"), plus_one(r"\infty")
         (('2000',), ('\\frac{1}{2} + 1',), ())
     """
     try:
@@ -65,12 +70,12 @@ def one_more(answer: str) -> tuple[str, ...]:
         return () if r"\infty" in answer else (f"{answer} + 1",)
 
 
-def not_added_up(answer: str) -> str:
+def uncomputed_sum(answer: str) -> str:
     """Return an integer as a sum, which has its value but is not an answer; for other answers a sum with another
     value.
 
     Example:
-        >>> not_added_up("18")
+        >>> uncomputed_sum("18")
         '17 + 1'
     """
     try:
@@ -79,12 +84,14 @@ def not_added_up(answer: str) -> str:
         return "1 + 1 + 1"
 
 
-def copies(question: str, gold: str) -> tuple[str, ...]:
+def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
     """Return the expressions of a question, except those that read the same as the answer."""
-    return tuple(each for each in expressions(question) if not same_text(normal(gold), normal(each)))
+    return tuple(
+        each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))
+    )
 
 
-def are_apart(one: str, other: str) -> bool:
+def have_different_digits(one: str, other: str) -> bool:
     """Return whether two answers have different digits; answers that differ otherwise may mean the same (``x=5``
     and ``5``)."""
     return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

@@ -24,7 +24,7 @@ from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.multihop.mixture import read_mixture
 from agent_r1.tasksets.multihop.questions import Question, read_questions
-from agent_r1.tasksets.splits import Splits, everything, read_splits, tasks_of, whole_of
+from agent_r1.tasksets.splits import Splits, all_questions, read_splits, tasks_function, whole_split
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
     return TaskSet(
         name=name,
         env=ToolEnv([search], max_turns=MAX_TURNS, system=AGENT_SYSTEM, max_output=MAX_OUTPUT),
-        tasks=tasks_of(splits, data),
+        tasks=tasks_function(splits, data),
         scorers=(FunctionScorer({"em": exact_match, "f1": f1, "sub_match": sub_match, "gated": gated_exact_match}),),
         baselines={"naive-rag": NaiveRag(search, system=RAG_SYSTEM, max_output=MAX_OUTPUT)},
         recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
@@ -91,11 +91,11 @@ def _questions(data: Path, seed: int) -> Questions:
         mixture = read_mixture(data, seed)
         return Questions(mixture.splits, mixture.tests)
     splits = read_splits(data, seed, read_questions)
-    return Questions(splits, ("test",), whole_of(splits))
+    return Questions(splits, ("test",), whole_split(splits))
 
 
 def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
-    passages = unique(passage for question in everything(splits) for passage in question.context)
+    passages = unique(passage for question in all_questions(splits) for passage in question.context)
     if not passages:
         raise InvalidInput(
             f"--corpus for {name}", got="nothing", do="give the file of passages, as the questions have none"
@@ -109,7 +109,7 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 
     Sub-match is not part of the full reward: a question may contain the answer, and so a copy of it would earn it.
     """
-    answers = list(dict.fromkeys(question.answers[0] for question in everything(splits)))
+    answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
     def of(task: Task) -> ReferenceSolutions:
         gold = task.data["answers"]
@@ -122,7 +122,7 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 
 def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
     """Return a function that measures recall of the supporting titles; None if no question names any."""
-    if not any(question.supporting for question in everything(splits)):
+    if not any(question.supporting for question in all_questions(splits)):
         return None
 
     def of(split: str) -> Mapping[str, float]:

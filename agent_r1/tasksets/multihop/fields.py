@@ -34,7 +34,7 @@ _DECOMPOSITION = TypeAdapter(list[Hop])
 _ALIASES = TypeAdapter(list[str])
 
 
-def answers_of(row: JsonRecord) -> tuple[str, ...]:
+def parse_answers(row: JsonRecord) -> tuple[str, ...]:
     """Return all right answers, with MuSiQue's ``answer_aliases``. Raises InvalidInput if there is none."""
     given = next((row.values[name] for name in ("answer", "answers", "golden_answers") if name in row.values), None)
     answers = [given] if isinstance(given, str) else given
@@ -44,7 +44,7 @@ def answers_of(row: JsonRecord) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.strip() for text in (*answers, *aliases) if text.strip()))
 
 
-def context_of(row: JsonRecord) -> tuple[Passage, ...]:
+def parse_context(row: JsonRecord) -> tuple[Passage, ...]:
     """Return HotpotQA's ``context``."""
     pairs = _columns(row.values.get("context"), "title", "sentences")
     return tuple(
@@ -53,18 +53,18 @@ def context_of(row: JsonRecord) -> tuple[Passage, ...]:
     )
 
 
-def supporting_of(row: JsonRecord) -> list[str]:
+def parse_supporting(row: JsonRecord) -> list[str]:
     """Return the titles in HotpotQA's ``supporting_facts``."""
     pairs = _columns(row.values.get("supporting_facts"), "title", "sent_id")
     return [title for title, _ in _checked(row, "supporting_facts", _SUPPORTING, pairs, "HotpotQA's")]
 
 
-def paragraphs_of(row: JsonRecord) -> list[Paragraph]:
+def parse_paragraphs(row: JsonRecord) -> list[Paragraph]:
     """Return MuSiQue's ``paragraphs``."""
     return _checked(row, "paragraphs", _PARAGRAPHS, row.values.get("paragraphs"), "MuSiQue's")
 
 
-def hops_of(row: JsonRecord) -> tuple[str, ...]:
+def parse_hops(row: JsonRecord) -> tuple[str, ...]:
     """Return the answer of each step: of MuSiQue's decomposition, or the objects of 2Wiki's evidences."""
     steps = row.values.get("question_decomposition")
     triples = row.values.get("evidences")

@@ -29,7 +29,7 @@ from agent_r1.config import read_toml
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets.hub import is_hub
 from agent_r1.tasksets.multihop.questions import Question, read_questions
-from agent_r1.tasksets.splits import Splits, shuffled, without
+from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
 """Splits of every multi-hop task set. No data set may have such a name, because its test questions form a split of
@@ -78,7 +78,7 @@ def read_mixture(path: Path, seed: int) -> Mixture:
     validations = draw.portions("validation", file.validation, "split", held)
     trained = draw.portions("train", file.train, str(seed), (*held, *_joined(validations)))
     # Shuffle once more: in the order of drawing, questions of the larger data set would come first.
-    train = shuffled(_joined(trained), f"mixed by {seed}")
+    train = hash_order(_joined(trained), f"mixed by {seed}")
     return Mixture({"train": train, "validation": _joined(validations), **tests}, tuple(tests))
 
 
@@ -98,7 +98,7 @@ class _Draw:
     def _portion(
         self, split: str, name: str, portion: Portion, salt: str, held: Sequence[Question]
     ) -> tuple[Question, ...]:
-        there = without(shuffled(self._read(portion.data), salt), held)
+        there = exclude(hash_order(self._read(portion.data), salt), held)
         wanted = len(there) if portion.count is None else portion.count
         if not there or wanted > len(there):
             got = f"{wanted} questions wanted of {portion.data}, which has {len(there)} not held for another split"

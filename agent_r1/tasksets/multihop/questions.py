@@ -12,9 +12,15 @@ from agent_r1.core.jsonl import JsonRecord
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.retrieval.passages import Passage
-from agent_r1.tasksets.hub import rows_of
+from agent_r1.tasksets.hub import read_rows_or_hub
 from agent_r1.tasksets.multihop.aliases import ALIASES_FILE, read_aliases
-from agent_r1.tasksets.multihop.fields import answers_of, context_of, hops_of, paragraphs_of, supporting_of
+from agent_r1.tasksets.multihop.fields import (
+    parse_answers,
+    parse_context,
+    parse_hops,
+    parse_paragraphs,
+    parse_supporting,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +68,7 @@ def read_questions(source: Path) -> tuple[Question, ...]:
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}
-    for row in rows_of(source):
+    for row in read_rows_or_hub(source):
         if row.values.get("answerable") is False:
             continue
         question = _question(row)
@@ -78,14 +84,14 @@ def read_questions(source: Path) -> tuple[Question, ...]:
 
 def _question(row: JsonRecord) -> Question:
     named = next((row.values[name] for name in ("_id", "id", "query_id") if row.values.get(name) is not None), None)
-    paragraphs = paragraphs_of(row)
+    paragraphs = parse_paragraphs(row)
     return Question(
         id=f"row-{row.number}" if named is None else str(named),
         text=row.get_text("question", "Question", "query"),
-        answers=answers_of(row),
-        supporting=_once([each.title for each in paragraphs if each.is_supporting] or supporting_of(row)),
-        context=tuple(Passage(each.title, each.paragraph_text) for each in paragraphs) or context_of(row),
-        hops=hops_of(row),
+        answers=parse_answers(row),
+        supporting=_once([each.title for each in paragraphs if each.is_supporting] or parse_supporting(row)),
+        context=tuple(Passage(each.title, each.paragraph_text) for each in paragraphs) or parse_context(row),
+        hops=parse_hops(row),
     )
 
 

@@ -17,7 +17,7 @@ from agent_r1.rewards import FunctionScorer, exact_match, f1
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.questions import tasks
-from agent_r1.tasksets.tinywiki.search import found, search
+from agent_r1.tasksets.tinywiki.search import found_page, search
 
 MAX_TURNS = 5
 
@@ -40,7 +40,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
             raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
-    env, renamed = (ToolEnv(tools=[one], max_turns=MAX_TURNS, call_rewards=found) for one in (search, FIND))
+    env, renamed = (ToolEnv(tools=[one], max_turns=MAX_TURNS, call_rewards=found_page) for one in (search, FIND))
     return TaskSet(
         name="tinywiki",
         env=env,

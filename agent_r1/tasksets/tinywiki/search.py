@@ -22,6 +22,6 @@ async def search(query: str, task: Task) -> str:
     return retrieve(open_wiki(task.data["wiki"]), query)
 
 
-def found(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
+def found_page(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
     """Return 1.0 for a search that returned a page; 0.0 if it found none or the call could not be run."""
     return {"found": float(result.ok and result.parts != (Text(NOTHING),))}

@@ -48,12 +48,12 @@ _ORDER = re.compile(r"<|>|\\leq?\b|\\geq?\b")
 _NAME = re.compile(r"[a-zA-Z]")
 
 
-def normal(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     r"""Return the answer in the form that math-verify reads. Unknown notation is left unchanged.
 
     Example:
-        >>> normal("£1,000."), normal("18 miles per hour"), normal("1 1/2"), normal("x<2")
-        ('1000', '18', '3/2', '(-\\infty,2)')
+        >>> normalize_answer("£1,000."), normalize_answer("1 1/2"), normalize_answer("x<2")
+        ('1000', '3/2', '(-\\infty,2)')
     """
     text = answer.translate(_SIGNS).strip().removeprefix("$").removesuffix("$").strip()
     text = _ROOT.sub(lambda found: rf"\sqrt{{{found['inner'] or found['bare']}}}", text)
@@ -63,12 +63,12 @@ def normal(answer: str) -> str:
     return _BETWEEN.sub(", ", _as_intervals(_as_number(_without_unit(text))))
 
 
-def exact(answer: str) -> str:
+def repeating_decimal(answer: str) -> str:
     r"""Return a repeating decimal as a fraction, because math-verify does not know them; other answers are
     unchanged.
 
     Example:
-        >>> exact(r"0.1\overline{6}")
+        >>> repeating_decimal(r"0.1\overline{6}")
         '1/6'
     """
     found = _REPEATING.fullmatch(answer)
@@ -79,7 +79,7 @@ def exact(answer: str) -> str:
     return f"{found['sign']}{value}"
 
 
-def squashed(text: str) -> str:
+def strip_notation(text: str) -> str:
     """Return a text without spaces, braces and layout marks, for comparison with another."""
     text = _FRACTION.sub(_over, text)
     bare = re.sub(r"\\(?:left|right|text|mathrm|mathbf|displaystyle)\b|\\[,!;: ]|\^\{?\\circ\}?|[\s{}$]", "", text)
