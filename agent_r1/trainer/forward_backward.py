@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, ValueTargets
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, micro_batches
+from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, make_micro_batches
 from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.model.forward import hidden_states, token_scores
@@ -64,7 +64,7 @@ class ModelSet:
 
     def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
         """Yield the sequences in micro-batches on the models' device; a block is never divided."""
-        return (micro.to(self.policy.device) for micro in micro_batches(blocks, self.micro_tokens))
+        return (micro.to(self.policy.device) for micro in make_micro_batches(blocks, self.micro_tokens))
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
@@ -102,7 +102,7 @@ def _micro_batch_pass(
     scale: float,
     modules: Collection[Module],
 ) -> PassStats:
-    """Logits -> log-probabilities -> ratio -> loss -> gradient, for one micro-batch."""
+    """Add the gradient of one micro-batch: logits -> log-probabilities -> ratio -> loss."""
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
     # log pi(token | context) at the sampler's temperature, and the entropy of that distribution: (n,) each

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.data.micro_batches import Block, micro_batches
+from agent_r1.data.micro_batches import Block, make_micro_batches
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class TokenBudget:
 
 def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
     """Return the number of tokens of the largest micro-batch, padding included."""
-    return max(micro.ids.numel() for micro in micro_batches(blocks, tokens))
+    return max(micro.ids.numel() for micro in make_micro_batches(blocks, tokens))
 
 
 @contextmanager

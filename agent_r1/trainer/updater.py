@@ -16,7 +16,7 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import STATUS_POLICY, Group
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_sum
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
@@ -189,7 +189,7 @@ class PolicyUpdater:
         """Build the batch, compute what the models know of it before the update, and assign advantages."""
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         loss_excluded = algorithm.filters.loss_excluded(samples)
-        batch = assemble(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
+        batch = assemble_batch(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
 
         outputs = ModelOutputs(
             old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch) else None,

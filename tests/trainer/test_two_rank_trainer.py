@@ -24,6 +24,13 @@ def updater_of(trainer: Trainer, name: str) -> PolicyUpdater:
     return PolicyUpdater(trainer, build_algorithm(name, {}), CONFIG, reward_weights={}, seed=0)
 
 
+def weights_of(updater: PolicyUpdater) -> dict[str, torch.Tensor]:
+    """Return the published weights."""
+    handle = updater.publish().handle
+    assert isinstance(handle, torch.nn.Module)
+    return handle.state_dict()
+
+
 def advantage_of(outcome: Outcome) -> float:
     """Return the sum of advantages of a trained attempt, NaN for an excluded one."""
     return outcome.advantage_sum if isinstance(outcome, Trained) else float("nan")
@@ -51,7 +58,7 @@ def test_two_ranks_give_the_loss_gradient_norm_and_weights_of_one_process(traine
             list(map(advantage_of, expected.outcomes)), nan_ok=True
         )
         assert found.version.number == expected.version.number == seed + 1
-    single, served = (updater.publish().handle.state_dict() for updater in (alone, ranks))
+    single, served = (weights_of(updater) for updater in (alone, ranks))
     began = make.exact_model().state_dict()
     assert all(torch.allclose(tensor, served[key], rtol=1e-6, atol=1e-6) for key, tensor in single.items())
     assert any(not torch.allclose(tensor, began[key], atol=1e-3) for key, tensor in single.items())  # control
@@ -61,7 +68,7 @@ def test_the_state_of_two_ranks_continues_in_one_process(trainers: Any, make: An
     name, alone, ranks = trainers
     updater = updater_of(ranks, name)
     update(updater, make.random_groups(0))
-    weights, state = updater.publish().handle.state_dict(), updater.state()
+    weights, state = weights_of(updater), updater.state()
     continued = updater_of(alone, name)
     continued.load_weights(weights)
     continued.load_state(state)

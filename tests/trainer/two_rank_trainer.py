@@ -102,8 +102,8 @@ class TwoRankTrainer:
             self._ranks.append(here)
         self._end = weakref.finalize(self, _close, self._ranks)
         arguments = {"temperature": temperature, "teacher": teacher}
-        for rank in self._ranks:
-            _send(rank, ((model, algorithm, config), arguments))
+        for pipe in self._ranks:
+            _send(pipe, ((model, algorithm, config), arguments))
         self._results()
 
     @property
@@ -160,12 +160,12 @@ class TwoRankTrainer:
 
     def _call(self, request: Callable[[RankTrainer], Any], ranks: int = RANKS) -> list[Any]:
         """Return the result of ``request(trainer)`` of the first ranks."""
-        for rank in self._ranks[:ranks]:
-            _send(rank, request)
+        for pipe in self._ranks[:ranks]:
+            _send(pipe, request)
         return self._results(ranks)
 
     def _results(self, ranks: int = RANKS) -> list[Any]:
-        results = [pickle.loads(rank.recv_bytes()) for rank in self._ranks[:ranks]]
+        results = [pickle.loads(pipe.recv_bytes()) for pipe in self._ranks[:ranks]]
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -199,6 +199,6 @@ def _send(pipe: Connection, value: object) -> None:
     pipe.send_bytes(pickle.dumps(value))
 
 
-def _close(ranks: list[Connection]) -> None:
-    for rank in ranks:
-        rank.close()
+def _close(pipes: list[Connection]) -> None:
+    for pipe in pipes:
+        pipe.close()
