@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 
-.PHONY: demo install test check format bench rows faults controls paper tiny-base clean
+.PHONY: demo install test check format bench algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -21,7 +21,7 @@ $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	touch $@
 
-test: $(INSTALLED_DEV)  ## every test; says which are skipped for want of bubblewrap (apt-get install bubblewrap libseccomp2)
+test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap (apt-get install bubblewrap libseccomp2)
 	$(BIN)/python -m pytest -rs --numprocesses 2 --dist loadfile
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
@@ -33,19 +33,19 @@ format: $(INSTALLED_DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## speed of acting and learning, in one run
+bench: $(INSTALLED)  ## speed of sampling and training, in one run
 	$(BIN)/python benchmarks/speed.py
 
-rows: $(INSTALLED)  ## every algorithm on a micro-world
-	$(BIN)/python benchmarks/rows.py
+algorithms: $(INSTALLED)  ## train with every algorithm on a small task set
+	$(BIN)/python benchmarks/algorithms.py
 
-faults: $(INSTALLED)  ## kills and failures on purpose, and what had to hold
-	$(BIN)/python benchmarks/faults --jobs 2
+faults: $(INSTALLED)  ## kills and failures on purpose, and checks of what must still hold
+	$(BIN)/python tests/faults --jobs 2
 
 paper: $(INSTALLED_DEV)  ## the paper's tables in miniature, over three seeds
 	$(BIN)/python -m research.paper --seeds 3 --jobs 2
 
-controls: $(INSTALLED)  ## what makes the demo honest: seeds, algorithms, shuffled rewards
+controls: $(INSTALLED)  ## controls of the demo: seeds, algorithms, shuffled rewards
 	$(BIN)/python benchmarks/controls.py
 
 tiny-base: $(INSTALLED)  ## make the committed base model again

@@ -1,7 +1,7 @@
 """Every algorithm on a micro-world: does it run without a NaN, and does the reward rise?
 
-    make rows                                  every row (minutes)
-    python benchmarks/rows.py --only gspo      one row
+    make algorithms                             every row (minutes)
+    python benchmarks/algorithms.py --only gspo      one row
 
 The micro-world is TinyWiki in small: 8 questions a step, 8 attempts each, 15 steps from tiny-base. A successful call of
 the search tool earns a little, so that rows with process rewards have some.

@@ -35,7 +35,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
@@ -106,7 +106,7 @@ def _gradient(algorithm: Algorithm, batch: TrainingBatch, chosen: Tensor, probab
 @cache
 def _batch(arms: Sequence[Arms], late: bool) -> TrainingBatch:
     attempts = tuple(_attempt(chosen, index, late) for index, chosen in enumerate(arms))
-    return assemble(select_trainable([Group(0, Task("bandit", ()), attempts)], {}).samples, pack_prefix_tree)
+    return assemble_batch(select_trainable([Group(0, Task("bandit", ()), attempts)], {}).samples, pack_prefix_tree)
 
 
 def _attempt(arms: Arms, index: int, late: bool) -> Trajectory:

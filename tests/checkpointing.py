@@ -1,4 +1,4 @@
-"""What tests of checkpoints share: models of a few hundred weights, snapshots of them, and disks that fail."""
+"""Shared by the tests of checkpoints: tiny models, snapshots of them, and disks that fail."""
 
 import math
 import os
@@ -11,10 +11,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.trajectory import Status
 from agent_r1.store.atomic_fs import Disk
-from agent_r1.trainer.learner import LearnerState
-from agent_r1.training.checkpoint.files import Best, Position, Snapshot, copied
-from agent_r1.training.monitor.failures import BreakerState, Failed
-from agent_r1.training.monitor.state import DoctorState
+from agent_r1.trainer.protocol import TrainerState
+from agent_r1.training.checkpoint.files import BestStep, Snapshot, TrainProgress, copy_weights
+from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState, FailedAttempt
+from agent_r1.training.monitor.state import MonitorState
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -25,28 +25,28 @@ def make_model(**changes: object) -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(num_attention_heads=2, num_key_value_heads=1, **{**sizes, **changes}))
 
 
-def snapshot_of(step: int, model: PreTrainedModel, best: Best | None = None) -> Snapshot:
-    """A snapshot that differs from step to step."""
+def snapshot_of(step: int, model: PreTrainedModel, best: BestStep | None = None) -> Snapshot:
+    """Return a snapshot that differs from step to step."""
     tensors = {"optimizer.step": torch.tensor(float(step)), "critic.head": torch.full((4, 2), float(step))}
-    weights = {name: tensor + step for name, tensor in copied(model).items()}
-    learner = LearnerState(tensors, {"step": step, "policy": f"digest {step}"})
-    return Snapshot(Position(step, best=best), weights, learner, doctor_of(step))
+    weights = {name: tensor + step for name, tensor in copy_weights(model).items()}
+    trainer = TrainerState(tensors, {"step": step, "policy": f"checksum {step}"})
+    return Snapshot(TrainProgress(step, best=best), weights, trainer, monitor_state_of(step))
 
 
-def doctor_of(step: int) -> DoctorState:
-    """Of each kind of thing that a doctor remembers, something."""
-    failed = Failed(AttemptId("run", "task", step, 1, 2), Status.REWARD_FAILED, "OSError: gone")
-    return DoctorState(step, BreakerState((None, failed)), (0.1 + 0.2, math.inf), {"logprob_gap": step})
+def monitor_state_of(step: int) -> MonitorState:
+    """Return a monitor state with a value in every field."""
+    failed = FailedAttempt(AttemptId("run", "task", step, 1, 2), Status.REWARD_FAILED, "OSError: gone")
+    return MonitorState(step, CircuitBreakerState((None, failed)), (0.1 + 0.2, math.inf), {"logprob_gap": step})
 
 
 class Crash(BaseException):
-    """The process dies: nothing after it is done."""
+    """The process dies: nothing is executed after it."""
 
 
 class FailingDisk(Disk):
-    """Does ``good`` operations; at the next, ``error`` happens: before it, or after half of it where it is ``torn``.
+    """Raises ``error`` after ``good`` operations: before the next one, or after half of it if ``torn``.
 
-    After a crash no operation does anything: the process is gone.
+    After a crash every operation does nothing, because the process is gone.
     """
 
     def __init__(self, good: int, error: BaseException, torn: bool) -> None:

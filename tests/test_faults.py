@@ -1,4 +1,4 @@
-"""The table of faults in its short form: everything in it holds, and every control goes red."""
+"""The fault table in its short form: every property holds, and every control is detected."""
 
 import os
 import shutil
@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from case import Control, Outcome, Size
-from conserved import Dispatch, Met, astray, twice
+from conservation import Fate, Start, find_trained_twice, find_wrong_fates
+from fault_case import Control, Outcome, Size
 
 ROOT = Path(__file__).parents[1]
 TRACED = ["T2b"] if shutil.which("strace") else []
 
 
-@pytest.mark.timeout(900)  # on cores that others use too; idle ones take a minute or two
+@pytest.mark.timeout(900)  # a minute or two on idle cores
 @pytest.mark.parametrize(
     ("family", "among"),
     [
@@ -22,51 +22,53 @@ TRACED = ["T2b"] if shutil.which("strace") else []
         ("failures", ["T6", "T10", "T17"]),
     ],
 )
-def test_what_had_to_hold_held_and_every_control_went_red(family: str, among: list[str]) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "faults"), "--short", "--jobs", "2", "--only", family]
+def test_every_property_holds_and_every_control_is_detected(family: str, among: list[str]) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "faults"), "--short", "--jobs", "2", "--only", family]
     done = subprocess.run(command, capture_output=True, text=True, timeout=890, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"│ {name}" in done.stdout for name in among)
-    assert "red" in done.stdout and "GREEN" not in done.stdout and "OF ANOTHER REASON" not in done.stdout
+    assert "detected" in done.stdout and "NOT DETECTED" not in done.stdout and "ANOTHER VIOLATION" not in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("broken", "seen"),
+    ("violations", "detected"),
     [
         ((), False),
         (("the engine raised",), False),
         (("the engine raised", "trained twice: a"), True),
     ],
-    ids=["green", "red of another reason", "red"],
+    ids=["no violation", "another violation", "detected"],
 )
-def test_a_control_counts_where_the_check_saw_it_that_had_to(broken: tuple[str, ...], seen: bool) -> None:
-    control = Control("no trigger", "trained twice", lambda size: Outcome(1, broken), 1)
-    assert bool(control.seen(control.run(Size(1, 0, 1)))) is seen
+def test_a_control_counts_only_if_its_own_check_detects_it(violations: tuple[str, ...], detected: bool) -> None:
+    control = Control("no trigger", "trained twice", lambda size: Outcome(1, violations), 1)
+    assert bool(control.detections(control.run(Size(1, 0, 1)))) is detected
 
 
-STARTED = [Dispatch(1, "a", 0, 0), Dispatch(2, "b", 0, 1)]
-DONE = [Met(1, 1, "trained", None), Met(2, 1, "dropped", "zero variance")]
+STARTS = [Start(1, "a", 0, 0), Start(2, "b", 0, 1)]
+FATES = [Fate(1, 1, "trained", None), Fate(2, 1, "dropped", "zero variance")]
 
 
 @pytest.mark.parametrize(
-    ("started", "met", "said"),
+    ("starts", "fates", "expected"),
     [
-        (STARTED, DONE, []),
-        (STARTED, DONE[:1], ["b has 0 fates, and was superseded 0 times"]),
-        (STARTED, [*DONE, Met(1, 2, "superseded", "resumed")], []),
-        (STARTED, [*DONE, Met(1, 2, "superseded", " ")], ["a was superseded without a reason"]),
-        (STARTED, [DONE[0], Met(2, 1, "dropped", None)], ["b was dropped without a reason"]),
-        (STARTED, [*DONE, Met(1, 2, "trained", None)], ["a has 2 fates, and was superseded 0 times"]),
+        (STARTS, FATES, []),
+        (STARTS, FATES[:1], ["b has 0 fates, and was superseded 0 times"]),
+        (STARTS, [*FATES, Fate(1, 2, "superseded", "resumed")], []),
+        (STARTS, [*FATES, Fate(1, 2, "superseded", " ")], ["a was superseded without a reason"]),
+        (STARTS, [FATES[0], Fate(2, 1, "dropped", None)], ["b was dropped without a reason"]),
+        (STARTS, [*FATES, Fate(1, 2, "trained", None)], ["a has 2 fates, and was superseded 0 times"]),
     ],
-    ids=["whole", "no fate", "superseded", "superseded for nothing", "dropped for nothing", "two fates"],
+    ids=["whole", "no fate", "superseded", "superseded without reason", "dropped without reason", "two fates"],
 )
-def test_what_has_no_single_fate_is_seen(started: list[Dispatch], met: list[Met], said: list[str]) -> None:
-    assert list(astray(started, met)) == said
+def test_attempts_without_exactly_one_fate_are_found(
+    starts: list[Start], fates: list[Fate], expected: list[str]
+) -> None:
+    assert list(find_wrong_fates(starts, fates)) == expected
 
 
-def test_what_is_trained_twice_is_seen_in_the_lineage_where_both_stood() -> None:
-    again = [*STARTED, Dispatch(3, "a", 0, 0)]
-    undone = [*DONE, Met(1, 2, "superseded", "resumed"), Met(3, 2, "trained", None)]
-    assert list(twice(again, undone)) == []
-    late = [*DONE, Met(3, 2, "trained", None), Met(1, 3, "superseded", "resumed")]
-    assert list(twice(again, late)) == ["trained twice in lineage 2: member 0 of group 0"]
+def test_a_position_trained_twice_is_found_in_the_segment_that_has_both() -> None:
+    again = [*STARTS, Start(3, "a", 0, 0)]
+    undone = [*FATES, Fate(1, 2, "superseded", "resumed"), Fate(3, 2, "trained", None)]
+    assert list(find_trained_twice(again, undone)) == []
+    late = [*FATES, Fate(3, 2, "trained", None), Fate(1, 3, "superseded", "resumed")]
+    assert list(find_trained_twice(again, late)) == ["trained twice in segment 2: index 0 of group 0"]
