@@ -18,7 +18,7 @@ from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
-from agent_r1.data.assemble import TokenScope, assemble
+from agent_r1.data.assemble import TokenScope, assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import Packing, TokenSequence, pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample
@@ -167,7 +167,7 @@ class UpdateSetup:
     def prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
         """Return the batch with its weights. The old policy differs from the sampler and from the present policy."""
         algorithm = self.algorithm
-        batch = assemble(samples, self.packing, self.scope or algorithm.token_scope)
+        batch = assemble_batch(samples, self.packing, self.scope or algorithm.token_scope)
         old = ModelSet(tiny_models(self.layers)[1], 0.7, self.micro_tokens).logprobs(batch)
         outputs = model_outputs(self.models, batch, old)
         weights = algorithm.compute_token_weights(batch, outputs, KL_COEF)

@@ -1,8 +1,8 @@
 """From trajectories to the model's input: training samples, the training batch, packing and micro-batches."""
 
-from agent_r1.data.assemble import TokenScope, assemble
+from agent_r1.data.assemble import TokenScope, assemble_batch
 from agent_r1.data.batch import NamedReward, TrainingBatch
-from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, micro_batches
+from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, make_micro_batches
 from agent_r1.data.sequences import (
     Packing,
     TokenSequence,
@@ -25,11 +25,11 @@ __all__ = [
     "TrainingBatch",
     "TrainingSample",
     "TurnPlace",
-    "assemble",
+    "assemble_batch",
     "by_sequence",
     "by_trajectory",
     "describe_status",
-    "micro_batches",
+    "make_micro_batches",
     "pack_causal",
     "pack_per_turn",
     "pack_prefix_tree",

@@ -45,7 +45,7 @@ class _TokenColumns:
         return position
 
 
-def assemble(
+def assemble_batch(
     samples: Sequence[TrainingSample],
     packing: Packing,
     scope: TokenScope = "actions",

@@ -32,8 +32,8 @@ class TrainingBatch:
 
     The tokens are action tokens: advantages and losses cannot touch others, because there are none. So the advantage
     mask and the loss mask of paper 2511.14460 hold by construction. Only an algorithm that trains on observations asks
-    for those too (:func:`agent_r1.data.assemble.assemble`); ``action_mask`` then distinguishes them. Turns without
-    action tokens are left out. ``sequences`` holds everything that the model reads.
+    for those too (:func:`agent_r1.data.assemble.assemble_batch`); ``action_mask`` then distinguishes them. Turns
+    without action tokens are left out. ``sequences`` holds everything that the model reads.
 
     Example: two trajectories, the first of two turns (2 tokens, 1 token), the second of one (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0

@@ -64,7 +64,7 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
     return [tuple(block) for block in blocks.values()]
 
 
-def micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[MicroBatch]:
+def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[MicroBatch]:
     """Yield all sequences in micro-batches of at most ``max_tokens`` tokens, padding included.
 
     A block is never divided; one above the limit is a micro-batch of its own. Blocks are added while less than

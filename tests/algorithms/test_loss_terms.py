@@ -1,4 +1,4 @@
-"""The smaller parts of an algorithm, by hand: shaping of rewards, KL, correction and rejection."""
+"""Reward shaping, KL penalty, correction and rejection, by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.loss_terms import Kl, RewardShaping, with_kl_penalty
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
@@ -23,44 +23,44 @@ from agent_r1.data.training_sample import select_trainable
 
 @pytest.fixture
 def batch(make: Any) -> TrainingBatch:
-    """One task: 3 tokens in 2 turns (2 and 1) that earned 0.5 in the first turn and 1.5; 1 token that earned 1."""
+    """One task: 3 tokens in 2 turns (2 and 1) with 0.5 for the first turn and an outcome of 1.5; 1 token with 1."""
     first = make.trajectory(make.chain(([1], [2, 3]), ([4], [5])), {"step": (0.5, 0.0), "score": 1.5})
     second = make.trajectory(make.chain(([1], [6])), {"score": 1.0}, member=1)
-    return assemble(select_trainable(make.groups(first, second), {}).samples, pack_prefix_tree)
+    return assemble_batch(select_trainable(make.groups(first, second), {}).samples, pack_prefix_tree)
 
 
-def worth(batch: TrainingBatch, *outcomes: float) -> TrainingBatch:
-    """The batch, with other outcomes and nothing else earned."""
+def with_outcomes(batch: TrainingBatch, *outcomes: float) -> TrainingBatch:
+    """Return the batch with other outcome rewards and no others."""
     rewards = torch.zeros(len(batch.ids), dtype=torch.float64).index_put((batch.last_tokens,), numbers(*outcomes))
     return replace(batch, outcome_rewards=numbers(*outcomes), token_rewards=rewards)
 
 
-def test_a_trajectory_is_fined_for_its_length_and_its_turns(batch: TrainingBatch) -> None:
+def test_a_trajectory_is_penalized_for_its_length_and_its_turns(batch: TrainingBatch) -> None:
     # mean R (2 + 1) / 2 = 1.5; lengths 3 and 1 of 3, turns 2 and 1 of 2
     shaped = RewardShaping(length=0.2, turns=0.1).apply(batch)
-    fines = 1.5 * (0.2 + 0.1), 1.5 * (0.2 / 3 + 0.1 / 2)
-    assert close(shaped.returns, numbers(2 - fines[0], 1 - fines[1]))
-    assert close(shaped.token_rewards, numbers(0, 0.5, 1.5 - fines[0], 1 - fines[1]))
-    assert close(shaped.outcome_rewards, numbers(1.5 - fines[0], 1 - fines[1]))
+    penalties = 1.5 * (0.2 + 0.1), 1.5 * (0.2 / 3 + 0.1 / 2)
+    assert close(shaped.returns, numbers(2 - penalties[0], 1 - penalties[1]))
+    assert close(shaped.token_rewards, numbers(0, 0.5, 1.5 - penalties[0], 1 - penalties[1]))
+    assert close(shaped.outcome_rewards, numbers(1.5 - penalties[0], 1 - penalties[1]))
     assert close(shaped.process_rewards, batch.process_rewards)
 
 
-def test_nobody_is_fined_where_the_group_never_succeeds(batch: TrainingBatch) -> None:
+def test_a_group_without_success_is_not_penalized(batch: TrainingBatch) -> None:
     for outcomes in ((0.0, 0.0), (-1.0, 0.0), (-1.0, 1.0)):
-        failed = worth(batch, *outcomes)
+        failed = with_outcomes(batch, *outcomes)
         assert close(RewardShaping(length=0.2, turns=0.1).apply(failed).returns, failed.returns)
-    succeeded = worth(batch, -1.0, 2.0)  # control
+    succeeded = with_outcomes(batch, -1.0, 2.0)  # control
     assert not close(RewardShaping(length=0.2).apply(succeeded).returns, succeeded.returns)
 
 
 def test_process_rewards_are_divided_by_their_largest_sum_from_a_token_on(make: Any) -> None:
     turns = make.chain(([1], [2]), ([3], [4]), ([5], [6]))
-    lived = make.trajectory(turns, {"step": (2.0, -1.0, 1.0), "score": 5.0})
-    batch = assemble(select_trainable(make.groups(lived), {}).samples, pack_prefix_tree)
+    trajectory = make.trajectory(turns, {"step": (2.0, -1.0, 1.0), "score": 5.0})
+    batch = assemble_batch(select_trainable(make.groups(trajectory), {}).samples, pack_prefix_tree)
     shaped = RewardShaping(process_scale="largest").apply(batch)  # sums from each on: 2, 0, 1
     assert close(shaped.token_rewards, numbers(1, -0.5, 5.5), 1e-5)
     assert close(shaped.outcome_rewards, batch.outcome_rewards)
-    without = worth(batch, 5.0)
+    without = with_outcomes(batch, 5.0)
     assert close(RewardShaping(process_scale="largest").apply(without).token_rewards, without.token_rewards)
 
 
@@ -76,42 +76,39 @@ def test_shaping_reaches_the_advantage(batch: TrainingBatch) -> None:
     assert close(shaped, numbers(half, half, half, -half))
 
 
-def test_a_kl_in_the_reward_is_taken_off_each_action_token(batch: TrainingBatch) -> None:
+def test_a_kl_in_the_reward_is_subtracted_from_each_action_token(batch: TrainingBatch) -> None:
     reference = batch.sampler_logprobs - numbers(1, 0, -2, 0.5)
-    found = with_kl_penalty(batch, ModelOutputs(reference=reference, kl_coefficient=0.1)).token_rewards
+    found = with_kl_penalty(batch, reference, 0.1).token_rewards
     assert close(found, batch.token_rewards - numbers(0.1, 0, -0.2, 0.05))
     observed = replace(batch, action_mask=torch.tensor([True, False, True, True]))
-    found = with_kl_penalty(observed, ModelOutputs(reference=reference + math.nan, kl_coefficient=0.1)).token_rewards
-    assert found.isnan().tolist() == [True, False, True, True]  # nothing is asked of what nobody chose
+    found = with_kl_penalty(observed, reference + math.nan, 0.1).token_rewards
+    assert found.isnan().tolist() == [True, False, True, True]  # observations are not penalized
     with pytest.raises(TypeError, match="reference"):
-        with_kl_penalty(batch, ModelOutputs())
+        with_kl_penalty(batch, None, 0.1)
 
 
-def test_the_coefficient_follows_the_divergence() -> None:
-    steered = Kl(coefficient=0.5, target=0.1, horizon=100.0)
-    assert steered.adapt_coefficient(0.5, 0.105, 10) == pytest.approx(0.5 * math.exp(0.05 * 0.1))
-    assert steered.adapt_coefficient(0.5, 9.0, 10) == pytest.approx(0.5 * math.exp(0.2 * 0.1))
-    assert steered.adapt_coefficient(0.5, -9.0, 10) == pytest.approx(0.5 * math.exp(-0.2 * 0.1))
-    assert steered.adapt_coefficient(0.5, 0.0, 10**4) > 0, "however many trajectories an update has"
+def test_the_coefficient_adapts_to_the_divergence() -> None:
+    kl = Kl(coefficient=0.5, target=0.1, horizon=100.0)
+    assert kl.adapt_coefficient(0.5, 0.105, 10) == pytest.approx(0.5 * math.exp(0.05 * 0.1))
+    assert kl.adapt_coefficient(0.5, 9.0, 10) == pytest.approx(0.5 * math.exp(0.2 * 0.1))
+    assert kl.adapt_coefficient(0.5, -9.0, 10) == pytest.approx(0.5 * math.exp(-0.2 * 0.1))
+    assert kl.adapt_coefficient(0.5, 0.0, 10**4) > 0, "however many trajectories an update has"
     assert Kl(coefficient=0.5).adapt_coefficient(0.7, 9.0, 10) == 0.7
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_plus", "k3_unbiased"])
-def test_a_kl_in_the_loss_is_weighed_by_shares_and_the_present_coefficient(
+def test_a_kl_in_the_loss_is_weighted_by_loss_weights_and_the_present_coefficient(
     estimator: str, batch: TrainingBatch
 ) -> None:
-    apart = numbers(math.log(2), 0, -math.log(2), 0)  # log(pi / reference)
-    view = TokenOutputs(
-        batch.sampler_logprobs, apart, batch.sampler_logprobs, batch.token_turn, batch.token_trajectory,
-        batch.sampler_logprobs - apart,
-    )  # fmt: skip
-    settings = {"kl.estimator": estimator, "kl.coefficient": 9.0}
-    row, without = build_algorithm("grpo", settings), build_algorithm("grpo", {})
-    signals = ModelOutputs(reference=view.reference, kl_coefficient=0.1)
-    added = (
-        row.compute_loss(view, row.compute_token_weights(batch, signals))[0]
-        - without.compute_loss(view, without.compute_token_weights(batch, ModelOutputs()))[0]
-    )
+    log_ratio = numbers(math.log(2), 0, -math.log(2), 0)  # log(pi / reference)
+    logprobs = batch.sampler_logprobs
+    reference = logprobs - log_ratio
+    tokens = TokenOutputs(logprobs, torch.zeros_like(logprobs), logprobs, reference_logprobs=reference)
+    algorithm = build_algorithm("grpo", {"kl.estimator": estimator, "kl.coefficient": 9.0})
+    without = build_algorithm("grpo", {})
+    weights = algorithm.compute_token_weights(batch, ModelOutputs(reference_logprobs=reference), kl_coef=0.1)
+    plain = without.compute_loss(tokens, without.compute_token_weights(batch, ModelOutputs()))[0]
+    added = algorithm.compute_loss(tokens, weights)[0] - plain
     k3 = (0.5 - 1 + math.log(2)) + (2 - 1 - math.log(2))
     per_token = {"k2": math.log(2) ** 2} | dict.fromkeys(("k3", "k3_plus", "k3_unbiased"), k3)
     assert added.item() == pytest.approx(0.1 * per_token[estimator] / 4)
@@ -121,7 +118,7 @@ MISMATCH = numbers(0.5, 4.0, 1.0, 1.1).log()  # pi_old / mu; the first turn 2.0,
 
 
 @pytest.mark.parametrize(
-    ("settings", "trust"),
+    ("settings", "expected"),
     [
         ({"correction.rule": "truncate"}, (0.5, 2, 1, 1.1)),
         ({"correction.rule": "truncate", "correction.high": 1.05}, (0.5, 1.05, 1, 1.05)),
@@ -135,36 +132,29 @@ MISMATCH = numbers(0.5, 4.0, 1.0, 1.1).log()  # pi_old / mu; the first turn 2.0,
         ({"correction.high": 3.0, "rejection.level": "turn", "rejection.high": 1.05}, (0, 0, 1, 0)),
     ],
 )
-def test_where_sampler_and_trainer_disagree_the_loss_is_weighed(
-    settings: dict[str, object], trust: tuple[float, ...], batch: TrainingBatch
+def test_a_mismatch_of_sampler_and_trainer_gives_importance_weights(
+    settings: dict[str, object], expected: tuple[float, ...], batch: TrainingBatch
 ) -> None:
-    row = build_algorithm("grpo", settings)
-    assert row.corrects_mismatch
-    credit = row.compute_token_weights(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH))
-    assert close(credit.importance_weight, numbers(*trust))
-    assert close(
-        row.compute_token_weights(batch, ModelOutputs(old=batch.sampler_logprobs)).importance_weight, torch.ones(4)
-    )  # where they agree
-    plain = build_algorithm("grpo", {})
-    assert not plain.corrects_mismatch
-    assert close(
-        plain.compute_token_weights(batch, ModelOutputs(old=batch.sampler_logprobs + MISMATCH)).importance_weight,
-        torch.ones(4),
-    )
+    algorithm, plain = build_algorithm("grpo", settings), build_algorithm("grpo", {})
+    assert algorithm.corrects_mismatch and not plain.corrects_mismatch
+    mismatched = ModelOutputs(old_logprobs=batch.sampler_logprobs + MISMATCH)
+    equal = ModelOutputs(old_logprobs=batch.sampler_logprobs)
+    assert close(algorithm.compute_token_weights(batch, mismatched).importance_weight, numbers(*expected))
+    assert close(algorithm.compute_token_weights(batch, equal).importance_weight, torch.ones(4))
+    assert close(plain.compute_token_weights(batch, mismatched).importance_weight, torch.ones(4))
 
 
-def test_trust_weighs_the_policy_loss_and_nothing_else(batch: TrainingBatch) -> None:
-    def loss(row: Algorithm) -> Tensor:
+def test_importance_weights_apply_to_the_policy_loss_only(batch: TrainingBatch) -> None:
+    def loss(algorithm: Algorithm) -> Tensor:
         old = batch.sampler_logprobs + MISMATCH
-        view = TokenOutputs(old, torch.ones(4).double(), old, batch.token_turn, batch.token_trajectory, old - 0.5)
-        return row.compute_loss(
-            view, row.compute_token_weights(batch, ModelOutputs(old=old, reference=old - 0.5, kl_coefficient=0.1))
-        )[0]
+        tokens = TokenOutputs(old, torch.ones(4).double(), old, reference_logprobs=old - 0.5)
+        outputs = ModelOutputs(old_logprobs=old, reference_logprobs=old - 0.5)
+        return algorithm.compute_loss(tokens, algorithm.compute_token_weights(batch, outputs, kl_coef=0.1))[0]
 
     advantage = build_algorithm("grpo", {}).compute_token_weights(batch, ModelOutputs()).advantage
     others = {"kl.coefficient": 0.1, "entropy_coef": 0.01}
-    lost = (numbers(0.5, 2, 1, 1.1) * -advantage).mean() - -advantage.mean()
-    both = loss(build_algorithm("grpo", {**others, "correction.rule": "truncate"})) - loss(
+    difference = (numbers(0.5, 2, 1, 1.1) * -advantage).mean() - -advantage.mean()
+    found = loss(build_algorithm("grpo", {**others, "correction.rule": "truncate"})) - loss(
         build_algorithm("grpo", others)
     )
-    assert close(both, lost) and not close(both, torch.zeros(()))
+    assert close(found, difference) and not close(found, torch.zeros(()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights
 from agent_r1.core.messages import Message, Text
 from agent_r1.core.tool import ToolResult
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
@@ -71,11 +70,13 @@ def make_batch(make: Any, algorithm: Algorithm) -> TrainingBatch:
         group_id: make.trajectory(attempts[2], {"score": score}, group=group_id, member=9)
         for group_id, score in GREEDY.items()
     }
-    return assemble(select_trainable(make.groups(*trajectories, greedy=greedy), {}).samples, pack_prefix_tree, algorithm.token_scope)
+    return assemble_batch(
+        select_trainable(make.groups(*trajectories, greedy=greedy), {}).samples, pack_prefix_tree, algorithm.token_scope
+    )
 
 
 def column(batch: TrainingBatch, actions: Sequence[float], observed: Sequence[float] = ()) -> Tensor:
-    """Return a column (N,) with numbers of the action tokens and, if there are any, of the observed tokens (default 0)."""
+    """Return a column (N,) with numbers of the action tokens and of the observed tokens (0 by default)."""
     found = torch.zeros(len(batch.ids), dtype=torch.float64)
     found[batch.action_mask] = numbers(*actions)
     if observed and not batch.action_mask.all():

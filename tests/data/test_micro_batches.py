@@ -1,4 +1,4 @@
-"""Micro-batches hold every sequence once, within the budget, with little padding."""
+"""Micro-batches hold every sequence once, within the token limit, with little padding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.data.micro_batches import PADDING, by_sequence, by_trajectory, micro_batches
-from agent_r1.data.sequences import TurnPlace, TokenSequence, pack_prefix_tree
+from agent_r1.data.micro_batches import MAX_PADDING, by_sequence, by_trajectory, make_micro_batches
+from agent_r1.data.sequences import TokenSequence, TurnPlace, pack_prefix_tree
 
 
 def sequence(number: int, length: int, has_branches: bool = False) -> TokenSequence:
-    """``length`` tokens, the last of which is learned from; where branched, the one before it is not seen."""
+    """Return ``length`` tokens, of which the last is trained on; with branches it does not see the one before it."""
     subtree_end = torch.full((length,), length)
     if has_branches:
         subtree_end[-2] = length - 1
@@ -26,7 +26,7 @@ def sequence(number: int, length: int, has_branches: bool = False) -> TokenSeque
         subtree_end=subtree_end,
         logit_positions=torch.tensor([length - 2]),
         tokens=torch.tensor([number]),
-        ends=torch.tensor([length - 1]),
+        post_action_states=torch.tensor([length - 1]),
         turns=torch.tensor([number]),
         has_branches=has_branches,
     )
@@ -37,60 +37,62 @@ LENGTHS = st.lists(st.tuples(st.integers(3, 60), st.booleans()), min_size=1, max
 
 @given(LENGTHS, st.integers(1, 200))
 @settings(max_examples=200, deadline=None)
-def test_every_sequence_once_within_the_budget_and_under_ten_percent_padding(
-    kinds: list[tuple[int, bool]], budget: int
+def test_every_sequence_is_there_once_within_the_limit_and_with_under_ten_percent_padding(
+    specs: list[tuple[int, bool]], max_tokens: int
 ) -> None:
-    sequences = [sequence(number, length, has_branches) for number, (length, has_branches) in enumerate(kinds)]
-    batches = list(micro_batches(by_sequence(sequences), budget))
+    sequences = [sequence(number, length, has_branches) for number, (length, has_branches) in enumerate(specs)]
+    batches = list(make_micro_batches(by_sequence(sequences), max_tokens))
     assert sorted(torch.cat([batch.tokens for batch in batches]).tolist()) == list(range(len(sequences)))
     for batch in batches:
         padded = batch.ids.numel()
-        assert padded <= budget or len(batch.ids) == 1
-        assert padded - batch.num_tokens < PADDING * padded
+        assert padded <= max_tokens or len(batch.ids) == 1
+        assert padded - batch.num_tokens < MAX_PADDING * padded
         assert torch.equal(batch.ids.flatten()[batch.logit_positions], batch.tokens + 1)
         assert torch.equal(batch.ids.flatten()[batch.post_action_states], batch.turns + 1)
-        has_branches = {kinds[token][1] for token in batch.tokens.tolist()}
-        assert has_branches == {batch.mask is not None} == {batch.positions is not None}
+        has_branches = {specs[token][1] for token in batch.tokens.tolist()}
+        assert has_branches == {batch.attention_mask is not None} == {batch.position_ids is not None}
 
 
-def test_the_longest_come_first_and_equal_ones_as_given() -> None:
-    batches = micro_batches(by_sequence([sequence(number, 5 + number % 3) for number in range(12)]), 30)
+def test_the_longest_come_first_and_equal_ones_in_the_given_order() -> None:
+    batches = make_micro_batches(by_sequence([sequence(number, 5 + number % 3) for number in range(12)]), 30)
     assert torch.cat([batch.tokens for batch in batches]).tolist() == [2, 5, 8, 11, 1, 4, 7, 10, 0, 3, 6, 9]
 
 
-def test_a_mask_shows_each_token_its_own_path_and_padding_to_no_one(make: Any) -> None:
+def test_a_token_sees_its_own_path_and_never_padding(make: Any) -> None:
     turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
     sequences = [
         *pack_prefix_tree(make.trajectory(turns), 0, [TurnPlace(0, 0), TurnPlace(1, 1), TurnPlace(2, 2)]),
         *pack_prefix_tree(
-            make.trajectory([make.turn(0, [5, 6, 6], [7]), *turns[1:]]), 1, [TurnPlace(3, 3), TurnPlace(4, 4), TurnPlace(5, 5)]
+            make.trajectory([make.turn(0, [5, 6, 6], [7]), *turns[1:]]),
+            1,
+            [TurnPlace(3, 3), TurnPlace(4, 4), TurnPlace(5, 5)],
         ),
     ]
-    (batch,) = micro_batches(by_sequence(sequences), 100)
-    longer, shorter = batch.mask
+    (batch,) = make_micro_batches(by_sequence(sequences), 100)
+    longer, shorter = batch.attention_mask
     assert shorter[6].tolist() == [True, True, True, False, False, True, True, False]
     assert longer[7].tolist() == [True, True, True, True, False, False, True, True]
     assert not shorter[:7, 7].any()
-    assert batch.mask.diagonal(dim1=1, dim2=2).all()
+    assert batch.attention_mask.diagonal(dim1=1, dim2=2).all()
 
 
-@pytest.mark.parametrize("budget", [1, 1000])
-def test_no_sequences_make_no_micro_batch(budget: int) -> None:
-    assert list(micro_batches([], budget)) == []
+@pytest.mark.parametrize("max_tokens", [1, 1000])
+def test_no_sequences_give_no_micro_batch(max_tokens: int) -> None:
+    assert list(make_micro_batches([], max_tokens)) == []
 
 
 @given(LENGTHS, st.integers(1, 200))
 @settings(max_examples=50, deadline=None)
-def test_sequences_of_a_trajectory_stay_together_where_they_must(kinds: list[tuple[int, bool]], budget: int) -> None:
-    sequences = [replace(sequence(number, *kind), trajectory=number // 3) for number, kind in enumerate(kinds)]
-    batches = list(micro_batches(by_trajectory(sequences), budget))
+def test_sequences_of_a_block_stay_together(specs: list[tuple[int, bool]], max_tokens: int) -> None:
+    sequences = [replace(sequence(number, *spec), trajectory=number // 3) for number, spec in enumerate(specs)]
+    batches = list(make_micro_batches(by_trajectory(sequences), max_tokens))
     assert sorted(torch.cat([batch.tokens for batch in batches]).tolist()) == list(range(len(sequences)))
-    seen = [{token // 3 for token in batch.tokens.tolist()} for batch in batches]
-    assert sum(map(len, seen)) == len(set().union(*seen))
+    trajectories = [{token // 3 for token in batch.tokens.tolist()} for batch in batches]
+    assert sum(map(len, trajectories)) == len(set().union(*trajectories))
 
 
-def test_one_by_one_they_do_not() -> None:
+def test_sequences_of_different_blocks_may_be_separated() -> None:
     # control: the trajectory's two sequences do not fit together
     pair = [sequence(number, 10) for number in range(2)]
-    assert len(list(micro_batches(by_sequence(pair), 10))) == 2
-    assert len(list(micro_batches(by_trajectory([replace(one, trajectory=0) for one in pair]), 10))) == 1
+    assert len(list(make_micro_batches(by_sequence(pair), 10))) == 2
+    assert len(list(make_micro_batches(by_trajectory([replace(one, trajectory=0) for one in pair]), 10))) == 1

@@ -1,4 +1,4 @@
-"""Each attempt is learned from or left out with a reason, and its rewards are counted once."""
+"""Each attempt is selected or excluded with a reason, and its rewards are counted once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agent_r1.data.training_sample import select_trainable
 
 
 @pytest.mark.parametrize("status", Status)
-def test_the_policy_table_decides_by_status(status: Status, make: Any) -> None:
+def test_the_status_policy_decides_by_status(status: Status, make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1], [2])), {"score": 1.0}, status=status, reason="a reason")
-    admission = select_trainable(make.groups(trajectory), {})
+    selection = select_trainable(make.groups(trajectory), {})
     if STATUS_POLICY[status] == "train":
-        assert len(admission.samples) == 1 and not admission.excluded
+        assert len(selection.samples) == 1 and not selection.excluded
     else:
-        assert not admission.samples and admission.excluded[0].reason == f"{status}: a reason"
+        assert not selection.samples and selection.excluded[0].reason == f"{status}: a reason"
 
 
-def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: Any) -> None:
+def test_rewards_are_weighted_by_name_and_placed_per_turn_or_on_the_whole(make: Any) -> None:
     turns = (make.turn(0, [1], [2], rewards={"tool": 0.5, "noise": 9.0}), make.turn(1, [3], [4], parent=0))
     rewards = {"answer": 1.0, "format": -1.0, "steps": (0.25, 0.75), "noise": None}
     trajectory = make.trajectory(turns, rewards)
@@ -34,7 +34,7 @@ def test_rewards_are_weighed_by_name_and_placed_per_turn_or_on_the_whole(make: A
     assert sample.named_rewards == {"tool": 0.5, "answer": 1.0, "format": -0.5, "steps": 2.0}
 
 
-def test_call_rewards_are_weighed_by_name_and_summed_per_call(make: Any) -> None:
+def test_call_rewards_are_weighted_by_name_and_summed_per_call(make: Any) -> None:
     calls = ({"ok": 1.0, "fit": 2.0}, {}, {"ok": 4.0})
     turn = make.turn(0, [1], [2, 3, 4, 5], call_rewards=calls, call_ends=(0, 1, 2), rewards={"fit": 1.0})
     (sample,) = select_trainable(make.groups(make.trajectory([turn])), {"ok": 0.5}).samples
@@ -44,14 +44,14 @@ def test_call_rewards_are_weighed_by_name_and_summed_per_call(make: Any) -> None
     assert ignored.total == 0.0
 
 
-def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -> None:
+def test_a_greedy_attempt_gives_a_return_to_compare_with_and_no_sample(make: Any) -> None:
     turns = make.chain(([1], [2]))
     one, other = make.trajectory(turns, {"score": 1.0}), make.trajectory(turns, {"score": 0.0}, group=1)
     greedy = make.trajectory(turns, {"score": 0.5}, member=7)
     failed = make.trajectory(turns, {"score": None}, group=1, member=7)
-    admission = select_trainable(make.groups(one, other, greedy={0: greedy, 1: failed}), {"score": 3.0})
-    assert [sample.greedy_return for sample in admission.samples] == [1.5, None]
-    assert [sample.trajectory for sample in admission.samples] == [one, other] and not admission.excluded
+    selection = select_trainable(make.groups(one, other, greedy={0: greedy, 1: failed}), {"score": 3.0})
+    assert [sample.greedy_return for sample in selection.samples] == [1.5, None]
+    assert [sample.trajectory for sample in selection.samples] == [one, other] and not selection.excluded
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def test_a_greedy_attempt_is_a_number_to_compare_with_and_no_sample(make: Any) -
         ({"score": (1.0, math.inf)}, "reward score is (1.0, inf)"),
     ],
 )
-def test_a_reward_that_is_none_or_not_a_number_leaves_the_attempt_out(rewards: dict, reason: str, make: Any) -> None:
+def test_a_reward_that_is_none_or_not_finite_excludes_the_attempt(rewards: dict, reason: str, make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1], [2]), ([3], [4])), rewards)
-    (out,) = select_trainable(make.groups(trajectory), {}).excluded
-    assert (out.attempt, out.reason) == (trajectory.attempt, reason)
-    assert select_trainable(make.groups(trajectory), {"score": 0.0}).samples  # a name that weighs nothing is not asked for
+    (excluded,) = select_trainable(make.groups(trajectory), {}).excluded
+    assert (excluded.attempt, excluded.reason) == (trajectory.attempt, reason)
+    assert select_trainable(make.groups(trajectory), {"score": 0.0}).samples  # a reward of weight 0 is ignored
 
 
-def test_turns_that_cannot_be_learned_from_leave_the_attempt_out(make: Any) -> None:
+def test_invalid_turns_exclude_the_attempt(make: Any) -> None:
     turn = make.turn(0, [1], [2, 3])
     broken = {
         "turn 0 has 2 tokens, 1 log-probabilities": replace(turn, logprobs=(-1.0,)),
-        "turn 0 acts on an empty prompt": replace(turn, new_ids=()),
-        "turn 0 does not say which weights sampled it": replace(turn, version_spans=(PolicyVersionSpan(1, 0),)),
+        "turn 0 has an empty prompt": replace(turn, new_ids=()),
+        "turn 0 has no version of the weights that sampled it": replace(turn, version_spans=(PolicyVersionSpan(1, 0),)),
         "reward tool of turn 0 is inf": replace(turn, rewards={"tool": math.inf}),
         "reward found of call 1 in turn 0 is nan": replace(
             turn, call_rewards=({"found": 1.0}, {"found": math.nan}), call_ends=(0, 1)
@@ -86,22 +86,22 @@ def test_turns_that_cannot_be_learned_from_leave_the_attempt_out(make: Any) -> N
         "reward ok of call 0 in turn 0 is nan": replace(turn, call_rewards=({"ok": math.nan},), call_ends=(1,)),
     }
     for reason, bad in broken.items():
-        (out,) = select_trainable(make.groups(make.trajectory([bad])), {}).excluded
-        assert out.reason == reason
+        (excluded,) = select_trainable(make.groups(make.trajectory([bad])), {}).excluded
+        assert excluded.reason == reason
     assert select_trainable(make.groups(make.trajectory([turn])), {}).samples
 
 
-def test_the_order_in_which_attempts_are_handed_in_does_not_matter(make: Any) -> None:
+def test_the_order_of_groups_and_attempts_does_not_matter(make: Any) -> None:
     groups = make.random_groups(0)
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
     assert shuffled != groups
     assert select_trainable(shuffled, {}) == select_trainable(groups, {})
 
 
-def test_a_reward_per_turn_may_leave_out_those_that_the_world_does_not_see(make: Any) -> None:
+def test_a_reward_per_turn_may_leave_out_turns_without_environment_step(make: Any) -> None:
     summary = replace(make.turn(1, [3], [4], parent=0), kind="summary")
     turns = (make.turn(0, [1], [2]), summary, make.turn(2, [5], [6]))
     given = [(0.25, 0.75), (0.25, 0.5, 0.75), (0.25,)]
-    admissions = [select_trainable(make.groups(make.trajectory(turns, {"steps": one})), {}) for one in given]
-    placed = [[sample.turn_rewards for sample in admission.samples] for admission in admissions]
+    selections = [select_trainable(make.groups(make.trajectory(turns, {"steps": one})), {}) for one in given]
+    placed = [[sample.turn_rewards for sample in selection.samples] for selection in selections]
     assert placed == [[(0.25, 0.0, 0.75)], [(0.25, 0.5, 0.75)], []]

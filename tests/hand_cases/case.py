@@ -1,8 +1,8 @@
-"""One small batch, and what an algorithm makes of it, computed by hand.
+"""One small batch, for which advantages and loss of each algorithm were computed by hand.
 
-Five attempts at two tasks; nine tokens t0 .. t8 in seven turns (| between turns), with what each turn earned:
+Five attempts at two tasks; nine tokens t0 .. t8 in seven turns (| between turns), with the rewards of each turn:
 
-    task  attempt  tokens          earned                                    R     tools answered
+    task  attempt  tokens          rewards                                   R     tool results
     0     a        t0 t1 | t2      0.5 (a call that ends with t0), 0.5       1.0   after t1
     0     b        t3 | t4         0, 0                                      0.0   after t3
     0     c        t5              0.2                                       0.2   -
@@ -10,7 +10,7 @@ Five attempts at two tasks; nine tokens t0 .. t8 in seven turns (| between turns
     1     e        t7 t8           1                                         1.0   -
 
 All but the call's reward (named tool) are outcomes (named score). The greedy attempts earned 0.25 and 2.
-a's second turn sees again word for word what opened the task; b's second turn sees something else.
+The state before a's second turn equals the opening messages, word for word; that before b's second turn does not.
 
     token                 t0    t1   t2   t3   t4   t5   t6   t7   t8
     pi                    0.45  0.2  0.5  0.8  0.6  0.4  0.8  0.4  0.45
@@ -18,8 +18,8 @@ a's second turn sees again word for word what opened the task; b's second turn s
     r = pi / pi_old       1.5   0.5  1    4    1.2  0.5  2    0.5  1.5
     reference / pi        1     2    1    0.5  1    0.5  1    1    0.5
     teacher / pi_old      2     1    0.5  1    1    1    2    0.5  1
-    V before, when old    0.2   0.4  0.6  0.1  0.3  0.5  1    0.5  0.7
-    V before, now         0.3   0.5  0.7  0.2  0.4  0.6  1.8  0.6  0.8
+    V before the update   0.2   0.4  0.6  0.1  0.3  0.5  1    0.5  0.7
+    V now                 0.3   0.5  0.7  0.2  0.4  0.6  1.8  0.6  0.8
 
 Between t1 and t2 one token was observed (pi 0.5), between t3 and t4 two (pi 0.25 each). The coefficient of
 the KL is 0.1.
@@ -45,9 +45,9 @@ KL_COEFFICIENT = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """The advantage of each token and the loss of the batch, for a row with ``settings`` over it."""
+    """The advantage of each token and the loss of the batch, for a preset with ``settings`` laid over it."""
 
-    row: str
+    algorithm: str
     advantage: tuple[float, ...]
     loss: float
     settings: Mapping[str, object] = field(default_factory=dict)

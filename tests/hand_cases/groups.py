@@ -38,7 +38,7 @@ CASES = (
     Case("cispo", STANDARD, 0.098885),
     # where it is clipped at 1.2: t0 1.086507, t3 -0.202417, t6 0.189344, t8 -0.677556, and t1, t5, t7 at 0.8:
     # t1 1.459945, t5 -0.277060, t7 -0.518332; t2 0.785955, t4 -0.463377; sum 1.383009; / 9
-    Case("cispo", STANDARD, 0.153668, {"surrogate.low": 0.2, "surrogate.high": 0.2}),
+    Case("cispo", STANDARD, 0.153668, {"loss.clip_low": 0.2, "loss.clip_high": 0.2}),
     # -(4 / tau) sigmoid(tau (r - 1)) A, tau 1 where A > 0, else 1.05; trajectories weigh 1/5:
     # t0 -4 * 0.622459 A = -2.823210, t1 -4 * 0.377541 A = -1.712364, t2 -2 A = -2.267787;
     # t3 3.809524 * 0.958911 |A| = 2.761398, t4 3.809524 * 0.552308 |A| = 1.590497; t5 3.809524 * 0.371688

@@ -14,12 +14,12 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues, ValueTargets
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.checksum import weights_checksum
-from agent_r1.model.value_head import ValueModel, value_model
+from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.updater import Trained
 
 VALUES, AFTER_ACTION = numbers(0.2, 0.4, 0.6, 0.3), numbers(0.5, 0.9, 0.7)
@@ -32,7 +32,7 @@ def batch(make: Any) -> TrainingBatch:
     turns = make.chain(([1], [2, 3]), ([4], [5]))
     truncated = make.trajectory(turns, {"score": 0.1}, status=Status.OUT_OF_TURNS, truncated=True)
     completed = make.trajectory(make.chain(([1], [6])), {"score": 1.0}, member=1)
-    return assemble(select_trainable(make.groups(truncated, completed), {}).samples, pack_prefix_tree)
+    return assemble_batch(select_trainable(make.groups(truncated, completed), {}).samples, pack_prefix_tree)
 
 
 def whitened(raw: Tensor, over: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def train_critic(
     for _ in range(updates):
         versions.append(update(updater, groups).version.number)
         checksums.append(weights_checksum(model))
-    critic = value_model(model)
+    critic = build_value_model(model)
     tensors = updater.state().tensors
     critic.load_state_dict({name: tensors[f"critic.{name}"] for name, _ in critic.named_parameters()}, strict=False)
     return critic, checksums, versions

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensors import close, numbers
+from torch import Tensor
 
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
@@ -21,7 +21,13 @@ def batch_of(make: Any, weights: Mapping[str, float], *rewards: Mapping[str, flo
     """Return a batch of attempts of one token at one task."""
     turns = make.chain(([1], [2]))
     trajectories = [make.trajectory(turns, one, member=member) for member, one in enumerate(rewards)]
-    return assemble(select_trainable(make.groups(*trajectories), weights).samples, pack_prefix_tree, "actions", weights)
+    return assemble_batch(
+        select_trainable(make.groups(*trajectories), weights).samples, pack_prefix_tree, "actions", weights
+    )
+
+
+def advantage_of(name: str, batch: TrainingBatch) -> Tensor:
+    return ALGORITHMS[name].compute_token_weights(batch, ModelOutputs()).advantage
 
 
 REWARDS = ({"em": 1.0, "len": 10.0}, {"em": 0.0, "len": 30.0}, {"em": 0.0, "len": 20.0})
@@ -33,40 +39,35 @@ def test_gdpo_weights_each_reward_after_standardizing_it(make: Any) -> None:
         batch = batch_of(make, {"len": weight}, *REWARDS)
         total = numbers(1.154701 - weight, -0.577350 + weight, -0.577350)
         expected = total / math.sqrt(float(total.square().sum()) / 2)
-        assert close(ALGORITHMS["gdpo"].compute_token_weights(batch, ModelOutputs()).advantage, expected, 1e-5), weight
+        assert close(advantage_of("gdpo", batch), expected, 1e-5), weight
 
 
 def test_a_dominant_reward_hides_another_from_grpo_but_not_from_gdpo(make: Any) -> None:
     # only the first is right; the last is a little longer
     batch = batch_of(make, {}, {"em": 1.0, "len": 10.0}, {"em": 0.0, "len": 30.0}, {"em": 0.0, "len": 12.0})
-    right, _, wrong = ALGORITHMS["grpo"].compute_token_weights(batch, ModelOutputs()).advantage
+    right, _, wrong = advantage_of("grpo", batch)
     assert right < wrong
-    right, _, wrong = ALGORITHMS["gdpo"].compute_token_weights(batch, ModelOutputs()).advantage
+    right, _, wrong = advantage_of("gdpo", batch)
     assert right > wrong
 
 
 def test_gdpo_ignores_a_reward_of_weight_zero(make: Any) -> None:
     alone = batch_of(make, {"len": 0.0}, *REWARDS)
     assert [named.name for named in alone.named_rewards] == ["em"]
-    advantage = ALGORITHMS["gdpo"].compute_token_weights(alone, ModelOutputs()).advantage
+    advantage = advantage_of("gdpo", alone)
     assert close(advantage, numbers(1.154701, -0.577350, -0.577350), 1e-5)
 
 
 def test_maxrl_gives_zero_to_a_group_without_success(make: Any) -> None:
     failed = batch_of(make, {}, {"em": 0.0}, {"em": -1.0})
-    assert ALGORITHMS["maxrl"].compute_token_weights(failed, ModelOutputs()).advantage.tolist() == [0.0, 0.0]
-    assert ALGORITHMS["dr-grpo"].compute_token_weights(failed, ModelOutputs()).advantage.tolist() == [
-        0.5,
-        -0.5,
-    ]  # control
+    assert advantage_of("maxrl", failed).tolist() == [0.0, 0.0]
+    assert advantage_of("dr-grpo", failed).tolist() == [0.5, -0.5]  # control
 
 
 def test_grpo_and_maxrl_have_closed_forms_for_binary_rewards(make: Any) -> None:
     batch = batch_of(make, {}, *({"em": float(member == 0)} for member in range(5)))
     p = 0.2
-    assert close(
-        ALGORITHMS["maxrl"].compute_token_weights(batch, ModelOutputs()).advantage[:2], numbers((1 - p) / p, -1)
-    )
+    assert close(advantage_of("maxrl", batch)[:2], numbers((1 - p) / p, -1))
     bessel = math.sqrt(4 / 5)
     expected = numbers(math.sqrt((1 - p) / p) * bessel, -math.sqrt(p / (1 - p)) * bessel)
-    assert close(build_algorithm("grpo", {}).compute_token_weights(batch, ModelOutputs()).advantage[:2], expected, 1e-5)
+    assert close(advantage_of("grpo", batch)[:2], expected, 1e-5)

@@ -15,7 +15,7 @@ LOGITS, OTHER = numbers(0.3, -0.5, 1.0), numbers(0.1, 0.4, -0.2)
 
 
 def exact(estimator: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return, over all tokens, the estimator's expectation, its expected gradient, KL(p||q) and the gradient of KL(p||q)."""
+    """Return the estimator's exact expectation, its expected gradient, KL(p||q) and the gradient of KL(p||q)."""
     logits = LOGITS.clone().requires_grad_()
     q, p = OTHER.log_softmax(0), logits.log_softmax(0)
     kl = (p.exp() * (p - q)).sum()

@@ -21,7 +21,7 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
 
@@ -51,7 +51,7 @@ def term_id(term: Correction | Rejection) -> str:
 
 
 def batch_of(episodes: Episodes) -> TrainingBatch:
-    return assemble(samples(episodes), pack_prefix_tree)
+    return assemble_batch(samples(episodes), pack_prefix_tree)
 
 
 def perturbed_logprobs(batch: TrainingBatch, seed: int, spread: float = 1.0) -> Tensor:

@@ -18,7 +18,7 @@ from agent_r1.algorithms.ops.group_stats import center
 from agent_r1.algorithms.ops.returns import discounted_sums, generalized_advantages
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, StateValues
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_last, segment_mean, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
@@ -159,7 +159,7 @@ def random_outputs(batch: TrainingBatch, seed: int) -> ModelOutputs:
 
 def truncation_equals_a_reward_of_the_next_value(algorithm: Algorithm, episodes: Episodes, seed: int) -> None:
     """An episode truncated in a state of value V has the advantages of one that earned gamma V there and ended."""
-    batch = assemble(samples(episodes), pack_prefix_tree)
+    batch = assemble_batch(samples(episodes), pack_prefix_tree)
     outputs = random_outputs(batch, seed)
     assert outputs.values is not None
     gamma = dict(algorithm.advantage).get("turn_gamma", dict(algorithm.advantage)["gamma"])
@@ -208,7 +208,7 @@ PPO = bootstrapped(discounted(ALGORITHMS["ppo"]))
 
 
 def equals_token_gae_for_turns_of_one_token(estimator: Estimator, episodes: Episodes, seed: int) -> None:
-    batch = assemble(samples(episodes), pack_prefix_tree)
+    batch = assemble_batch(samples(episodes), pack_prefix_tree)
     outputs = random_outputs(batch, seed)
     assert close(estimator(batch, outputs), PPO.compute_token_weights(batch, outputs).advantage)
 

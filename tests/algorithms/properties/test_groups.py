@@ -18,7 +18,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops.group_stats import center, center_weighted, divide_by_mean, leave_one_out, standardize
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import index_within, segment_count, segment_mean, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
@@ -205,8 +205,8 @@ def with_first_attempts_split(episodes: Episodes) -> Episodes:
 
 
 def does_not_depend_on_the_number_of_turns(advantage_of: AdvantageFn, episodes: Episodes) -> None:
-    joined = assemble(samples(episodes), pack_prefix_tree)
-    split = assemble(samples(with_first_attempts_split(episodes)), pack_prefix_tree)
+    joined = assemble_batch(samples(episodes), pack_prefix_tree)
+    split = assemble_batch(samples(with_first_attempts_split(episodes)), pack_prefix_tree)
     assert close(advantage_of(joined), advantage_of(split))
 
 
@@ -239,7 +239,7 @@ WITHIN_GROUPS = [
 
 
 def does_not_depend_on_other_groups(advantage_of: AdvantageFn, episodes: Episodes) -> None:
-    together, alone = (assemble(samples(given), pack_prefix_tree) for given in (episodes, episodes[:1]))
+    together, alone = (assemble_batch(samples(given), pack_prefix_tree) for given in (episodes, episodes[:1]))
     assert close(advantage_of(together)[: len(alone.ids)], advantage_of(alone))
 
 

@@ -20,7 +20,7 @@ from agent_r1.algorithms.ops.group_stats import center
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import MicroBatch, by_sequence, micro_batches
+from agent_r1.data.micro_batches import MicroBatch, by_sequence, make_micro_batches
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.data.training_sample import TrainingSample
 from agent_r1.trainer.forward_backward import score_tokens
@@ -152,7 +152,7 @@ PadFn = Callable[[MicroBatch, int], MicroBatch]
 def is_invariant_to_padding(pad_micro_batch: PadFn, episodes: Episodes, more: int) -> None:
     setup = UpdateSetup(ALGORITHMS["grpo"], layers=1)
     batch, models = setup.prepare(samples(episodes)).batch, setup.models
-    for micro in micro_batches(by_sequence(batch.sequences), 1):
+    for micro in make_micro_batches(by_sequence(batch.sequences), 1):
         found, entropy = score_tokens(models.policy, batch, pad_micro_batch(micro, more), 0.7)
         expected, expected_entropy = score_tokens(models.policy, batch, micro, 0.7)
         assert close(found, expected) and close(entropy, expected_entropy)

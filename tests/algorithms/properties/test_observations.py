@@ -17,7 +17,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.loss_terms import Masks, Rejection
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, StateValues
-from agent_r1.data.assemble import TokenScope, assemble
+from agent_r1.data.assemble import TokenScope, assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_last
 from agent_r1.data.sequences import pack_prefix_tree
@@ -91,7 +91,7 @@ def skips_observations(advantage_of: AdvantageFn, episodes: Episodes, seed: int)
     """Values at observations are random: nothing may depend on them, nor on the number of observations."""
     found = []
     for long_observations in (False, True):
-        batch = assemble(samples(episodes, long_observations=long_observations), pack_prefix_tree, "all")
+        batch = assemble_batch(samples(episodes, long_observations=long_observations), pack_prefix_tree, "all")
         mask = batch.action_mask
         values = torch.randn(len(mask), generator=torch.Generator().manual_seed(seed)).double()
         values[mask] = torch.linspace(-1, 1, int(mask.sum()), dtype=torch.float64)
@@ -157,7 +157,7 @@ def test_gae_over_observations_is_detected_unless_gamma_and_lambda_are_one(zeroe
 
 
 def equals_returns_over_actions(advantage_of: AdvantageFn, episodes: Episodes) -> None:
-    batch = assemble(samples(episodes), pack_prefix_tree, "all")
+    batch = assemble_batch(samples(episodes), pack_prefix_tree, "all")
     expected = returns_over_actions(batch, ModelOutputs())[batch.action_mask]
     assert close(advantage_of(batch, ModelOutputs())[batch.action_mask], expected)
 
@@ -190,7 +190,7 @@ def keeps_every_reward(
 
 
 def ours(given: tuple[TrainingSample, ...]) -> TrainingBatch:
-    return assemble(given, pack_prefix_tree, "all")
+    return assemble_batch(given, pack_prefix_tree, "all")
 
 
 def on_the_turns_last_token(given: tuple[TrainingSample, ...]) -> TrainingBatch:

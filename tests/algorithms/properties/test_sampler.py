@@ -20,7 +20,7 @@ from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.data.assemble import assemble
+from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample, select_trainable
 from agent_r1.inference.config import EngineConfig
@@ -102,7 +102,7 @@ def sampled_episodes(
 def agrees_with_the_sampler(
     make_models: ModelSetFn, policy: PreTrainedModel, observations: Observations, temperature: float
 ) -> None:
-    batch = assemble(sampled_episodes(policy, observations, temperature), pack_prefix_tree)
+    batch = assemble_batch(sampled_episodes(policy, observations, temperature), pack_prefix_tree)
     models = make_models(policy, temperature)
     old = models.logprobs(batch)
     assert (old - batch.sampler_logprobs).abs().max() <= MAX_GAP
