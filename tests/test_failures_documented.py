@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.trajectory import STATUS_POLICY, Status
-from agent_r1.training.monitor.config import DoctorConfig
+from agent_r1.training.monitor.config import MonitorConfig
 
 TEXT = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
 
@@ -16,6 +16,6 @@ def test_the_treatment_of_each_status_is_documented(status: Status) -> None:
     assert f"| `{status}` | {STATUS_POLICY[status]} | " in TEXT
 
 
-def test_the_doctors_options_are_documented_with_their_defaults_and_no_others_are() -> None:
-    documented = dict(re.findall(r"^\| `--doctor\.(\w+)` \| (\S+) \|$", TEXT, re.MULTILINE))
-    assert {name: float(value) for name, value in documented.items()} == DoctorConfig().model_dump()
+def test_the_options_of_the_health_monitor_are_documented_with_their_defaults_and_no_others_are() -> None:
+    documented = dict(re.findall(r"^\| `--monitor\.(\w+)` \| (\S+) \|$", TEXT, re.MULTILINE))
+    assert {name: float(value) for name, value in documented.items()} == MonitorConfig().model_dump()
