@@ -1,1 +1,1 @@
-"""The paper's comparison in miniature: its methods and ablations as training runs, its tables made of them."""
+"""The paper's comparison in miniature: its methods and ablations as training runs, and its tables made from them."""

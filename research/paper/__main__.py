@@ -9,7 +9,7 @@ import click
 from agent_r1.cli import run_command
 from agent_r1.commands.command import SettingsCommand, json_option, progress_of, quiet_option, show
 from agent_r1.config import Layer, resolve
-from research.paper.config import PaperConfig, wanted
+from research.paper.config import PaperConfig, select_experiments
 
 
 @click.command(cls=SettingsCommand, config=PaperConfig)
@@ -18,12 +18,12 @@ from research.paper.config import PaperConfig, wanted
 def paper(settings: Layer, as_json: bool, quiet: bool) -> None:
     """Compare the methods of the paper in miniature, on the task set tinywiki."""
     config = resolve(PaperConfig, [settings])
-    wanted(config)  # report what is wrong with the settings before torch is imported
+    select_experiments(config)  # report invalid settings before torch is imported
     from research.paper.compare import compare, comparison_json, render_comparison
 
     comparison = compare(config, progress_of(quiet))
     show(as_json, comparison_json(comparison), render_comparison(comparison))
-    comparison.require_all()
+    comparison.raise_failures()
 
 
 if __name__ == "__main__":

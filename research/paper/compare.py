@@ -18,67 +18,68 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.store.folder import run_folder
 from agent_r1.training.progress import Progress
-from research.paper.config import PaperConfig, wanted
-from research.paper.document import Report, document
-from research.paper.experiments import plan
+from research.paper.config import PaperConfig, select_experiments
+from research.paper.document import Report, make_document
+from research.paper.experiments import plan_experiment
 from research.paper.methods import METHODS, Method, by_name
-from research.paper.run_experiments import Outcomes, run_cells
+from research.paper.run_experiments import Outcomes, run_experiments
 from research.paper.tables import PAPER_COLUMN, TextTable, comparison_table, gather
 
-CELLS = "paper"
-"""The folder, among runs, of all cells."""
+EXPERIMENTS = "paper"
+"""The folder below ``runs`` that holds all experiments."""
 
 PICTURE = "learning_curves.svg"
 
 
-class CellsFailed(AgentR1Error):
-    """Some cells could not be run; the others are kept."""
+class ExperimentsFailed(AgentR1Error):
+    """Some experiments failed; the results of the others are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a comparison came to. ``written`` are the report and its picture; () where there is none to write."""
+    """The results of a comparison. ``written`` holds the report and its picture; it is empty if none was written."""
 
     outcomes: Outcomes
     table: TextTable
     written: tuple[Path, ...]
 
-    def require_all(self) -> None:
-        """Raise CellsFailed where a cell failed."""
+    def raise_failures(self) -> None:
+        """Raise ExperimentsFailed if an experiment failed."""
         failures = self.outcomes.failures
         if failures:
-            asked = len(failures) + len(self.outcomes.results)
+            total = len(failures) + len(self.outcomes.results)
             reasons = "; ".join(f"{failure.method} seed {failure.seed}: {failure.reason}" for failure in failures)
-            raise CellsFailed(f"{len(failures)} of {asked} cells failed: {reasons}")
+            raise ExperimentsFailed(f"{len(failures)} of {total} experiments failed: {reasons}")
 
 
 def compare(config: PaperConfig, progress: Progress, methods: Sequence[Method] = METHODS) -> Comparison:
-    """Run the cells that are asked for and not done; where that is the whole comparison, write its report.
+    """Run the selected experiments that have no result yet, and write the report if the whole comparison is selected.
 
-    Raises InvalidInput, before any cell runs, for what cannot be run or drawn.
+    Raises:
+        InvalidInput: before any experiment runs, if one of them cannot run or if the picture cannot be drawn.
     """
-    pairs = wanted(config, methods)
-    if not config.cell:
-        _require_drawing()
-    cells = [plan(method, seed, config.n, config.steps) for method, seed in pairs]
-    outcomes = asyncio.run(run_cells(cells, run_folder(CELLS), config.jobs, progress))
-    shown = tuple(by_name(method for method, _ in pairs).values())
+    pairs = select_experiments(config, methods)
+    if not config.method:
+        _require_matplotlib()
+    experiments = [plan_experiment(method, seed, config.n, config.steps) for method, seed in pairs]
+    outcomes = asyncio.run(run_experiments(experiments, run_folder(EXPERIMENTS), config.jobs, progress))
+    selected = tuple(by_name(method for method, _ in pairs).values())
     seeds = len({seed for _, seed in pairs})
-    table = comparison_table(shown, gather(outcomes.results, seeds))
-    report = Report(command_of(config), shown, seeds, outcomes, PICTURE)
-    return Comparison(outcomes, table, () if config.cell else publish(report, config.out))
+    table = comparison_table(selected, gather(outcomes.results, seeds))
+    report = Report(command_of(config), selected, seeds, outcomes, PICTURE)
+    return Comparison(outcomes, table, () if config.method else write_report(report, config.out))
 
 
-def _require_drawing() -> None:
+def _require_matplotlib() -> None:
     try:
         import_module("matplotlib")
     except ImportError as error:
-        do = "pip install matplotlib, which draws the learning curves; --cell needs none"
+        do = "pip install matplotlib, which draws the learning curves; --method does not need it"
         raise InvalidInput("matplotlib", got=f"{error}", do=do) from None
 
 
-def publish(report: Report, out: Path) -> tuple[Path, ...]:
-    """Write the report, and its picture beside it. Nothing is written where no cell came to anything."""
+def write_report(report: Report, out: Path) -> tuple[Path, ...]:
+    """Write the report and, beside it, its picture, and return their paths. Write nothing if there are no results."""
     from research.paper.curves import draw
 
     if not report.outcomes.results:
@@ -86,24 +87,24 @@ def publish(report: Report, out: Path) -> tuple[Path, ...]:
     picture = out.with_name(report.picture)
     try:
         atomic_write(picture, draw(report.methods, report.outcomes.results))
-        atomic_write(out, document(report).encode())
+        atomic_write(out, make_document(report).encode())
     except OSError as error:
-        do = "give an --out that can be written; the cells are kept"
+        do = "give a writable --out; the results of the experiments are kept"
         raise InvalidInput("--out", got=f"{out}: {error.strerror}", do=do) from None
     return (out, picture)
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The JSON of ``paper``: ``{"cells": [{..}], "failed": [{"method", "seed", "reason"}], "written": ["path"]}``."""
+    """Return ``{"experiments": [{..}], "failed": [{"method", "seed", "reason"}], "written": ["path"]}``."""
     return {
-        "cells": [asdict(result) for result in comparison.outcomes.results],
+        "experiments": [asdict(result) for result in comparison.outcomes.results],
         "failed": [asdict(failure) for failure in comparison.outcomes.failures],
         "written": [str(path) for path in comparison.written],
     }
 
 
 def render_comparison(comparison: Comparison) -> Group:
-    """The comparison for a terminal: our columns of its table, and where the report lies."""
+    """Return the comparison for a terminal: our columns of the table, and the paths that were written."""
     ours = comparison.table.header.index(PAPER_COLUMN)
     grid = Table(*(escape(title) for title in comparison.table.header[:ours]), box=box.SIMPLE_HEAD)
     for row in comparison.table.rows:
@@ -112,7 +113,7 @@ def render_comparison(comparison: Comparison) -> Group:
 
 
 def command_of(config: PaperConfig) -> str:
-    """The command that asks for the same cells and report again.
+    """Return the command that runs the same experiments and writes the same report.
 
     Example:
         >>> command_of(PaperConfig(steps=5, jobs=2))

@@ -1,11 +1,11 @@
-"""The report as Markdown: what was compared, the tables, the curves, how to make it again."""
+"""The report as Markdown: the compared methods, the tables, the learning curves, and how to reproduce them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from research.paper.experiments import Origin
+from research.paper.experiments import Provenance
 from research.paper.methods import SOURCE, Method
 from research.paper.run_experiments import Failure, Outcomes
 from research.paper.tables import TextTable, ablation_table, comparison_table, gather
@@ -15,28 +15,30 @@ INTRODUCTION = f"""\
 
 Agent-R1's paper ({SOURCE}) trains Qwen2.5-3B-Instruct to answer questions of HotpotQA and 2WikiMultihopQA with a
 search over Wikipedia. Here the same methods train tiny-base, a model of 0.2M parameters, on TinyWiki, a generated
-encyclopedia whose pages it can search. The paper's figures stand beside ours so that order and ratios can be compared;
-the numbers themselves measure different things. three-hop, like MuSiQue, is out of domain: no method trains on it.
+encyclopedia with a search tool. The paper's figures are shown beside ours to compare order and ratios; the absolute
+numbers measure different things. three-hop, like MuSiQue, is out of domain: no method trains on it.
 """
 
 READING = """\
 - A figure is the mean of greedy exact match over {seeds}, on {questions} questions per split, ± half the width of its
-  95 % interval by Student's t over seeds: where the mean of ever more seeds may lie, for these questions and this base
-  model. The paper reports one run each, without a spread.
-- A seed draws training questions, sampling and new weights; test questions and base model are the same for all seeds.
-  What is not trained therefore comes out alike each time. ± 0.000 says that seeds agree, not that a figure is exact: a
-  share p of n questions is itself uncertain by about 2 sqrt(p (1 - p) / n).
-- A difference whose interval includes 0 is no difference. Differences and multiples are taken seed by seed.
+  95 % interval by Student's t over seeds. The interval estimates the mean over all possible seeds, for these questions
+  and this base model. The paper reports one run each, without a spread.
+- A seed determines the training questions, the sampling and any newly initialized weights. The test questions and the
+  base model are the same for all seeds, so a method without training gives the same figure each time. ± 0.000 means
+  that seeds agree, not that a figure is exact: a share p of n questions has an error of about 2 sqrt(p (1 - p) / n).
+- If the interval of a difference includes 0, the difference is not significant. Differences and multiples are paired
+  by seed.
 - Each batch is used once, so ratios are 1: StepPO differs from PPO by its credit per turn, not by its clipping.
 - Training keeps the weights that were best on a validation encyclopedia: a method that learns and then forgets shows
-  it in the learning curves, not in the tables.
+  this in the learning curves, not in the tables.
 """
 
 ABLATED = """\
 ## Table 4: masks switched off
 
-Each row against its full row under the same seeds. With gamma and lambda 1, in the paper's scripts as here, GAE is the
-return minus the value, whatever stands between: the advantage mask then changes no more than what is whitened.
+Each ablation is compared with its full method under the same seeds. With gamma and lambda 1, in the paper's scripts as
+here, GAE is the return minus the value, whatever tokens are between. The advantage mask then changes only which values
+are whitened.
 """
 
 CURVES = """\
@@ -44,16 +46,16 @@ CURVES = """\
 
 ![Learning curves]({picture})
 
-Lines are means over seeds; bands reach from the lowest seed to the highest. The reward is that of the attempts trained
-on, sampled from one- and two-hop questions; validation is greedy, and a third of its questions is three-hop.
+Lines are means over seeds; bands reach from the lowest seed to the highest. The reward is that of the training
+attempts, sampled from one- and two-hop questions; validation is greedy, and a third of its questions is three-hop.
 """
 
-MIXED = " It changed between cells; without runs/paper, all are made anew."
+MIXED = " It changed between experiments; remove runs/paper to run all of them again."
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a report is made of. ``picture`` is the curves' file as seen from the report."""
+    """The contents of a report. ``picture`` is the path of the learning curves relative to the report."""
 
     command: str
     methods: tuple[Method, ...]
@@ -62,8 +64,8 @@ class Report:
     picture: str
 
 
-def document(report: Report) -> str:
-    """The whole report."""
+def make_document(report: Report) -> str:
+    """Return the whole report as Markdown."""
     results = gather(report.outcomes.results, report.seeds)
     table = comparison_table([method for method in report.methods if method.ablates is None], results)
     parts = [
@@ -76,13 +78,13 @@ def document(report: Report) -> str:
         ABLATED,
         markdown(ablation_table(report.methods, results)),
         CURVES.format(picture=report.picture),
-        _making(report),
+        _provenance(report),
     ]
     return "\n".join(parts)
 
 
 def markdown(table: TextTable) -> str:
-    """A table in Markdown, ending in a newline.
+    """Return a table in Markdown, with a newline at the end.
 
     Example:
         >>> print(markdown(TextTable(("method", "em"), (("GRPO", "1.0"),))))
@@ -96,11 +98,11 @@ def markdown(table: TextTable) -> str:
 
 def _failed(failures: Sequence[Failure]) -> str:
     lines = "\n".join(f"- {failure.method}, seed {failure.seed}: {failure.reason}" for failure in failures)
-    return f"## Cells that failed\n\nThe tables leave them out.\n\n{lines}\n"
+    return f"## Failed experiments\n\nThe tables do not include them.\n\n{lines}\n"
 
 
 def _seeds(count: int) -> str:
-    return "seed 0 (one seed has no interval)" if count == 1 else f"seeds 0 to {count - 1}"
+    return "seed 0 (a single seed has no interval)" if count == 1 else f"seeds 0 to {count - 1}"
 
 
 def _questions(report: Report) -> str:
@@ -108,23 +110,23 @@ def _questions(report: Report) -> str:
     return " or ".join(str(count) for count in sorted(counts))
 
 
-def _making(report: Report) -> str:
-    """What each row ran, and what it ran on."""
+def _provenance(report: Report) -> str:
+    """Return the section with the command of each method, the versions and the hash of the code."""
     results = report.outcomes.results
     commands = dict.fromkeys(result.command for result in results if result.seed == 0)
-    codes = dict.fromkeys(result.origin.code for result in results)
-    versions = dict.fromkeys(_versions(result.origin) for result in results)
+    codes = dict.fromkeys(result.provenance.code for result in results)
+    versions = dict.fromkeys(_versions(result.provenance) for result in results)
     lines = [
-        "## What each row ran\n",
-        "Under seed 0; all that is not said is TinyWiki's recipe.\n",
+        "## Commands\n",
+        "These are the commands for seed 0; all other settings are those of TinyWiki's recipe.\n",
         *(f"    {command}" for command in commands),
         "",
         f"- Versions: {'; '.join(versions)}.",
-        f"- Digest of the code: {', '.join(codes)}.{MIXED if len(codes) > 1 else ''}",
-        "- Seconds are those of the training loop, beside whatever else the machine did.",
+        f"- Hash of the code: {', '.join(codes)}.{MIXED if len(codes) > 1 else ''}",
+        "- Seconds are those of the training loop; other processes ran on the machine at the same time.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _versions(origin: Origin) -> str:
-    return ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+def _versions(provenance: Provenance) -> str:
+    return ", ".join(f"{name} {version}" for name, version in provenance.versions.items())

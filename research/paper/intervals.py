@@ -1,4 +1,4 @@
-"""Means over seeds with their intervals, by Student's t."""
+"""Means over seeds with their confidence intervals, by Student's t."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over ``count`` seeds; ``half`` is half the width of its 95 % interval, None where one seed has no spread.
+    """A mean over ``count`` seeds. ``half`` is half the width of its 95 % interval, None for a single seed.
 
     Example:
         Estimate(mean=0.5, half=0.2484, count=3)
@@ -22,18 +22,19 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """What a difference says: an interval that holds 0 is no difference."""
+        """The direction of a difference; "no difference" if its interval includes 0."""
         if self.half is None:
-            return "one seed cannot tell"
+            return "one seed is not enough"
         if abs(self.mean) <= self.half:
             return "no difference"
         return "lower" if self.mean < 0 else "higher"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval, mean +- t * s / sqrt(n), t of n - 1 degrees of freedom (Student 1908).
+    """Return the mean and the 95 % interval, mean +- t * s / sqrt(n), t with n - 1 degrees of freedom (Student 1908).
 
-    Raises statistics.StatisticsError where there are no values.
+    Raises:
+        statistics.StatisticsError: if there are no values.
 
     Example:
         >>> estimate([0.4, 0.5, 0.6])
@@ -47,21 +48,21 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def student_975(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t with ``freedom`` >= 1 degrees of freedom, by bisection.
+    """Return the 97.5 % quantile of Student's t with ``freedom`` >= 1 degrees of freedom, by bisection.
 
     Example:
         >>> student_975(2)
         4.3026...
     """
-    low, high = 1.0, 13.0  # of 1 degree it is 12.71, of ever more 1.96
+    low, high = 1.0, 13.0  # the quantile is 12.71 for 1 degree of freedom and falls to 1.96 as they grow
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _inside(middle, freedom) < 0.95 else (low, middle)
+        low, high = (middle, high) if _two_sided_probability(middle, freedom) < 0.95 else (low, middle)
     return high
 
 
-def _inside(t: float, freedom: int) -> float:
-    """P(|T| <= t), a finite sum for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+def _two_sided_probability(t: float, freedom: int) -> float:
+    """Return P(|T| <= t), a finite sum for integer degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))
     odd = freedom % 2
     term, total = math.cos(angle) if odd else 1.0, 0.0

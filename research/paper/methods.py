@@ -1,4 +1,4 @@
-"""The rows of the paper's tables: how each is made here, and what the paper says of it."""
+"""The methods in the paper's tables: how each is run here, and the figures that the paper reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Door = Literal["train", "eval"]
+Command = Literal["train", "eval"]
 
 Setting = str | int | bool | tuple[str, ...]
 
@@ -15,7 +15,7 @@ SOURCE = "arXiv 2511.14460v1"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Exact match as the paper reports it (arXiv 2511.14460v1, tables 3 and 4), of one run, without a spread.
+    """Exact match as the paper reports it (arXiv 2511.14460v1, tables 3 and 4), from one run and without a spread.
 
     Example:
         Figures(hotpotqa=0.4405, two_wiki=0.5741, musique=0.1485, average=0.3877)
@@ -29,9 +29,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row: the command that makes it (``door``) with the settings that set it apart.
+    """One row of the paper's tables.
 
-    ``figures`` is None where the paper has no such row. ``ablates`` names the row that this one takes something from.
+    Attributes:
+        command: the ``agent-r1`` command that runs it.
+        settings: the settings that differ from the defaults.
+        figures: the paper's figures, None if the paper does not have this method.
+        ablates: the name of the method that this one is an ablation of.
 
     Example:
         Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
@@ -39,15 +43,15 @@ class Method:
 
     name: str
     title: str
-    door: Door
+    command: Command
     settings: Mapping[str, Setting]
     figures: Figures | None = None
     ablates: str | None = None
 
     @property
-    def row(self) -> str:
-        """Which row of its command's table is the method's."""
-        return "trained" if self.door == "train" else self.name
+    def table_key(self) -> str:
+        """The key of this method in the table that its command prints."""
+        return "trained" if self.command == "train" else self.name
 
 
 NAIVE_RAG = Method(
@@ -78,7 +82,7 @@ COMPARED = (
     Method("rloo", "RLOO", "train", {"algorithm": "rloo"}, Figures(0.4089, 0.5641, 0.1419, 0.3716)),
     Method("steppo", "StepPO", "train", {"algorithm": "steppo"}),
 )
-"""Table 3. StepPO came after it: it has no figures there."""
+"""Table 3. StepPO is newer than the paper, so it has no figures."""
 
 ABLATIONS = (
     Method(
@@ -106,10 +110,11 @@ ABLATIONS = (
         ablates="grpo",
     ),
 )
-"""Table 4: masks are switched off one after the other."""
+"""Table 4: the masks are switched off one after the other."""
 
 METHODS = COMPARED + ABLATIONS
 
 
 def by_name(methods: Iterable[Method]) -> Mapping[str, Method]:
+    """Return the methods by name."""
     return {method.name: method for method in methods}

@@ -1,4 +1,4 @@
-"""Running cells: each a command in a process of its own, some at a time, none that is done already."""
+"""Running of experiments: each is a command in its own process, and those that have a result are not run again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.store import RunReader
 from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.training.progress import Progress
-from research.paper.experiments import Cell, Curve, Origin, Result, Score, keep, kept, origin, result_file
+from research.paper.experiments import (
+    Curve,
+    Experiment,
+    Provenance,
+    Result,
+    Score,
+    current_provenance,
+    load_result,
+    result_file,
+    save_result,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cell that came to nothing, and why, in one line."""
+    """An experiment that failed, and the reason in one line."""
 
     method: str
     seed: int
@@ -32,40 +42,43 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of cells, in the order in which they were asked for."""
+    """The results and failures of experiments, in the order in which the experiments were given."""
 
     results: tuple[Result, ...]
     failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A process that ended: its exit code (minus a signal's number), the last line of stdout, and stderr."""
+class FinishedProcess:
+    """A finished process: its exit code (negative: the signal's number), the last line of stdout, and stderr."""
 
     code: int
-    last: str
-    errors: bytes
+    last_line: str
+    stderr: bytes
 
 
-async def run_cells(cells: Sequence[Cell], folder: Path, jobs: int, progress: Progress) -> Outcomes:
-    """Run the cells that ``folder`` holds no result of, ``jobs`` at a time; a failure stops none of the others.
+async def run_experiments(experiments: Sequence[Experiment], folder: Path, jobs: int, progress: Progress) -> Outcomes:
+    """Run the experiments that have no result in ``folder``, ``jobs`` at a time. A failure does not stop the others.
 
-    Cancelled, it ends its processes; what was done by then is kept. Raises InvalidInput where a result is broken.
+    Cancelling ends the running processes; finished results are kept.
+
+    Raises:
+        InvalidInput: if a saved result cannot be read.
     """
-    done = [kept(result_file(folder, cell)) for cell in cells]
-    _say_done(done, progress)
-    gate = asyncio.Semaphore(jobs)
+    saved = [load_result(result_file(folder, experiment)) for experiment in experiments]
+    _print_saved(saved, progress)
+    slots = asyncio.Semaphore(jobs)
 
-    async def outcome(cell: Cell, result: Result | None) -> Result | Failure:
+    async def run_unless_saved(experiment: Experiment, result: Result | None) -> Result | Failure:
         if result is not None:
             return result
-        async with gate:
-            outcome = await _run(cell, folder, progress)
-        progress.print_line(f"{cell.title}: {_said(outcome)}")
+        async with slots:
+            outcome = await _run(experiment, folder, progress)
+        progress.print_line(f"{experiment.title}: {_summary(outcome)}")
         return outcome
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(outcome(cell, result)) for cell, result in zip(cells, done, strict=True)]
+        tasks = [group.create_task(run_unless_saved(*pair)) for pair in zip(experiments, saved, strict=True)]
     outcomes = [task.result() for task in tasks]
     return Outcomes(
         tuple(outcome for outcome in outcomes if isinstance(outcome, Result)),
@@ -73,50 +86,50 @@ async def run_cells(cells: Sequence[Cell], folder: Path, jobs: int, progress: Pr
     )
 
 
-def _say_done(done: Sequence[Result | None], progress: Progress) -> None:
-    there = [result for result in done if result is not None]
-    now = origin()
-    older = sum(result.origin != now for result in there)
-    made = f", {older} of them made by other code or versions" if older else ""
-    progress.print_line(f"{len(there)} of {len(done)} cells are done already{made}")
+def _print_saved(saved: Sequence[Result | None], progress: Progress) -> None:
+    results = [result for result in saved if result is not None]
+    current = current_provenance()
+    older = sum(result.provenance != current for result in results)
+    note = f", {older} of them by other code or library versions" if older else ""
+    progress.print_line(f"{len(results)} of {len(saved)} experiments are done already{note}")
 
 
-def _said(outcome: Result | Failure) -> str:
+def _summary(outcome: Result | Failure) -> str:
     if isinstance(outcome, Failure):
         return f"failed: {outcome.reason}"
     return ", ".join(f"{split} {score.em:.3f}" for split, score in outcome.scores.items())
 
 
-async def _run(cell: Cell, folder: Path, progress: Progress) -> Result | Failure:
-    progress.print_line(f"{cell.title}: agent-r1 {' '.join(cell.arguments)}")
+async def _run(experiment: Experiment, folder: Path, progress: Progress) -> Result | Failure:
+    progress.print_line(f"{experiment.title}: agent-r1 {' '.join(experiment.arguments)}")
     try:
-        return await _attempt(cell, folder)
-    except (OSError, AgentR1Error) as error:  # a full disk, a record that cannot be read
-        return Failure(cell.method.name, cell.seed, str(error))
+        return await _run_command(experiment, folder)
+    except (OSError, AgentR1Error) as error:  # a full disk, an unreadable run
+        return Failure(experiment.method.name, experiment.seed, str(error))
 
 
-async def _attempt(cell: Cell, folder: Path) -> Result | Failure:
-    run = _fresh(folder / cell.name) if cell.method.door == "train" else None
-    place = () if run is None else ("--run", str(run))
-    made_by = origin()
-    ended = await _execute(*cell.arguments, *place, "--json", "--quiet")
-    if ended.code != 0:
-        log = folder / f"{cell.name}.log"
-        atomic_write(log, ended.errors)
-        return Failure(cell.method.name, cell.seed, f"{_reason(ended)} (all it said: {log})")
-    result = _result(cell, run, made_by, json.loads(ended.last))
-    keep(result_file(folder, cell), result)
+async def _run_command(experiment: Experiment, folder: Path) -> Result | Failure:
+    run = _unused_folder(folder / experiment.name) if experiment.method.command == "train" else None
+    run_option = () if run is None else ("--run", str(run))
+    provenance = current_provenance()
+    process = await _execute(*experiment.arguments, *run_option, "--json", "--quiet")
+    if process.code != 0:
+        log = folder / f"{experiment.name}.log"
+        atomic_write(log, process.stderr)
+        return Failure(experiment.method.name, experiment.seed, f"{_reason(process)} (full output: {log})")
+    result = _make_result(experiment, run, provenance, json.loads(process.last_line))
+    save_result(result_file(folder, experiment), result)
     return result
 
 
-def _fresh(folder: Path) -> Path:
-    """The first of NAME, NAME-2, NAME-3 .. that nothing stands in: what an interrupted run left is not touched."""
-    names = itertools.chain([folder], (folder.with_name(f"{folder.name}-{again}") for again in itertools.count(2)))
+def _unused_folder(folder: Path) -> Path:
+    """Return the first of NAME, NAME-2, NAME-3 .. that does not exist. An interrupted run is left as it is."""
+    names = itertools.chain([folder], (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2)))
     return next(path for path in names if not os.path.lexists(path))
 
 
-async def _execute(*arguments: str) -> Ended:
-    """One command of ours in a process of its own; cancelled, the process is ended."""
+async def _execute(*arguments: str) -> FinishedProcess:
+    """Run an agent-r1 command in its own process. Cancelling kills the process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agent_r1.cli", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -124,44 +137,42 @@ async def _execute(*arguments: str) -> Ended:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        out, errors = await process.communicate()
+        stdout, stderr = await process.communicate()
     finally:
         if process.returncode is None:
-            process.kill()  # a ledger loses nothing by it
+            process.kill()  # the run store survives it
             await process.wait()
     assert process.returncode is not None, "communicate waits for the end"
-    return Ended(process.returncode, "".join(out.decode().splitlines()[-1:]), errors)
+    return FinishedProcess(process.returncode, "".join(stdout.decode().splitlines()[-1:]), stderr)
 
 
-def _reason(ended: Ended) -> str:
-    if ended.code < 0:
-        return f"killed by {signal.Signals(-ended.code).name}"
-    said = [line for line in ended.errors.decode(errors="replace").splitlines() if line.strip()]
-    return said[-1].removeprefix("agent-r1: ") if said else f"exit code {ended.code}"
+def _reason(process: FinishedProcess) -> str:
+    if process.code < 0:
+        return f"killed by {signal.Signals(-process.code).name}"
+    lines = [line for line in process.stderr.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("agent-r1: ") if lines else f"exit code {process.code}"
 
 
-def _result(cell: Cell, run: Path | None, made_by: Origin, report: dict[str, Any]) -> Result:
-    """What a command printed, as a result. ``report`` is the JSON object of ``train`` or ``eval``."""
-    row = report["table"][cell.method.row]
+def _make_result(experiment: Experiment, run: Path | None, provenance: Provenance, report: dict[str, Any]) -> Result:
+    """Return the result in the JSON object ``report`` that ``train`` or ``eval`` printed."""
+    scores = report["table"][experiment.method.table_key]
     return Result(
-        method=cell.method.name,
-        seed=cell.seed,
-        command=f"agent-r1 {' '.join(cell.arguments)}",
-        scores={split: Score(values["em"], values["n"]) for split, values in row.items()},
-        origin=made_by,
+        method=experiment.method.name,
+        seed=experiment.seed,
+        command=f"agent-r1 {' '.join(experiment.arguments)}",
+        scores={split: Score(values["em"], values["n"]) for split, values in scores.items()},
+        provenance=provenance,
         run=None if run is None else str(run),
         seconds=None if run is None else report["train_seconds"],
-        curve=None if run is None else curve_of(run),
+        curve=None if run is None else read_curve(run),
     )
 
 
-def curve_of(run: Path) -> Curve:
-    """How a run learned, from its record."""
+def read_curve(run: Path) -> Curve:
+    """Return the learning curve of a run, read from its store."""
     with closing(RunReader(run)) as reader:
-        measured = list(reader.metrics())
+        steps = list(reader.metrics())
     return Curve(
-        reward=tuple((each.step, each.values["reward"]) for each in measured),
-        validation=tuple(
-            (each.step, each.values["validation_em"]) for each in measured if "validation_em" in each.values
-        ),
+        reward=tuple((step.step, step.values["reward"]) for step in steps),
+        validation=tuple((step.step, step.values["validation_em"]) for step in steps if "validation_em" in step.values),
     )

@@ -1,4 +1,4 @@
-"""Means over seeds and their intervals: against hand-computed numbers, and they cover as often as they say."""
+"""Means over seeds and their intervals: hand-computed values and the rate at which intervals cover the mean."""
 
 import math
 
@@ -11,7 +11,7 @@ QUANTILES = {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 10: 2.2
 
 
 @pytest.mark.parametrize("freedom", QUANTILES)
-def test_quantiles_are_those_of_printed_tables(freedom):
+def test_quantiles_match_printed_tables(freedom):
     assert student_975(freedom) == pytest.approx(QUANTILES[freedom], rel=3e-6)
 
 
@@ -33,20 +33,20 @@ def test_one_seed_has_no_interval():
         ([-0.10, -0.11, -0.12], "lower"),
         ([0.10, 0.11, 0.12], "higher"),
         ([0.0, 0.0, 0.0], "no difference"),
-        ([-0.1], "one seed cannot tell"),
+        ([-0.1], "one seed is not enough"),
     ],
 )
-def test_a_difference_whose_interval_holds_zero_is_none(differences, verdict):
+def test_a_difference_whose_interval_includes_zero_is_no_difference(differences, verdict):
     assert estimate(differences).verdict == verdict
 
 
-def covered(draws, half):
+def coverage(draws, half):
     return np.mean(np.abs(draws.mean(axis=1)) <= half(draws))
 
 
-def test_ninety_five_of_a_hundred_intervals_hold_the_mean():
+def test_ninety_five_percent_of_intervals_include_the_mean():
     draws = np.random.default_rng(0).normal(size=(4000, 3))
-    ours = covered(draws, lambda rows: np.array([estimate(row.tolist()).half for row in rows[:]]))
+    ours = coverage(draws, lambda rows: np.array([estimate(row.tolist()).half for row in rows[:]]))
     assert ours == pytest.approx(0.95, abs=0.01)
-    # The control: the normal distribution's quantile, which three seeds do not justify.
-    assert covered(draws, lambda rows: 1.96 * rows.std(axis=1, ddof=1) / math.sqrt(3)) < 0.85
+    # Control: the quantile of the normal distribution is too small for three seeds.
+    assert coverage(draws, lambda rows: 1.96 * rows.std(axis=1, ddof=1) / math.sqrt(3)) < 0.85

@@ -13,10 +13,10 @@ from agent_r1.cli import run_command
 from research.paper.__main__ import paper
 
 BAD_INPUT = {
-    "--cell gprpo --seed 1": "--cell: got 'gprpo'; did you mean 'grpo'? there are: naive-rag,",
-    "--cell grpo": "--cell: got 'grpo' without its seed; add --seed K",
-    "--seed 3": "--seed: got 3 without --cell",
-    "--cell grpo --seed 1 --seeds 2": "--seeds: got it and --cell; leave one out",
+    "--method gprpo --seed 1": "--method: got 'gprpo'; did you mean 'grpo'? there are: naive-rag,",
+    "--method grpo": "--method: got 'grpo' without a seed; add --seed K",
+    "--seed 3": "--seed: got 3 without --method",
+    "--method grpo --seed 1 --seeds 2": "--seeds: got it together with --method; leave one of them out",
     "--seeds 0": "seeds (command line): got 0",
     "--jobz 1": "unknown option: got --jobz; did you mean '--jobs'?",
 }
@@ -36,26 +36,26 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("line", BAD_INPUT)
-def test_bad_input_is_one_line_and_leaves_nothing(line: str, run, tmp_path: Path) -> None:
+def test_bad_input_prints_one_line_and_writes_no_file(line: str, run, tmp_path: Path) -> None:
     code, out, err = run(*line.split())
     assert (code, out, err.count("\n")) == (2, "", 1) and BAD_INPUT[line] in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cell_runs_alone(run, tmp_path: Path) -> None:
-    cell = ["--cell", "base-tool-call", "--seed", "7", "--n", "2", "--quiet"]
-    (result,) = json.loads(run(*cell, "--json")[1].splitlines()[-1])["cells"]
+def test_a_single_experiment_runs_without_a_report(run, tmp_path: Path) -> None:
+    arguments = ["--method", "base-tool-call", "--seed", "7", "--n", "2", "--quiet"]
+    (result,) = json.loads(run(*arguments, "--json")[1].splitlines()[-1])["experiments"]
     assert (result["method"], result["seed"], result["scores"]["style-a"]["n"]) == ("base-tool-call", 7, 2)
-    assert "Base Tool" in run(*cell)[1]
+    assert "Base Tool" in run(*arguments)[1]
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"], "no report is written"
 
 
 def test_help_shows_every_setting(run) -> None:
     code, out, _ = run("--help")
     assert code == 0 and out.startswith("Usage: python -m research.paper")
-    assert all(f"--{name}" in out for name in ("seeds", "jobs", "cell", "seed", "steps", "n", "out", "json", "quiet"))
+    assert all(f"--{name}" in out for name in ("seeds", "jobs", "method", "seed", "steps", "n", "out", "json", "quiet"))
 
 
-def test_it_is_a_module_that_imports_torch_only_to_compare() -> None:
+def test_the_command_imports_torch_only_to_compare() -> None:
     code = "import sys, research.paper.__main__; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

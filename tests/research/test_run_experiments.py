@@ -1,4 +1,4 @@
-"""The comparison end to end, with real training runs cut short: done once, gone on with, failing in part."""
+"""The comparison end to end, with short training runs: finished, continued, cancelled and partly failed."""
 
 import asyncio
 import json
@@ -13,12 +13,20 @@ import pytest
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.training.progress import SilentProgress
-from research.paper.compare import CellsFailed, command_of, compare, comparison_json
+from research.paper.compare import ExperimentsFailed, command_of, compare, comparison_json
 from research.paper.config import PaperConfig
-from research.paper.experiments import Result, Score, keep, kept, origin, plan
+from research.paper.experiments import (
+    Result,
+    Score,
+    current_provenance,
+    load_result,
+    plan_experiment,
+    save_result,
+)
 from research.paper.methods import NAIVE_RAG, Method
-from research.paper.run_experiments import run_cells
+from research.paper.run_experiments import run_experiments
 
+ROOT = Path(__file__).parents[2]
 SMALL = {"algorithm": "grpo", "groups_per_step": 2, "group_size": 2}
 GRPO = Method("grpo", "GRPO", "train", SMALL)
 BROKEN = Method("broken", "Broken", "train", {**SMALL, "model": "./none"})
@@ -36,8 +44,8 @@ compare(PaperConfig(seeds=1, steps=3, n=4), SilentProgress(), (NAIVE_RAG, grpo))
 """
 
 
-class Said(SilentProgress):
-    """Progress that is remembered."""
+class RecordingProgress(SilentProgress):
+    """Progress that records its lines."""
 
     def __init__(self):
         self.lines = []
@@ -56,14 +64,14 @@ def files(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_cells_run_once_and_one_that_fails_stops_no_other(here):
+def test_experiments_run_once_and_a_failure_does_not_stop_the_others(here):
     methods = (NAIVE_RAG, BROKEN, GRPO)
     comparison = compare(CONFIG, SilentProgress(), methods)
     assert [result.method for result in comparison.outcomes.results] == ["naive-rag", "grpo"]
     (failure,) = comparison.outcomes.failures
     assert (failure.method, failure.seed) == ("broken", 0) and "./none" in failure.reason
-    with pytest.raises(CellsFailed, match=r"1 of 3 cells failed: broken seed 0: .*none"):
-        comparison.require_all()
+    with pytest.raises(ExperimentsFailed, match=r"1 of 3 experiments failed: broken seed 0: .*none"):
+        comparison.raise_failures()
     text = (here / "docs" / "results.md").read_text()
     assert "python -m research.paper --seeds 1 --steps 1 --n 4 --out docs/results.md\n" in text
     assert "- broken, seed 0: " in text and "| Broken (0 of 1 seeds) | - |" in text
@@ -76,62 +84,63 @@ def test_cells_run_once_and_one_that_fails_stops_no_other(here):
     assert [step for step, _ in grpo.curve.reward] == [1] and [step for step, _ in grpo.curve.validation] == [1]
     assert (here / grpo.run / "run.db").is_file() and grpo.seconds > 0
 
-    before, said = files(here / "runs"), Said()
-    again = compare(CONFIG, said, (NAIVE_RAG, GRPO))
-    again.require_all()
-    assert said.lines == ["2 of 2 cells are done already"]
-    assert files(here / "runs") == before, "nothing was run again"
+    before, progress = files(here / "runs"), RecordingProgress()
+    again = compare(CONFIG, progress, (NAIVE_RAG, GRPO))
+    again.raise_failures()
+    assert progress.lines == ["2 of 2 experiments are done already"]
+    assert files(here / "runs") == before, "no experiment ran again"
     assert again.outcomes.results == comparison.outcomes.results
 
 
-def test_killed_it_goes_on_and_touches_nothing_that_was_left(here):
-    cell = plan(NAIVE_RAG, 0, 4, 3)
-    done = here / "runs" / "paper" / f"{cell.name}.json"
+def test_a_killed_comparison_continues_and_keeps_the_existing_files(here):
+    experiment = plan_experiment(NAIVE_RAG, 0, 4, 3)
+    done = here / "runs" / "paper" / f"{experiment.name}.json"
     scores = dict.fromkeys(("style-a", "style-b", "three-hop"), Score(0.25, 4))
-    keep(done, Result("naive-rag", 0, "agent-r1 eval", scores, origin()))
+    save_result(done, Result("naive-rag", 0, "agent-r1 eval", scores, current_provenance()))
     finished = files(done.parent)
-    with subprocess.Popen([sys.executable, "-c", INTERRUPTED], start_new_session=True) as running:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTED], env=environment, start_new_session=True) as running:
         while not list(here.glob("runs/paper/grpo-*/run.db")):
             assert running.poll() is None
             time.sleep(0.02)
         os.killpg(running.pid, signal.SIGKILL)
-    (half,) = here.glob("runs/paper/grpo-*")
-    assert list(here.glob("runs/paper/*.json")) == [done], "the cell that was running came to nothing"
-    before = files(half)
-    said = Said()
-    comparison = compare(PaperConfig(seeds=1, steps=3, n=4), said, (NAIVE_RAG, GRPO))
-    assert said.lines[0] == "1 of 2 cells are done already"
-    assert comparison.outcomes.results[1].run == f"runs/paper/{half.name}-2"
+    (interrupted,) = here.glob("runs/paper/grpo-*")
+    assert list(here.glob("runs/paper/*.json")) == [done], "the interrupted experiment has no result"
+    before = files(interrupted)
+    progress = RecordingProgress()
+    comparison = compare(PaperConfig(seeds=1, steps=3, n=4), progress, (NAIVE_RAG, GRPO))
+    assert progress.lines[0] == "1 of 2 experiments are done already"
+    assert comparison.outcomes.results[1].run == f"runs/paper/{interrupted.name}-2"
     assert len(comparison.outcomes.results[1].curve.reward) == 3
-    assert files(half) == before and finished.items() < files(done.parent).items()
+    assert files(interrupted) == before and finished.items() < files(done.parent).items()
 
 
-def test_cancelled_it_ends_its_processes_and_keeps_no_half_result(here):
-    cell = plan(GRPO, 0, 4, 300)
+def test_cancelling_ends_the_processes_and_keeps_no_partial_result(here):
+    experiment = plan_experiment(GRPO, 0, 4, 300)
 
-    run = here / "cells" / cell.name
+    run = here / "experiments" / experiment.name
 
     async def cancelled():
-        running = asyncio.create_task(run_cells([cell], run.parent, 1, SilentProgress()))
+        running = asyncio.create_task(run_experiments([experiment], run.parent, 1, SilentProgress()))
         while not (run / "run.db-wal").exists():
             await asyncio.sleep(0.02)
         running.cancel()
         await asyncio.wait([running], timeout=10)
 
     asyncio.run(cancelled())
-    assert kept(run.with_name(f"{run.name}.json")) is None
+    assert load_result(run.with_name(f"{run.name}.json")) is None
     before = files(run)
     time.sleep(1.0)
-    assert files(run) == before, "nobody writes any more"
+    assert files(run) == before, "no process writes any more"
 
 
-def test_without_matplotlib_nothing_is_run(here, monkeypatch):
+def test_without_matplotlib_no_experiment_runs(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InvalidInput, match="pip install matplotlib"):
         compare(CONFIG, SilentProgress(), (NAIVE_RAG,))
     assert list(here.iterdir()) == []
 
 
-def test_the_command_in_the_report_asks_for_the_same_again():
+def test_the_command_in_the_report_reproduces_it():
     assert command_of(PaperConfig(jobs=2)) == "python -m research.paper --seeds 3"
     assert command_of(PaperConfig(steps=5, n=20, seeds=2)) == "python -m research.paper --seeds 2 --steps 5 --n 20"
