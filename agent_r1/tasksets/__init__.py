@@ -11,6 +11,8 @@ from agent_r1.core.suggest import suggest
 from agent_r1.core.taskset import TaskSet
 from agent_r1.sandbox.config import DEFAULT_LEVEL, SandboxLevel
 
+__all__ = ["TASKSETS", "build"]
+
 
 @dataclass(frozen=True, slots=True)
 class TaskSetEntry:
