@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol, for docs/adapters.md: one tool, over standard input and output."""
+"""An MCP server with one tool, over standard input and output, for docs/adapters.md."""
 
 from mcp.server.mcpserver import MCPServer
 

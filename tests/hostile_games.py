@@ -1,4 +1,4 @@
-"""Games that do what games must not; tests import them into processes of their own."""
+"""Misbehaving games, which tests import into worker processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_r1.envs.adapters.games import Observation
 
 
 class Hostile:
-    """Does what it is told: ``raise``, ``hang``, ``die``, ``flood`` ..; anything else is echoed, ``end`` ends."""
+    """Obeys the commands ``raise``, ``hang``, ``die``, ``flood`` ..; echoes other text; ``end`` ends it."""
 
     def __init__(self, first: str = "ready") -> None:
         self._first = first
@@ -56,14 +56,14 @@ class Hostile:
             time.sleep(1000)
 
 
-def cautious(observation: str, draws: random.Random) -> str:
-    """An opponent for Nim: one object from the first pile that has any."""
+def cautious(observation: str, rng: random.Random) -> str:
+    """Take one object from the first pile of Nim that has any."""
     piles = [line.split(":") for line in observation.splitlines() if line.strip().startswith("pile ")]
     number = next(name.split()[1] for name, count in piles if int(count) > 0)
     return f"[{number} 1]"
 
 
-def stubborn(observation: str, draws: random.Random) -> str:
-    """An opponent that never moves."""
+def stubborn(observation: str, rng: random.Random) -> str:
+    """Never move."""
     time.sleep(1000)
     return ""

@@ -1,4 +1,4 @@
-"""A gymnasium environment in text, registered when this is imported: it echoes, breaks or hangs as it is told."""
+"""A text environment for Gymnasium that echoes, fails or hangs on command. It is registered on import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a tool to its result, in tests."""
+"""Helpers that run a tool in tests."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def text_of(result: ToolResult) -> str:
 def failure(
     made: Tool, arguments: dict[str, Any], task: Task, context: RolloutContext, timeout: float = 60.0
 ) -> tuple[str, str]:
+    """Return the error and the text of a call that must fail."""
     result = run(made, arguments, task, context, timeout)
     assert not result.ok
     return str(result.error), text_of(result)

@@ -1,4 +1,4 @@
-"""The examples in docs/adapters.md are whole files that load, and one of them trains."""
+"""The examples in docs/adapters.md are complete files that load, and one of them trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.training.user_task import load_world
+from agent_r1.training.user_task import load_task_file
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "adapters.md").read_text()
@@ -25,7 +25,7 @@ PACKAGES = {
 }
 
 
-def write(folder: Path, heading: str) -> Path:
+def write_example(folder: Path, heading: str) -> Path:
     if find_spec(PACKAGES[heading]) is None:
         pytest.skip(f"{PACKAGES[heading]} is not installed")
     file = folder / "example.py"
@@ -38,15 +38,15 @@ def test_every_adapter_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("heading", PACKAGES)
-def test_an_example_is_a_world(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_is_a_task_set(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    world = load_world(write(tmp_path, heading), "a/model")
-    assert world.tasks("train") and world.scorers
-    assert bool(world.env.tools) == (heading == "MCP")
+    taskset = load_task_file(write_example(tmp_path, heading), "a/model")
+    assert taskset.tasks("train") and taskset.scorers
+    assert bool(taskset.env.tools) == (heading == "MCP")
 
 
 def test_an_example_trains(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agent_r1.cli", "train", str(write(tmp_path, "Gymnasium"))]
+    command = [sys.executable, "-m", "agent_r1.cli", "train", str(write_example(tmp_path, "Gymnasium"))]
     options = [
         "--steps",
         "1",

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the room run and give what they show."""
+"""The examples in docstrings give the results that they show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import agent_r1
 
-ROOMS = ("envs", "tools", "rewards")
+ROOMS = ("core", "envs", "sandbox", "tools", "rewards")
 MODULES = [
     module.name
     for room in ROOMS
