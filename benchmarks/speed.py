@@ -7,7 +7,7 @@ conversation again at every turn, through the same agent loop and prompts. On Ti
 of about nine tokens); and on episodes of exactly three turns with actions of up to 32 tokens, by the same architecture
 with random weights (which hardly ever stops by itself), shown a short or a long page after each.
 Learning: tokens per second of the trainer on the trajectories just collected, against the same update on one
-padded batch. Then the seconds of a training step by phase, what the doctor of a run costs in it, and the peak memory of
+padded batch. Then the seconds of a training step by phase, what the health monitor costs in it, and the peak memory of
 the process.
 """
 
@@ -25,7 +25,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -38,27 +38,28 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import Env, RolloutContext, Transition
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, InferenceEngine, PolicyVersionSpan, Prompt, SamplingParams
+from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, PolicyVersionSpan, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Group
-from agent_r1.core.weights import Weights
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.checksum import weights_checksum
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.single_process import SingleProcessTrainer
-from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
+from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training import loop, run
 from agent_r1.training.build import rollout_limits
-from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.monitor.health_monitor import HealthMonitor
 from agent_r1.training.monitor.state import MonitorState
+from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.progress import Progress, SilentProgress, StepReport
+
+T = TypeVar("T")
 
 GATHER_SECONDS = 0.02
 
@@ -85,13 +86,17 @@ class GenerateEngine:
             self._driver = asyncio.create_task(self._drive())
         return await waiting.future
 
-    async def load(self, weights: Weights) -> None:
-        raise EngineError("generate is measured with the weights it was made with")
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(frozenset())
 
-    async def weights_checksum(self) -> str:
-        return weights_checksum(self._model)
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        raise EngineError("this engine keeps the weights it was made with")
 
-    async def release(self, session: str) -> None:
+    async def release(self, session_id: str) -> None:
+        return None
+
+    async def close(self) -> None:
         return None
 
     async def _drive(self) -> None:
@@ -255,25 +260,25 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-class NoDoctor:
-    """Looks at nothing, in place of a run's doctor."""
+class NullMonitor:
+    """A health monitor that checks nothing."""
 
     def __init__(self, *_: Any) -> None:
         return None
 
-    def restore(self, state: MonitorState) -> None:
+    def load_state(self, state: MonitorState) -> None:
         return None
 
     def state(self) -> MonitorState:
         return MonitorState()
 
-    def receive(self, group: Group) -> None:
+    def on_group(self, selected: SelectedGroup) -> None:
         return None
 
-    async def examine(self, update: UpdateReport) -> tuple[()]:
+    def on_step(self, update: UpdateReport, served: PolicyVersion) -> tuple[()]:
         return ()
 
-    async def tell(self, findings: tuple[()]) -> None:
+    async def report(self, findings: tuple[()]) -> None:
         return None
 
 
@@ -300,54 +305,57 @@ def phases(config: TrainConfig, taskset: TaskSet, steps: int) -> Table:
         with closing(RunReader(Path(folder) / "bench")) as reader:
             measured = [step.values for step in reader.metrics()][1:]
     table = Table("phase of a step", "seconds")
-    for phase in ("rollout", "update", "load", "doctor", "keep"):
+    for phase in ("rollout", "update", "load", "monitor", "checkpoint"):
         table.add_row(phase, f"{statistics.median(values[f'{phase}_seconds'] for values in measured):.4f}")
     return table
 
 
-def cpu_seconds(config: TrainConfig, taskset: TaskSet, steps: int, doctor: bool) -> list[float]:
+def cpu_seconds(config: TrainConfig, taskset: TaskSet, steps: int, monitored: bool) -> list[float]:
     """CPU seconds of each step of a short run but the first, which warms up."""
     marks = Marks()
-    with tempfile.TemporaryDirectory() as folder, nullcontext() if doctor else patch.object(loop, "HealthMonitor", NoDoctor):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        nullcontext() if monitored else patch.object(loop, "HealthMonitor", NullMonitor),
+    ):
         short_run(config, taskset, steps, Path(folder) / "bench", marks)
     return [after - before for before, after in pairwise(marks.seconds)]
 
 
-def doctoring(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int) -> Table:
-    """What the doctor of a run costs: CPU seconds of equal steps with and without it, in turns, and its own.
+def monitor_cost(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int) -> Table:
+    """Return the CPU seconds of equal steps with and without the health monitor, in turns, and its own.
 
-    Runs of one seed take the same steps, so that each step has its pair. Others on the machine change the clock's
-    seconds, and these hardly.
+    Runs with one seed take the same steps, so that steps form pairs. Other processes hardly change CPU seconds.
     """
     own: list[float] = []
     pairs: list[tuple[float, float]] = []
     with (
-        patch.object(HealthMonitor, "receive", timed(own, HealthMonitor.receive)),
-        patch.object(HealthMonitor, "examine", timed_async(own, HealthMonitor.examine)),
-        patch.object(HealthMonitor, "tell", timed_async(own, HealthMonitor.tell)),
+        patch.object(HealthMonitor, "on_group", timed(own, HealthMonitor.on_group)),
+        patch.object(HealthMonitor, "on_step", timed(own, HealthMonitor.on_step)),
+        patch.object(HealthMonitor, "report", timed_async(own, HealthMonitor.report)),
     ):
         for turn in range(repeat):
             order = (True, False) if turn % 2 else (False, True)
-            seconds = {doctor: cpu_seconds(config, taskset, steps, doctor) for doctor in order}
+            seconds = {monitored: cpu_seconds(config, taskset, steps, monitored) for monitored in order}
             pairs += zip(seconds[True], seconds[False], strict=True)
     with_it = statistics.median(pair[0] for pair in pairs)
     ratios = sorted(seconds / without for seconds, without in pairs)
     share = sum(own) / (repeat * steps) / with_it
     low, middle, high = (ratios[round(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
-    table = Table("doctor", "CPU seconds a step", "ratio", title=f"{len(pairs)} pairs of equal steps")
+    table = Table("health monitor", "CPU seconds a step", "ratio", title=f"{len(pairs)} pairs of equal steps")
     table.add_row("without", f"{statistics.median(pair[1] for pair in pairs):.4f}", "1.000")
     table.add_row("with", f"{with_it:.4f}", f"{middle:.3f} (half of the pairs: {low:.3f} to {high:.3f})")
     table.add_row("its own, of a step with it", f"{share * with_it:.4f}", f"{share:.4f}")
     return table
 
 
-def timed(seconds: list[float], work: Callable[..., None]) -> Callable[..., None]:
-    """``work``, whose CPU seconds are noted down: those of its thread, as the engine's goes on meanwhile."""
+def timed(seconds: list[float], work: Callable[..., T]) -> Callable[..., T]:
+    """Return ``work`` that appends its CPU seconds: those of its thread, because the engine's thread runs meanwhile."""
 
-    def measured(*arguments: Any) -> None:
+    def measured(*arguments: Any) -> T:
         began = time.thread_time()
-        work(*arguments)
+        result = work(*arguments)
         seconds.append(time.thread_time() - began)
+        return result
 
     return measured
 
@@ -381,7 +389,7 @@ def main() -> None:
         console.print(acting(name, untrained, ThreeTurns(pages * PAGE), taskset, config, options.repeat)[0])
     console.print(learning(policy, config, groups, options.repeat))
     console.print(phases(config, taskset, options.steps))
-    console.print(doctoring(config, taskset, options.steps, options.repeat))
+    console.print(monitor_cost(config, taskset, options.steps, options.repeat))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     console.print(
         f"threads {config.threads}, parameters {policy.model.num_parameters():,}, peak memory {peak:,.0f} MiB"

@@ -1,4 +1,4 @@
-"""Health checks of groups and steps. Each returns a finding with the value, its limit and what to do."""
+"""Health checks of groups and steps. Each finding has the value, its limit and advice."""
 
 from __future__ import annotations
 
