@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from agent_r1.core.lazy import lazy_names
 from agent_r1.inference.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -10,10 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["EngineConfig", "TorchEngine"]
 
 
-def __getattr__(name: str) -> object:
-    """Import the engine on first use: it loads torch, which reading settings does not need."""
-    if name == "TorchEngine":
-        from agent_r1.inference.torch_engine import TorchEngine
-
-        return TorchEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The engine imports torch, which reading settings does not need.
+__getattr__ = lazy_names(__name__, {"torch_engine": ("TorchEngine",)})

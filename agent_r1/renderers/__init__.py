@@ -3,8 +3,9 @@
 The names are imported on first use, so that ``agent_r1.renderers.config`` does not load transformers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_r1.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_r1.renderers.config import TagsConfig
@@ -27,17 +28,13 @@ __all__ = [
     "require_tools",
 ]
 
-_MODULES = {
-    "config": ("TagsConfig",),
-    "formats.detect": ("FORMAT_NAMES", "open_renderer", "require_tools"),
-    "formats.tool_format": ("ParsedCall", "ParsedOutput", "ToolFormat"),
-    "protocol": ("RenderedPrompt", "Renderer"),
-    "template_renderer": ("TemplateBehavior", "TemplateRenderer"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "config": ("TagsConfig",),
+        "formats.detect": ("FORMAT_NAMES", "open_renderer", "require_tools"),
+        "formats.tool_format": ("ParsedCall", "ParsedOutput", "ToolFormat"),
+        "protocol": ("RenderedPrompt", "Renderer"),
+        "template_renderer": ("TemplateBehavior", "TemplateRenderer"),
+    },
+)

@@ -3,8 +3,9 @@
 The names are imported on first use, so that ``agent_r1.rollout.config`` loads neither torch nor transformers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_r1.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_r1.rollout.agent_loop import Agent, AgentLoop
@@ -37,22 +38,18 @@ __all__ = [
     "play_game",
 ]
 
-_MODULES = {
-    "agent_loop": ("Agent", "AgentLoop"),
-    "collector": ("Collector", "GroupRequest", "RolloutLimits"),
-    "config": ("ContextPolicyConfig",),
-    "context_policy": ("ContextPolicy", "build_context_policy"),
-    "model_client": ("chat_client",),
-    "multi_agent": ("play_game",),
-    "scripted_agent": ("ScriptedAgent",),
-    "scripted_engine": ("ScriptedEngine",),
-    "session": ("Rollout", "Session", "Stopped"),
-    "staleness": ("StalenessController",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "agent_loop": ("Agent", "AgentLoop"),
+        "collector": ("Collector", "GroupRequest", "RolloutLimits"),
+        "config": ("ContextPolicyConfig",),
+        "context_policy": ("ContextPolicy", "build_context_policy"),
+        "model_client": ("chat_client",),
+        "multi_agent": ("play_game",),
+        "scripted_agent": ("ScriptedAgent",),
+        "scripted_engine": ("ScriptedEngine",),
+        "session": ("Rollout", "Session", "Stopped"),
+        "staleness": ("StalenessController",),
+    },
+)

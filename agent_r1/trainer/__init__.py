@@ -3,8 +3,9 @@
 The names are imported on first use, so that ``agent_r1.trainer.config`` loads neither torch nor transformers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_r1.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_r1.trainer.config import TrainerConfig
@@ -29,17 +30,13 @@ __all__ = [
     "UpdateReport",
 ]
 
-_MODULES = {
-    "config": ("TrainerConfig",),
-    "oom_retry": ("OutOfMemory",),
-    "protocol": ("OptimStats", "PassStats", "PreparedBatch", "Trainer", "TrainerState"),
-    "single_process": ("SingleProcessTrainer",),
-    "updater": ("Outcome", "PolicyUpdater", "SelectedGroup", "Trained", "UpdateReport"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "config": ("TrainerConfig",),
+        "oom_retry": ("OutOfMemory",),
+        "protocol": ("OptimStats", "PassStats", "PreparedBatch", "Trainer", "TrainerState"),
+        "single_process": ("SingleProcessTrainer",),
+        "updater": ("Outcome", "PolicyUpdater", "SelectedGroup", "Trained", "UpdateReport"),
+    },
+)

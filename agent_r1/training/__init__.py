@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from agent_r1.core.lazy import lazy_names
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.tables import Table, TrainReport
 
@@ -16,11 +16,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement", "Progress", "Runtime", "StepReport", "Table", "TrainReport", "Trainer", "build_runtime"]
 
-_LAZY = {"Trainer": "api", "Placement": "build", "Runtime": "build", "build_runtime": "build"}
-"""Names whose modules import torch, with their module: loaded when they are first used."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return vars(import_module(f"agent_r1.training.{_LAZY[name]}"))[name]
-    raise AttributeError(f"module 'agent_r1.training' has no attribute {name!r}")
+# The modules of these names import torch.
+__getattr__ = lazy_names(__name__, {"api": ("Trainer",), "build": ("Placement", "Runtime", "build_runtime")})

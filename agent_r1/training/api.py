@@ -20,13 +20,14 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.rewards.scoring import RewardFunction
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
-from agent_r1.training import run
 from agent_r1.training.build import EMBEDDED, Placement
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.progress import Progress, StepReport, make_progress
 from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.run import resume as resume_run
+from agent_r1.training.run import train as start_run
 from agent_r1.training.shutdown import request_shutdown
 from agent_r1.training.tables import Table, TrainReport
 from agent_r1.training.user_task import make_taskset
@@ -108,9 +109,9 @@ class Trainer:
         def work() -> TrainReport:
             if resume:
                 config = resolve_resume_config(self._layers)
-                return run.resume(config, self._taskset, self._progress, self._placement)
+                return resume_run(config, self._taskset, self._progress, self._placement)
             config = resolve_config(TrainConfig, self._layers, self._taskset)
-            return run.train(config, self._taskset, self._progress, self._placement)
+            return start_run(config, self._taskset, self._progress, self._placement)
 
         report = _run_outside_event_loop(work)
         self._run = report.run

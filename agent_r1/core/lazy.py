@@ -1,0 +1,27 @@
+"""Import a package's public names on first use, so that importing its settings loads neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose public names are imported on first use.
+
+    Args:
+        package: the package's ``__name__``.
+        modules: public names by the submodule that defines them.
+
+    Example:
+        __getattr__ = lazy_names(__name__, {"torch_engine": ("TorchEngine",)})
+    """
+    module_of = {name: module for module, names in modules.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name in module_of:
+            return vars(import_module(f"{package}.{module_of[name]}"))[name]
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get
