@@ -1,4 +1,4 @@
-"""Training: build the services of a run, the training loop, evaluation, checkpoints, the monitor, and the Python API."""
+"""Training: the services of a run, the training loop, evaluation, checkpoints, the monitor, and the Python API."""
 
 from __future__ import annotations
 

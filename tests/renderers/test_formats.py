@@ -25,21 +25,20 @@ LOOK = ToolSpec(
     {
         "type": "object",
         "properties": {
-            "query": {"type": "string"},
-            "count": {"type": "integer"},
-            "deep": {"type": "boolean"},
-            "options": {"type": "object"},
-            "names": {"type": "array", "items": {"type": "string"}},
+            **{"query": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "boolean"}},
+            **{"options": {"type": "object"}, "names": {"type": "array", "items": {"type": "string"}}},
         },
         "required": ["query"],
     },
 )
-SEARCH = ToolSpec(
-    "search", "Search.", {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-)
-PYTHON = ToolSpec(
-    "python", "Run code.", {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
-)
+
+
+def text_tool(name, description, argument):
+    schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return ToolSpec(name, description, schema)
+
+
+SEARCH, PYTHON = text_tool("search", "Search.", "query"), text_tool("python", "Run code.", "code")
 TOOLS = (LOOK, SEARCH, PYTHON)
 
 
