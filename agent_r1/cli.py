@@ -83,6 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(cli, sys.argv[1:] if arguments is None else arguments, PROGRAM)
 
 
+def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the command and its parameters, without running it. Raises click.UsageError."""
+    name, *rest = arguments
+    command = cli.commands.get(name)
+    if command is None:
+        raise click.UsageError(f"No such command {name!r}.")
+    with command.make_context(name, rest, **CONTEXT_SETTINGS) as context:
+        return name, context.params
+
+
 def run_command(command: click.Command, arguments: Sequence[str], program: str) -> int:
     """Run a command with arguments, print an error as one line, and return the exit code."""
     try:

@@ -6,19 +6,19 @@ import runpy
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.cli import parse
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Message, ToolCall
-from agent_r1.tasksets import WORLDS
+from agent_r1.tasksets import TASKSETS
 from agent_r1.training.check import check
 from agent_r1.training.config import CheckConfig
-from agent_r1.training.report import Silence
-from agent_r1.training.user_task import world_of
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.user_task import make_taskset
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,7 +42,7 @@ def test_commands_parse(command):
 
 
 def test_a_wrong_command_is_seen():
-    with pytest.raises(InvalidInput):
+    with pytest.raises(click.UsageError):
         parse(["train", "--stepz", "3"])
 
 
@@ -83,23 +83,24 @@ def test_the_process_reward_that_readme_shows_rewards_a_search_in_three_lines():
     assert asyncio.run(step()).call_rewards == ({"found": 0.1}, {"found": 0.0})
 
 
-ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
+ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 
 
-@pytest.mark.parametrize("row", ALGORITHMS.values(), ids=lambda row: row.name)
-def test_every_algorithm_stands_in_the_documents_as_it_is(row):
-    level = "" if row.ratio == "token" else f", ratio of the {row.ratio}"
-    cells = (f"`{row.name}`", row.paper or "-", row.advantage.formula, row.surrogate.kind + level, row.differs or "-")
-    assert f"| {' | '.join(cells)} |" in ALGORITHMS
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=lambda algorithm: algorithm.name)
+def test_every_algorithm_is_documented_as_it_is(algorithm):
+    level = "" if algorithm.ratio_level == "token" else f", ratio of the {algorithm.ratio_level}"
+    loss, paper, deviations = algorithm.loss.name + level, algorithm.paper or "-", algorithm.deviations or "-"
+    cells = (f"`{algorithm.name}`", paper, algorithm.advantage.formula, loss, deviations)
+    assert f"| {' | '.join(cells)} |" in ALGORITHMS_PAGE
 
 
 def test_the_documents_name_no_algorithm_that_is_not_there():
-    assert set(re.findall(r"^\| `(\S+)` \| [\d-]", ALGORITHMS, re.MULTILINE)) == set(ALGORITHMS)
+    assert set(re.findall(r"^\| `(\S+)` \| [\d-]", ALGORITHMS_PAGE, re.MULTILINE)) == set(ALGORITHMS)
 
 
 def test_adding_an_algorithm_takes_one_file_of_forty_lines_which_the_documents_show():
     example = (ROOT / "examples" / "own_algorithm.py").read_text()
-    assert f"```python\n{example}```" in ALGORITHMS
+    assert f"```python\n{example}```" in ALGORITHMS_PAGE
     assert len(example.splitlines()) <= 40
 
 
@@ -107,10 +108,12 @@ def test_the_solutions_that_the_documents_show_prove_the_example():
     shown, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "worlds.md").read_text(), re.DOTALL)
     names = runpy.run_path(str(ROOT / "examples" / "ten_lines.py"))
     exec(shown, names)
-    world = world_of(names["env"], names["tasks"], "example", "", (), names["solutions"])
-    checked = check(CheckConfig(), world, Silence())
-    assert checked.holds and (checked.gold.played, checked.wrong.played) == (5, 10)
+    taskset = make_taskset(names["env"], names["tasks"], "example", "", (), names["solutions"])
+    checked = check(CheckConfig(), taskset, SilentProgress())
+    assert checked.passed and (checked.gold.played, checked.wrong.played) == (5, 10)
 
 
 def test_the_documents_name_every_world():
-    assert set(WORLDS) <= set(re.findall(r"`(\S+?)`", (ROOT / "docs" / "worlds.md").read_text().partition("\n## ")[0]))
+    assert set(TASKSETS) <= set(
+        re.findall(r"`(\S+?)`", (ROOT / "docs" / "worlds.md").read_text().partition("\n## ")[0])
+    )

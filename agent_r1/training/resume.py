@@ -23,8 +23,8 @@ CHANGEABLE = (
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
 """The settings that can differ from the run's own: its folder, the number of steps (not below those taken),
-checkpoints and reports, settings for the machine (``trainer.micro_tokens`` changes results by rounding only), the bounds
-of the monitor, and the places of its files. The contents of these files must be the same: they are compared by
+checkpoints and reports, settings for the machine (``trainer.micro_tokens`` changes results by rounding only), the
+bounds of the monitor, and the places of its files. The contents of these files must be the same: they are compared by
 :mod:`agent_r1.training.data_fingerprint`, and the initial weights by their checksum."""
 
 
