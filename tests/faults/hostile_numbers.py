@@ -83,9 +83,9 @@ def shifted_logprobs(seed: int, by: float = 0.05, **settings: Any) -> Outcome:
         async def generate(
             self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
         ) -> Completion:
-            said = await super().generate(prompt, params, session_id=session_id)
+            completion = await super().generate(prompt, params, session_id=session_id)
             fired["generations"] += (session_id or "").startswith(f"{RUN}:")
-            return replace(said, logprobs=tuple(logprob - by for logprob in said.logprobs))
+            return replace(completion, logprobs=tuple(logprob - by for logprob in completion.logprobs))
 
     record = train(small_taskset(), seed, (patch.object(services, "TorchEngine", Shifted),), steps=6, **settings)
     broken = stopped_by(record, "logprob_gap")
@@ -181,11 +181,11 @@ def out_of_memory(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     small = {"reward_weights.found": 1.0, "groups_per_step": 2, "steps": 2}
     record = train(small_taskset(), seed, (patch.object(passes, "_micro_batch_pass", scarce), *patches), **small)
     broken = list(record.violations_if(completed=True))
-    told = [line for line in record.warnings if line.startswith("memory:")]
-    if len(told) != 1:
-        broken.append(f"{len(told)} warnings about memory instead of one")
+    warnings = [line for line in record.warnings if line.startswith("memory:")]
+    if len(warnings) != 1:
+        broken.append(f"{len(warnings)} warnings about memory instead of one")
     else:
-        tokens = int(told[0].split("(")[1].split()[0])
+        tokens = int(warnings[0].split("(")[1].split()[0])
         smaller = train(small_taskset(), seed, **small, **{"trainer.micro_tokens": tokens})
         if smaller.checksums[1:] != record.checksums[1:]:
             broken.append("the weights differ from those of an update with smaller passes")

@@ -153,8 +153,8 @@ def drop_micro_batch(blocks: Any, budget: int) -> Any:
     return micro[:1] if len(micro) == 1 else micro[1:]
 
 
-MICRO_BATCHES = passes.micro_batches
-DROPPED_MICRO_BATCH = patch.object(passes, "micro_batches", drop_micro_batch)
+MICRO_BATCHES = passes.make_micro_batches
+DROPPED_MICRO_BATCH = patch.object(passes, "make_micro_batches", drop_micro_batch)
 FORCED_END = patch.object(torch_engine, "_resolve", force_end_token)
 
 NUMERIC_AGREEMENT: tuple[Case, ...] = (

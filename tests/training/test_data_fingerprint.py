@@ -99,8 +99,8 @@ def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
         "print(_hash_tasks([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
     )
     command = [sys.executable, "-c", script]
-    said = {subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)}
-    assert len(said) == 1
+    hashes = {subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)}
+    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize("what", OTHERS)

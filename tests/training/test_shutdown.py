@@ -155,7 +155,7 @@ from agent_r1.training.progress import SilentProgress
 async def stuck():
     with handle_signals(SilentProgress()):
         os.kill(os.getpid(), signal.SIGTERM)
-        print("heard", flush=True)
+        print("handled", flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
@@ -165,7 +165,7 @@ asyncio.run(stuck())
 
 def test_a_second_sigterm_ends_the_process_by_the_signal() -> None:
     ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=60)
-    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"heard\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"handled\n"), ended.stderr
 
 
 def test_training_in_another_thread_installs_no_handlers(micro: TaskSet, tmp_path: Path) -> None:
