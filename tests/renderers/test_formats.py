@@ -19,18 +19,11 @@ from agent_r1.renderers.formats.tool_format import ParsedOutput, call_from_json,
 from agent_r1.renderers.formats.xml import Glm, Qwen35
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
-LOOK = ToolSpec(
-    "look",
-    "Look pages up.",
-    {
-        "type": "object",
-        "properties": {
-            **{"query": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "boolean"}},
-            **{"options": {"type": "object"}, "names": {"type": "array", "items": {"type": "string"}}},
-        },
-        "required": ["query"],
-    },
-)
+ARGUMENTS = {
+    **{"query": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "boolean"}},
+    **{"options": {"type": "object"}, "names": {"type": "array", "items": {"type": "string"}}},
+}
+LOOK = ToolSpec("look", "Look pages up.", {"type": "object", "properties": ARGUMENTS, "required": ["query"]})
 
 
 def text_tool(name, description, argument):
