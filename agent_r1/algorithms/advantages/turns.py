@@ -128,10 +128,10 @@ class SameState(TurnRelative):
 
 
 class SameHistory(TurnRelative):
-    """A_t = weighted mean over k of the advantage of G_t among turns with the same last k + 1 states: HGPO (2602.22817).
+    """A_t = weighted mean over k of the advantage of G_t among turns with the same last k + 1 states.
 
-    Longer histories compare more similar turns, but fewer of them. A history that occurs only once has no weight. Before
-    the first turn there is an empty history, which also counts as equal.
+    HGPO (2602.22817). Longer histories compare more similar turns, but fewer of them. A history that occurs only once
+    has no weight. Before the first turn there is an empty history, which also counts as equal.
     """
 
     name: Literal["same_history"] = "same_history"
