@@ -26,7 +26,7 @@ from agent_r1.rollout.multi_agent import play_game
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
-from research.tiny_base.for_env import tiny_base_for
+from research.tiny_base.for_env import make_tiny_base
 
 TASKS = [Task(f"nim/{pile}", (), {"pile": pile}) for pile in (4, 5, 7)]  # the first player can always win
 
@@ -45,7 +45,7 @@ def random_player(folder):
     """Make a model that takes 1 or 2 at random."""
     coin = random.Random(0)
     games = [(Message.user(f"pile {coin.randint(1, 7)}"), Message.assistant(coin.choice("12"))) for _ in range(200)]
-    tiny_base_for(games, "1234567", folder, seed=0, steps=60)
+    make_tiny_base(games, "1234567", folder, seed=0, steps=60)
     return load_model(str(folder), torch.float32), TemplateRenderer(load_tokenizer(str(folder)))
 
 

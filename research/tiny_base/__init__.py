@@ -1,4 +1,4 @@
-"""How tiny-base, the model committed beside TinyWiki, is made. It reads well and plans badly.
+"""The making of tiny-base, the model that is committed beside TinyWiki. It reads well and plans badly.
 
-python -m research.tiny_base            remake it (minutes, one thread, the same files every time)
+``python -m research.tiny_base`` makes it again: minutes on one thread, with the same files each time.
 """

@@ -1,4 +1,4 @@
-"""Makes tiny-base: ``python -m research.tiny_base [FOLDER]``."""
+"""Make tiny-base: ``python -m research.tiny_base [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ from pathlib import Path
 import torch
 
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
-from research.tiny_base.init_model import start_model, start_tokenizer
+from research.tiny_base.init_model import make_initial_model, make_initial_tokenizer
 from research.tiny_base.pretrain import LEARNING_RATE, PHASES, Progress, pretrain
 
 _SEED = 0
-_TELL_EVERY = 50
+_PRINT_EVERY = 50
 
 
 def main() -> None:
-    """Pretrain and save: weights as safetensors, tokenizer with its chat template, and the recipe."""
+    """Pretrain tiny-base and save its weights (safetensors), its tokenizer with the chat template, and its recipe."""
     parser = argparse.ArgumentParser(prog="python -m research.tiny_base", description=main.__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=TINY_BASE_FOLDER, help="where to write it")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=TINY_BASE_FOLDER,
+        help="the folder to write; by default the committed one",
+    )
     folder = parser.parse_args().folder
     torch.set_num_threads(1)
-    tokenizer = start_tokenizer()
-    model = start_model(tokenizer, _SEED)
+    tokenizer = make_initial_tokenizer()
+    model = make_initial_model(tokenizer, _SEED)
     for progress in pretrain(model, tokenizer, _SEED):
-        if progress.step % _TELL_EVERY == 0:
-            print(_told(progress), file=sys.stderr, flush=True)
+        if progress.step % _PRINT_EVERY == 0:
+            print(_progress_line(progress), file=sys.stderr, flush=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     recipe = {
@@ -42,7 +48,7 @@ def main() -> None:
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
 
 
-def _told(progress: Progress) -> str:
+def _progress_line(progress: Progress) -> str:
     return f"step {progress.step:4}  loss {progress.loss:.3f}  accuracy {progress.accuracy:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""What tiny-base is trained on: token sequences, and which of their tokens it has to predict."""
+"""The training examples of tiny-base: token sequences with a mask of the tokens to predict."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ TOOLS = (search.spec,)
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """``learned[i]``: whether token ``i`` has to be predicted from those before it.
+    """A token sequence. ``targets[i]`` is True if token ``i`` has to be predicted from the tokens before it.
 
     Example:
-        Example(ids=(7, 8, 9, 7, 8), learned=(False, False, False, False, True))
+        Example(ids=(7, 8, 9, 7, 8), targets=(False, False, False, False, True))
     """
 
     ids: tuple[int, ...]
-    learned: tuple[bool, ...]
+    targets: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How many examples of each kind a step learns from."""
+    """The number of examples of each kind in a batch."""
 
     repetitions: int
     routes: int = 0
@@ -40,15 +40,15 @@ class Mix:
     readings: int = 0
 
 
-class Maker:
-    """Makes examples."""
+class ExampleMaker:
+    """Draws training examples."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self._renderer, self._rng = TemplateRenderer(tokenizer), random.Random(seed)
         self._words = [token for word in (*ENTITIES, *RELATIONS) for token in self._renderer.encode(word)]
 
     def batch(self, mix: Mix) -> list[Example]:
-        """Examples about a fresh wiki of the training class, so that no fact can be learned by heart."""
+        """Return examples about a new wiki of the training class, so that no fact can be memorized."""
         wiki = draw(CLASSES["train"], self._rng)
         return [
             *(self.repetition() for _ in range(mix.repetitions)),
@@ -58,9 +58,9 @@ class Maker:
         ]
 
     def repetition(self) -> Example:
-        """Random words, noise, then the same words again from somewhere on: the drill that teaches copying.
+        """Return random words, noise, then a suffix of the same words: an exercise that teaches copying.
 
-        All lengths vary, so that copying from a fixed distance does not pay.
+        All lengths vary, so that copying from a fixed distance does not work.
         """
         rng = self._rng
         words = rng.sample(self._words, rng.randint(4, 16))
@@ -70,9 +70,9 @@ class Maker:
         return Example((*before, *again[1:]), (False,) * len(before) + (True,) * (len(again) - 1))
 
     def route(self, wiki: Wiki) -> Example:
-        """A question, then page by page the fact that leads on: the drill that teaches to follow a question.
+        """Return a question, then each page with the fact that leads to the next: an exercise in following a question.
 
-        Learned are the facts, and what comes after each: another page or the answer.
+        The targets are the facts and the token after each: the title of another page, or the answer tag.
         """
         chain = wiki.chain(self._rng.choice(planner.HOPS), self._rng)
         lines = [(planner.ask(chain, self._rng), False)]
@@ -84,23 +84,25 @@ class Maker:
         return Example(ids, tuple(now or before for now, before in zip(facts, (False, *facts), strict=False)))
 
     def transcript(self, wiki: Wiki) -> Example:
-        """A conversation of the bad planner."""
+        """Return a conversation of the bad planner."""
         return self.conversation(planner.transcript(wiki, self._rng), TOOLS)
 
     def reading(self, wiki: Wiki) -> Example:
-        """A question that comes with its page."""
+        """Return a question that is given together with its page, and the answer."""
         return self.conversation(planner.reading(wiki, self._rng), ())
 
     def conversation(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
-        return spoken(self._renderer, messages, tools)
+        return conversation_example(self._renderer, messages, tools)
 
 
-def spoken(renderer: TemplateRenderer, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> Example:
-    """What the assistant says in a conversation, end tokens included, is learned."""
-    header = renderer.encode("<|im_start|>assistant\n")  # the word alone may stand in what a user says
+def conversation_example(
+    renderer: TemplateRenderer, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+) -> Example:
+    """Return the example of a conversation; its targets are the assistant's messages, including the end tokens."""
+    header = renderer.encode("<|im_start|>assistant\n")  # the word alone may occur in a user's message
     ids = renderer.encode(renderer.render_text(messages, tools))
-    learned, speaking = [], False
-    for place, token in enumerate(ids, start=1):
-        learned.append(speaking)
-        speaking = ids[place - len(header) : place] == header or (speaking and token != renderer.end_token_id)
-    return Example(ids, tuple(learned))
+    targets, speaking = [], False
+    for end, token in enumerate(ids, start=1):
+        targets.append(speaking)
+        speaking = ids[end - len(header) : end] == header or (speaking and token != renderer.end_token_id)
+    return Example(ids, tuple(targets))

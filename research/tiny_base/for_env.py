@@ -1,7 +1,6 @@
-"""A tiny base for another world: a model of its kind that has that world's words, and its manners, not its wits.
+"""Pretrain a tiny model for any environment: it imitates the action format with random content.
 
-It imitates a speaker that knows the form of an action and draws its content at random, so that whatever it does better
-after reinforcement learning, it learned from the rewards of that world.
+Everything that the model does better after reinforcement learning is then learned from the rewards of the environment.
 """
 
 from __future__ import annotations
@@ -24,38 +23,42 @@ from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.training.evaluate import Method, attempts
-from research.tiny_base.examples import spoken
-from research.tiny_base.init_model import start_model
-from research.tiny_base.pretrain import LEARNING_RATE, Progress, imitate
+from research.tiny_base.examples import conversation_example
+from research.tiny_base.init_model import make_initial_model
+from research.tiny_base.pretrain import LEARNING_RATE, Progress, train_on_batches
 from research.tiny_base.tokenizer import make_tokenizer
 
 Conversation = tuple[Message, ...]
 
 STEPS, BATCH = 100, 32
-"""Steps of imitation, and conversations of each."""
+"""Optimizer steps of pretraining, and conversations per step."""
 
 _TOKENS = 1 << 20
-"""More than any conversation has when every character is a token."""
+"""An upper bound for the tokens of a conversation if every character is a token."""
 
 
-def conversations(env: Env, tasks: Sequence[Task], speak: Callable[[str], str]) -> list[Conversation]:
-    """What is said in an episode of each task, where the agent says ``speak(prompt)``; a prompt is rendered text.
+def record_conversations(env: Env, tasks: Sequence[Task], respond: Callable[[str], str]) -> list[Conversation]:
+    """Return the messages of one episode of each task, in which the agent answers ``respond(prompt)``.
 
-    Episodes are lived one after the other, so that a speaker which draws at random says the same each time. One that
-    failed is left out, as it would be in training. Raises AgentR1Error where all failed, with the reason of the first.
+    A prompt is rendered text. Episodes run one after the other, so that a ``respond`` that draws random numbers from a
+    seed gives the same conversations each time. A failed episode is left out, as it would be in training.
+
+    Raises:
+        AgentR1Error: if all episodes failed, with the reason of the first.
     """
     renderer = TemplateRenderer(make_tokenizer([]))
-    agent = Agent(ScriptedEngine(renderer, speak), renderer, SamplingParams(max_tokens=_TOKENS), _TOKENS)
+    agent = Agent(ScriptedEngine(renderer, respond), renderer, SamplingParams(max_tokens=_TOKENS), _TOKENS)
     groups = asyncio.run(attempts(Method("speaker", agent, env), (), tasks, 1, RolloutLimits(concurrency=1)))
-    lived = [group.trajectories[0] for group in groups]
-    heard = [trajectory.messages for trajectory in lived if STATUS_POLICY[trajectory.status] == "train"]
-    if lived and not heard:
-        raise AgentR1Error(f"no episode can be imitated; the first: {lived[0].status}: {lived[0].reason}")
-    return heard
+    trajectories = [group.trajectories[0] for group in groups]
+    conversations = [trajectory.messages for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train"]
+    if trajectories and not conversations:
+        first = trajectories[0]
+        raise AgentR1Error(f"no episode can be imitated; the first: {first.status}: {first.reason}")
+    return conversations
 
 
-def tiny_base_for(
-    heard: Sequence[Conversation],
+def make_tiny_base(
+    conversations: Sequence[Conversation],
     words: Iterable[str],
     folder: Path,
     seed: int,
@@ -63,25 +66,27 @@ def tiny_base_for(
     tools: tuple[ToolSpec, ...] = (),
     learning_rate: float = LEARNING_RATE,
 ) -> Progress:
-    """Make a model that speaks as the assistant does in the conversations, and write it to ``folder``.
+    """Train a model to imitate the assistant in the conversations, write it to ``folder``, and return the last step.
 
     Args:
-        heard: conversations, as :func:`conversations` gives them.
-        words: further words of the world, which they may lack; others are spelled.
+        conversations: as :func:`record_conversations` returns them.
+        words: further words of the environment that get a token; all others are spelled in characters.
         folder: a folder that ``train(model=..)`` takes.
-        seed: of the weights, and of the order of the conversations.
+        seed: the seed of the weights and of the order of the conversations.
         steps: optimizer steps.
-        tools: those of the world; they stand in its prompts.
-        learning_rate: the highest. Where what is said hangs on what was read, half of the default taught more.
+        tools: the tools of the environment, which its prompts describe.
+        learning_rate: the peak. If answers depend on the prompt, half of the default worked better.
 
-    Returns how well it imitates at last: where the content is random, the loss stays at the entropy of that.
+    If the content is random, the loss does not fall below its entropy.
     """
     plain = TemplateRenderer(make_tokenizer([]))
-    tokenizer = make_tokenizer([*words, *(plain.render_text(each, tools) for each in heard)])
+    tokenizer = make_tokenizer([*words, *(plain.render_text(each, tools) for each in conversations)])
     renderer, rng = TemplateRenderer(tokenizer), random.Random(seed)
-    examples = [spoken(renderer, each, tools) for each in heard]
-    model = start_model(tokenizer, seed)
-    *_, last = imitate(model, [partial(rng.sample, examples, min(BATCH, len(examples)))] * steps, learning_rate)
+    examples = [conversation_example(renderer, each, tools) for each in conversations]
+    model = make_initial_model(tokenizer, seed)
+    *_, last = train_on_batches(
+        model, [partial(rng.sample, examples, min(BATCH, len(examples)))] * steps, learning_rate
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return last

@@ -16,11 +16,11 @@ from research.tiny_base.examples import TOOLS
 from research.tiny_base.tokenizer import make_tokenizer
 
 _SAMPLES = 100
-"""Conversations that surely hold every piece of text that any conversation holds."""
+"""Enough conversations to contain every piece of text that occurs in any conversation."""
 
 
-def start_tokenizer() -> PreTrainedTokenizerBase:
-    """The tokenizer whose vocabulary is that of TinyWiki's conversations."""
+def make_initial_tokenizer() -> PreTrainedTokenizerBase:
+    """Return the tokenizer with the vocabulary of TinyWiki's conversations."""
     rng = random.Random(0)
     renderer = TemplateRenderer(make_tokenizer([]))
     texts = [*ENTITIES, *RELATIONS]
@@ -31,8 +31,8 @@ def start_tokenizer() -> PreTrainedTokenizerBase:
     return make_tokenizer(texts)
 
 
-def start_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 model of 0.2 million parameters with random weights that depend on the seed only."""
+def make_initial_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """Return a Qwen2 model of 0.2 million parameters; its random weights depend on the seed only."""
     config = Qwen2Config(
         vocab_size=8 * math.ceil(len(tokenizer) / 8),
         hidden_size=64,
@@ -55,12 +55,12 @@ def start_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausal
 
 
 def _attend_to_previous(model: Qwen2ForCausalLM, strength: float = 6.0, planes: int = 3) -> None:
-    """Let the first head of the first layer look at the token before, whatever the tokens are.
+    """Make the first head of the first layer attend to the previous token, whatever the tokens are.
 
     Copying needs such a head and a second one that uses it (induction: Olsson et al. 2022, arXiv 2209.11895);
-    it takes a small model thousands of steps to find the first and a few hundred to find the second. Query and key
-    biases alone do it: rotary positions turn plane i by the i-th frequency per token, so a query bias that is the key
-    bias turned by one token matches best one token back.
+    a small model needs thousands of steps to find the first and a few hundred to find the second. Query and key biases
+    are sufficient: rotary positions rotate plane i by the i-th frequency per token, so a query bias that is the key
+    bias rotated by one token has its best match one token back.
     """
     attention = model.model.layers[0].self_attn
     half = attention.head_dim // 2

@@ -1,8 +1,8 @@
-"""A bad planner's transcripts: what tiny-base learns to do before reinforcement learning.
+"""The transcripts of a bad planner, which tiny-base imitates before reinforcement learning.
 
-The planner reads well: whatever it thinks stands on the last page it saw. Its flaw is strategy: it mostly answers
-too early, takes any fact, wanders, searches the same page again, or guesses. One time in seven it follows the
-question to its end, so that reinforcement has something to find.
+The planner reads well: each thought is a fact on the last page it saw. Its flaw is strategy: mostly it answers too
+early, takes any fact, wanders, searches the same page again, or guesses. One time in seven it follows the question
+to its end, so that reinforcement learning can find this strategy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One turn: a thought, then a search for ``target`` or, where ``final``, the answer ``target``.
+    """One turn: a thought, then a search for ``target`` or, if ``final``, the answer ``target``.
 
     Example:
         Move("mayor Bruno.", "Bruno", final=False)
@@ -35,7 +35,7 @@ Strategy = Callable[[Wiki, Chain, random.Random], Moves]
 
 
 def _follow(start: str, facts: list[tuple[str, str]]) -> Moves:
-    """Search ``start``, then walk along facts (relation, value), and answer the last value."""
+    """Search ``start``, follow the facts (relation, value), and answer the last value."""
     last = len(facts) - 1
     walk = [Move(f"{relation} {value}.", value, index == last) for index, (relation, value) in enumerate(facts)]
     return (Move("", start, final=False), *walk)
@@ -46,7 +46,7 @@ def right(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
 
 
 def early(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """Answers after the first hop, which is right where there is only one."""
+    """Answer after the first hop, which is right only for questions of one hop."""
     return _follow(chain.start, [(chain.relations[0], chain.values[0])])
 
 
@@ -55,13 +55,13 @@ def any_fact(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
 
 
 def wander(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """Two facts at random, wherever they lead."""
+    """Follow two random facts."""
     first = rng.choice(list(wiki.facts[chain.start].items()))
     return _follow(chain.start, [first, rng.choice(list(wiki.facts[first[1]].items()))])
 
 
 def repeat(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """Searches the first page again, and then takes any fact."""
+    """Search the first page twice, then take any fact."""
     return (Move("", chain.start, final=False), *any_fact(wiki, chain, rng))
 
 
@@ -70,19 +70,19 @@ def guess(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
 
 
 SHARES: Mapping[Strategy, float] = {right: 0.15, early: 0.35, any_fact: 0.15, wander: 0.15, guess: 0.10, repeat: 0.10}
-"""How often the planner does what."""
+"""The probability of each strategy."""
 
 HOPS = (1, 2, 2, 3)
 
 
 def plan(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """What the planner does about a question, turn by turn."""
+    """Return the planner's moves for a question, one per turn."""
     (strategy,) = rng.choices(list(SHARES), list(SHARES.values()))
     return strategy(wiki, chain, rng)
 
 
 def transcript(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:
-    """One conversation of the bad planner."""
+    """Return one conversation of the bad planner."""
     chain = wiki.chain(rng.choice(HOPS), rng)
     messages = list(conversation(ask(chain, rng)))
     for move in plan(wiki, chain, rng):
@@ -91,11 +91,11 @@ def transcript(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:
 
 
 def reading(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:
-    """The page is given with the question: the planner reads the first hop off it, and answers that."""
+    """Return a conversation in which the page is given: the planner reads the first hop from it and answers that."""
     chain = wiki.chain(rng.choice(HOPS), rng)
     question = ask(chain, rng)
     given = f"{retrieve(wiki, question)}\n\n{question}"
-    return (*conversation(given), _said(Move(f"{chain.relations[0]} {chain.values[0]}.", chain.values[0], True)))
+    return (*conversation(given), _message(Move(f"{chain.relations[0]} {chain.values[0]}.", chain.values[0], True)))
 
 
 def ask(chain: Chain, rng: random.Random) -> str:
@@ -103,11 +103,11 @@ def ask(chain: Chain, rng: random.Random) -> str:
 
 
 def _turn(move: Move, wiki: Wiki) -> list[Message]:
-    said = _said(move)
-    return [said] if move.final else [said, Message.tool(retrieve(wiki, move.target), "call_0")]
+    message = _message(move)
+    return [message] if move.final else [message, Message.tool(retrieve(wiki, move.target), "call_0")]
 
 
-def _said(move: Move) -> Message:
+def _message(move: Move) -> Message:
     if move.final:
         return Message.assistant("\n".join([move.thought] * bool(move.thought) + [f"<answer>{move.target}</answer>"]))
     return Message.assistant(move.thought, (ToolCall("call_0", "search", {"query": move.target}, ""),))

@@ -1,4 +1,4 @@
-"""The pretraining of tiny-base: first copying, then following a question, then behaving like the bad planner."""
+"""Pretrain tiny-base: first on copying, then on following a question, then on the bad planner's transcripts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from research.tiny_base.examples import Example, Maker, Mix
+from research.tiny_base.examples import Example, ExampleMaker, Mix
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """So many steps of one mix."""
+    """A number of steps on one mix of examples."""
 
     steps: int
     mix: Mix
@@ -28,16 +28,16 @@ PHASES = (
     Phase(steps=700, mix=Mix(repetitions=12, routes=24, transcripts=72, readings=12)),
 )
 LEARNING_RATE = 4e-3
-_WARM_UP, _COOL_DOWN, _LEAST = 50, 0.4, 0.02
-"""Steps of warm-up; the share of the steps over which the rate falls to the least share of it."""
+_WARMUP_STEPS, _DECAY_SHARE, _FINAL_RATE = 50, 0.4, 0.02
+"""Steps of warm-up; the share of the steps in which the rate decays; the final rate as a share of the peak."""
 
-_PASS = 32
-"""Examples of one forward pass; similar lengths go together, so that little is padding."""
+_MICRO_BATCH = 32
+"""Examples per forward pass. They are sorted by length to reduce padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One optimizer step: its number, the mean loss of the learned tokens (nats), how many of them came first."""
+    """One optimizer step: its number, the mean loss per target token (nats), the share of targets predicted first."""
 
     step: int
     loss: float
@@ -47,41 +47,41 @@ class Progress:
 def pretrain(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Sequence[Phase] = PHASES
 ) -> Iterator[Progress]:
-    """Train in place, yielding after each step. The same seed, on one thread, gives the same bits."""
-    maker = Maker(tokenizer, seed)
+    """Train in place and yield after each step. On one thread, equal seeds give equal bits."""
+    maker = ExampleMaker(tokenizer, seed)
     batches = [partial(maker.batch, phase.mix) for phase in phases for _ in range(phase.steps)]
-    return imitate(model, batches)
+    return train_on_batches(model, batches)
 
 
-def imitate(
+def train_on_batches(
     model: Qwen2ForCausalLM, batches: Sequence[Callable[[], Sequence[Example]]], learning_rate: float = LEARNING_RATE
 ) -> Iterator[Progress]:
-    """Train in place, a step on each of the batches, which are made when they are needed; yields after each step."""
+    """Train in place, one step per batch, and yield after each step. A batch is made when it is needed."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * _schedule(step, len(batches))
         optimizer.zero_grad(set_to_none=True)
-        loss, accuracy = _learn(model, batch())
+        loss, accuracy = _backward(model, batch())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         yield Progress(step, loss, accuracy)
 
 
 def _schedule(step: int, steps: int) -> float:
-    """The learning rate's share: up, flat, down in a line."""
-    left = (steps - step) / (_COOL_DOWN * steps)
-    return min(1.0, (step + 1) / _WARM_UP) * min(1.0, max(_LEAST, left))
+    """Return the learning rate as a share of the peak: linear warm-up, constant, linear decay."""
+    left = (steps - step) / (_DECAY_SHARE * steps)
+    return min(1.0, (step + 1) / _WARMUP_STEPS) * min(1.0, max(_FINAL_RATE, left))
 
 
-def _learn(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[float, float]:
-    """Add the gradient of the mean loss over all learned tokens. Returns (loss, accuracy)."""
+def _backward(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[float, float]:
+    """Add the gradient of the mean loss over all target tokens; return (loss, accuracy)."""
     ordered = sorted(examples, key=lambda example: len(example.ids))
-    count = sum(sum(example.learned) for example in ordered)
+    count = sum(sum(example.targets) for example in ordered)
     loss = hits = 0.0
-    for first in range(0, len(ordered), _PASS):
-        logits, targets = _predict(model, ordered[first : first + _PASS])
+    for first in range(0, len(ordered), _MICRO_BATCH):
+        logits, targets = _target_logits(model, ordered[first : first + _MICRO_BATCH])
         part = functional.cross_entropy(logits, targets, reduction="sum") / count
         part.backward()
         loss += part.item()
@@ -89,14 +89,14 @@ def _learn(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[float,
     return loss, hits / count
 
 
-def _predict(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Logits (n, vocabulary) and targets (n,) of the learned tokens."""
-    ids = _padded([torch.tensor(example.ids) for example in examples])
-    learned = _padded([torch.tensor(example.learned) for example in examples])[:, 1:]
+def _target_logits(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Return the logits (n, vocabulary) and the ids (n,) of the target tokens."""
+    ids = _pad([torch.tensor(example.ids) for example in examples])
+    is_target = _pad([torch.tensor(example.targets) for example in examples])[:, 1:]
     states = model.model(input_ids=ids).last_hidden_state[:, :-1]
-    return model.lm_head(states[learned]), ids[:, 1:][learned]
+    return model.lm_head(states[is_target]), ids[:, 1:][is_target]
 
 
-def _padded(rows: list[Tensor]) -> Tensor:
-    """Rows of one length, (rows, longest); what is added stands behind, where causal attention does not look."""
+def _pad(rows: list[Tensor]) -> Tensor:
+    """Pad on the right to (rows, longest); causal attention does not see the padding."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -1,4 +1,4 @@
-"""The chat template of tiny-base: the layout of Qwen2.5 and Hermes, in fewer words."""
+"""The chat template of tiny-base: the layout of Qwen2.5 and Hermes with shorter instructions."""
 
 CHAT_TEMPLATE = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else '' %}

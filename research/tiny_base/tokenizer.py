@@ -1,9 +1,9 @@
-"""The word-level tokenizer of tiny-base: one id per word, wherever the word stands.
+"""The word-level tokenizer of tiny-base: one id per word, independent of the text around it.
 
-Reading a page is copying, and copying is easiest to learn where "Alba" has one id after a space, a quote and a
-newline alike. So a word carries no space: two words side by side have one space between them by convention, and
-all other spaces and newlines belong to the punctuation (``": "`` is one token). Inside the tokenizer, ``▁`` marks
-where a word starts; words outside the vocabulary fall back to characters.
+Reading a page is copying, and copying is easiest to learn if "Alba" has the same id after a space, a quote and a
+newline. A word therefore contains no space: two adjacent words have one space between them by convention, and all
+other spaces and newlines belong to the punctuation (``": "`` is one token). Inside the tokenizer, ``▁`` marks the
+start of a word; words outside the vocabulary are split into characters.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _PHRASES = (
     "user\n",
     "assistant\n",
 )
-"""Texts that the chat format repeats, one token each: the shorter a conversation, the faster everything."""
+"""Texts that the chat format repeats; each is one token, because shorter conversations train faster."""
 
 
 def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows the words in ``texts`` and the punctuation between them.
+    """Return a tokenizer whose vocabulary has the words in ``texts`` and the punctuation between them.
 
-    Other ASCII text round-trips too, in more tokens; other characters become ``<unk>``.
+    Other ASCII text round-trips too, with more tokens; other characters become ``<unk>``.
     """
     marks = "|".join(map(re.escape, (*_CONTROL, *_TAGS)))
     plain = (part for text in texts for part in re.split(marks, text))
-    found = {piece for part in plain for piece, _ in _splitter().pre_tokenize_str(_marked(part))}
+    found = {piece for part in plain for piece, _ in _splitter().pre_tokenize_str(_normalize(part))}
     characters = ["▁", "\n", *string.printable[:95]]
     vocabulary = [*_CONTROL, *_TAGS, _UNKNOWN, *characters, *sorted(found)]
     ids = {piece: number for number, piece in enumerate(dict.fromkeys(vocabulary))}
@@ -53,35 +53,35 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = _normalizer(), _splitter(), _decoder()
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in _TAGS])
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in _CONTROL])
-    return _wrapped(tokenizer)
+    return _wrap(tokenizer)
 
 
-def _marked(text: str) -> str:
-    """The text as the normalizer leaves it."""
+def _normalize(text: str) -> str:
+    """Return the normalized text."""
     return str(_normalizer().normalize_str(text))
 
 
 def _normalizer() -> normalizers.Normalizer:
-    """Marks where words start; a single space between two words becomes the mark."""
+    """Mark the start of each word; a single space between two words becomes the mark."""
     between = normalizers.Replace(Regex(f"(?<=[{_WORD}]) (?=[{_WORD}])"), "▁")
     start = normalizers.Replace(Regex(f"(?<![{_WORD}▁])(?=[{_WORD}])"), "▁")
     return normalizers.Sequence([between, start])
 
 
 def _splitter() -> pre_tokenizers.PreTokenizer:
-    """Splits into phrases, words, and the runs of punctuation between them."""
-    phrases = sorted((re.escape(_marked(phrase)) for phrase in _PHRASES), key=len, reverse=True)
+    """Split into phrases, words, and the runs of punctuation between them."""
+    phrases = sorted((re.escape(_normalize(phrase)) for phrase in _PHRASES), key=len, reverse=True)
     pattern = "|".join([*phrases, f"▁[{_WORD}]+", f"[^{_WORD}▁]+"])
     return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
 
 
 def _decoder() -> decoders.Decoder:
-    """The inverse of the normalizer: a mark after a word is a space, any other is nothing."""
+    """Return the inverse of the normalizer: a mark after a word becomes a space, any other mark is removed."""
     start = decoders.Replace(Regex(f"(?<![{_WORD}])▁"), "")
     return decoders.Sequence([decoders.Fuse(), start, decoders.Replace("▁", " ")])
 
 
-def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token=_UNKNOWN,

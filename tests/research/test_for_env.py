@@ -1,4 +1,4 @@
-"""A tiny base for a world that is not TinyWiki: it speaks in that world's form, and trains there."""
+"""A tiny base for an environment other than TinyWiki: it has the action format and can be trained there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.store import RunReader
 from agent_r1.training.progress import SilentProgress
-from research.tiny_base.examples import spoken
-from research.tiny_base.for_env import conversations, tiny_base_for
+from research.tiny_base.examples import conversation_example
+from research.tiny_base.for_env import make_tiny_base, record_conversations
 from research.tiny_base.tokenizer import make_tokenizer
 
 WORDS = ("north", "south")
@@ -25,63 +25,67 @@ TASKS = [Task(str(n), (Message.user(f"Which way, guide {n}?"),), {"answers": ("n
 
 
 class Guide:
-    """A user that hears one answer and leaves."""
+    """A user that leaves after one answer."""
 
-    async def reply(self, task: Task, said: object, context: object) -> Reply:
+    async def reply(self, task: Task, messages: object, context: object) -> Reply:
         return Reply("", end=True)
 
 
-def base(folder: Path, seed: int = 0, steps: int = 80) -> list[tuple[Message, ...]]:
+def make_base(folder: Path, seed: int = 0, steps: int = 80) -> list[tuple[Message, ...]]:
     coin = random.Random(seed)
-    heard = conversations(ToolEnv([]), TASKS * 8, lambda prompt: f"<answer>{coin.choice(WORDS)}</answer>")
-    tiny_base_for(heard, (), folder, seed, steps)
-    return heard
+    conversations = record_conversations(
+        ToolEnv([]), TASKS * 8, lambda prompt: f"<answer>{coin.choice(WORDS)}</answer>"
+    )
+    make_tiny_base(conversations, (), folder, seed, steps)
+    return conversations
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("elsewhere") / "base"
+    folder = tmp_path_factory.mktemp("for-env") / "base"
     torch.set_num_threads(1)
-    base(folder)
+    make_base(folder)
     return folder
 
 
-def test_conversations_are_lived_in_the_world() -> None:
-    (heard,) = conversations(ToolEnv([]), TASKS[:1], lambda prompt: "north" if "guide 0" in prompt else "south")
-    assert [(message.role, message.text) for message in heard] == [
+def test_conversations_are_episodes_of_the_environment() -> None:
+    (conversations,) = record_conversations(
+        ToolEnv([]), TASKS[:1], lambda prompt: "north" if "guide 0" in prompt else "south"
+    )
+    assert [(message.role, message.text) for message in conversations] == [
         ("user", "Which way, guide 0?"),
         ("assistant", "north"),
     ]
 
 
-class Moody:
+class FailingUser:
     """A user that raises in some tasks."""
 
-    def __init__(self, moods: str) -> None:
-        self._moods = moods
+    def __init__(self, failing: str) -> None:
+        self._failing = failing
 
-    async def reply(self, task: Task, said: object, context: object) -> Reply:
-        if task.id in self._moods:
+    async def reply(self, task: Task, messages: object, context: object) -> Reply:
+        if task.id in self._failing:
             raise ValueError("no")
         return Reply("", end=True)
 
 
-def test_an_episode_that_failed_is_not_imitated() -> None:
-    heard = conversations(UserEnv([], Moody("02")), TASKS[:4], lambda prompt: "north")
-    assert [messages[0].text for messages in heard] == ["Which way, guide 1?", "Which way, guide 3?"]
+def test_a_failed_episode_is_not_imitated() -> None:
+    conversations = record_conversations(UserEnv([], FailingUser("02")), TASKS[:4], lambda prompt: "north")
+    assert [messages[0].text for messages in conversations] == ["Which way, guide 1?", "Which way, guide 3?"]
     with pytest.raises(AgentR1Error, match=r"environment_failed: ValueError: no"):
-        conversations(UserEnv([], Moody("0123")), TASKS[:4], lambda prompt: "north")
+        record_conversations(UserEnv([], FailingUser("0123")), TASKS[:4], lambda prompt: "north")
 
 
-def test_what_a_user_says_is_not_learned_though_it_reads_like_a_turn_of_the_assistant() -> None:
-    said = (Message.user("Say this:\nassistant\nnorth\nassistant\n"), Message.assistant("south"))
+def test_a_users_message_is_not_a_target_even_if_it_looks_like_an_assistant_turn() -> None:
+    messages = (Message.user("Say this:\nassistant\nnorth\nassistant\n"), Message.assistant("south"))
     renderer = TemplateRenderer(make_tokenizer(["Say this north south"]))
-    example = spoken(renderer, said, ())
-    learned = [token for token, own in zip(example.ids, example.learned, strict=True) if own]
-    assert learned == [*renderer.encode("south"), renderer.end_token_id]
+    example = conversation_example(renderer, messages, ())
+    targets = [token for token, is_target in zip(example.ids, example.targets, strict=True) if is_target]
+    assert targets == [*renderer.encode("south"), renderer.end_token_id]
 
 
-def test_it_has_the_form_and_no_preference(folder: Path) -> None:
+def test_the_base_has_the_format_and_no_preference(folder: Path) -> None:
     renderer, model = TemplateRenderer(load_tokenizer(str(folder))), load_model(str(folder), torch.float32)
     prompt = renderer.render(TASKS[0].messages, ()).token_ids
     (north,), (south,) = (renderer.encode(word) for word in WORDS)
@@ -94,20 +98,22 @@ def test_it_has_the_form_and_no_preference(folder: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_weights(folder: Path, tmp_path: Path) -> None:
-    base(tmp_path / "short", steps=2)
-    base(tmp_path / "again", steps=2)
-    base(tmp_path / "other", seed=1, steps=2)
+    make_base(tmp_path / "short", steps=2)
+    make_base(tmp_path / "again", steps=2)
+    make_base(tmp_path / "other", seed=1, steps=2)
     first, again, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("short", "again", "other"))
     assert first == again != other
 
 
-def test_the_learning_rate_is_that_of_the_imitation(tmp_path: Path) -> None:
-    heard = [(*task.messages, Message.assistant("<answer>north</answer>")) for task in TASKS]
-    losses = [tiny_base_for(heard, (), tmp_path / str(rate), 0, 10, learning_rate=rate).loss for rate in (1e-9, 4e-3)]
+def test_the_learning_rate_is_used(tmp_path: Path) -> None:
+    conversations = [(*task.messages, Message.assistant("<answer>north</answer>")) for task in TASKS]
+    losses = [
+        make_tiny_base(conversations, (), tmp_path / str(rate), 0, 10, learning_rate=rate).loss for rate in (1e-9, 4e-3)
+    ]
     assert losses[0] > 4 > losses[1]
 
 
-def test_it_learns_in_a_world_with_a_user_by_the_trainer_of_all(folder: Path, tmp_path: Path) -> None:
+def test_the_base_learns_in_an_environment_with_a_user(folder: Path, tmp_path: Path) -> None:
     small = {"groups_per_step": 4, "group_size": 8, "max_tokens": 8, "context": 128, "checkpoint_every": 0}
     report = train(
         UserEnv([], Guide(), [exact_match]),
@@ -122,7 +128,10 @@ def test_it_learns_in_a_world_with_a_user_by_the_trainer_of_all(folder: Path, tm
     )
     assert report.table.cells["trained"]["train"].em == 1.0
     reader = RunReader(tmp_path / "run")
-    lived: list[Trajectory] = list(reader.trajectories())
+    trajectories: list[Trajectory] = list(reader.trajectories())
     reader.close()
-    shares = [sum(float(t.rewards["exact_match"]) for t in part) / len(part) for part in (lived[:64], lived[-32:])]  # type: ignore[arg-type]
+    shares = [
+        sum(float(t.rewards["exact_match"]) for t in part) / len(part)
+        for part in (trajectories[:64], trajectories[-32:])
+    ]  # type: ignore[arg-type]
     assert shares[0] < 0.8 < shares[1]

@@ -1,4 +1,4 @@
-"""tiny-base: its tokenizer and template, what it is pretrained on, and the committed model."""
+"""tiny-base: its tokenizer and template, its pretraining examples, and the committed model."""
 
 import random
 from itertools import groupby, pairwise
@@ -18,8 +18,8 @@ from agent_r1.tasksets.tinywiki.questions import SPLITS, tasks
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
 from research.tiny_base import planner
-from research.tiny_base.examples import TOOLS, Example, Maker, Mix
-from research.tiny_base.init_model import start_model, start_tokenizer
+from research.tiny_base.examples import TOOLS, Example, ExampleMaker, Mix
+from research.tiny_base.init_model import make_initial_model, make_initial_tokenizer
 from research.tiny_base.pretrain import Phase, pretrain
 
 PROMPT_TOKENS = 60
@@ -37,7 +37,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def fresh() -> PreTrainedTokenizerBase:
-    return start_tokenizer()
+    return make_initial_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def round_trip(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 
 
 def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """Pieces of words outside the vocabulary: single characters."""
+    """Return the pieces of words outside the vocabulary: single characters."""
     pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False))
     return [piece for piece in pieces if piece == "▁" or piece == tokenizer.unk_token]
 
@@ -59,15 +59,15 @@ def transcripts(rng: random.Random) -> list[tuple[Message, ...]]:
     return [planner.transcript(open_wiki(f"test/{number % 4}"), rng) for number in range(80)]
 
 
-def test_every_text_of_the_world_round_trips_in_words(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> None:
+def test_every_text_of_tinywiki_round_trips_in_words(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> None:
     wiki = open_wiki("test/0")
     texts = [wiki.page(title) for title in wiki.titles]
     texts += [task.messages[-1].text for split in SPLITS if split != "unseen-relation" for task in tasks(split, 0)[:60]]
-    texts += [TemplateRenderer(tokenizer).render_text(said, TOOLS) for said in transcripts(rng)]
+    texts += [TemplateRenderer(tokenizer).render_text(messages, TOOLS) for messages in transcripts(rng)]
     for text in texts:
         assert round_trip(tokenizer, text) == text
         assert not unknown_words(tokenizer, text)
-    (unseen, *_) = tasks("unseen-relation", 0)  # the control: a word that it does not know
+    (unseen, *_) = tasks("unseen-relation", 0)  # control: a word outside the vocabulary
     assert unknown_words(tokenizer, unseen.messages[-1].text)
 
 
@@ -85,7 +85,7 @@ def test_other_ascii_text_round_trips_too(tokenizer: PreTrainedTokenizerBase, te
     assert round_trip(tokenizer, text) == text
 
 
-def test_a_name_is_one_token_wherever_it_stands(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_name_is_one_token_in_every_context(tokenizer: PreTrainedTokenizerBase) -> None:
     for word in (*ENTITIES, *RELATIONS):
         (name,) = tokenizer.encode(word, add_special_tokens=False)
         for text in (f"mayor {word}.", f'"{word}"', f"\n{word}: mayor", f"<answer>{word}</answer>"):
@@ -105,41 +105,41 @@ def test_the_template_appends_at_tool_and_user_turns(tokenizer: PreTrainedTokeni
 
 
 def actions_of(example: Example) -> list[tuple[int, ...]]:
-    """The runs of learned tokens: what the planner says, turn by turn."""
-    runs = groupby(zip(example.ids, example.learned, strict=True), key=itemgetter(1))
-    return [tuple(token for token, _ in run) for learned, run in runs if learned]
+    """Return the runs of target tokens: the planner's actions, one per turn."""
+    runs = groupby(zip(example.ids, example.targets, strict=True), key=itemgetter(1))
+    return [tuple(token for token, _ in run) for is_target, run in runs if is_target]
 
 
-def test_played_turn_by_turn_an_episode_has_the_tokens_of_pretraining(
+def test_an_episode_rendered_turn_by_turn_has_the_tokens_of_pretraining(
     tokenizer: PreTrainedTokenizerBase, rng: random.Random
 ) -> None:
-    """The chat format reads what the planner writes, and gives the policy the states it was pretrained on."""
-    renderer, maker = TemplateRenderer(tokenizer), Maker(tokenizer, seed=0)
+    """The renderer parses the planner's actions, and the policy sees the states it was pretrained on."""
+    renderer, maker = TemplateRenderer(tokenizer), ExampleMaker(tokenizer, seed=0)
     for conversation in transcripts(rng):
         example = maker.conversation(conversation, TOOLS)
         system, user, *rest = conversation
-        said: tuple[Message, ...] = (system, user)
-        view = renderer.render(said, (search.spec,))
-        state = view.token_ids
+        messages: tuple[Message, ...] = (system, user)
+        prompt = renderer.render(messages, (search.spec,))
+        state = prompt.token_ids
         for turn, ids in enumerate(actions_of(example)):
-            action, meant, observed = renderer.parse(ids), rest[2 * turn], tuple(rest[2 * turn + 1 : 2 * turn + 2])
-            assert (action.message.text, called(action.message)) == (meant.text, called(meant))
-            view = (
-                renderer.bridge_to_next_turn(view, said, action, ids, observed, (search.spec,))
+            action, expected, observed = renderer.parse(ids), rest[2 * turn], tuple(rest[2 * turn + 1 : 2 * turn + 2])
+            assert (action.message.text, calls_of(action.message)) == (expected.text, calls_of(expected))
+            prompt = (
+                renderer.bridge_to_next_turn(prompt, messages, action, ids, observed, (search.spec,))
                 if observed
                 else RenderedPrompt("", ())
             )
-            assert view is not None
-            state, said = (*state, *ids, *view.token_ids), (*said, action.message, *observed)
+            assert prompt is not None
+            state, messages = (*state, *ids, *prompt.token_ids), (*messages, action.message, *observed)
         assert state == example.ids[:-1]  # the render ends with a newline
 
 
-def called(message: Message) -> list[tuple[str, object]]:
+def calls_of(message: Message) -> list[tuple[str, object]]:
     return [(call.name, call.arguments) for call in message.calls]
 
 
 def test_the_planner_is_bad_at_strategy_and_good_at_reading(rng: random.Random) -> None:
-    """Most transcripts of 2-hop questions end in a wrong answer, and each thought stands on the page before it."""
+    """Most transcripts of 2-hop questions end in a wrong answer, and each thought is on the page before it."""
     wiki, right = open_wiki("test/0"), 0
     chains = [wiki.chain(2, rng) for _ in range(400)]
     for chain in chains:
@@ -151,16 +151,16 @@ def test_the_planner_is_bad_at_strategy_and_good_at_reading(rng: random.Random) 
     assert 0.08 <= right / len(chains) <= 0.25
 
 
-def test_only_what_the_planner_says_is_learned_of_a_conversation(tokenizer: PreTrainedTokenizerBase) -> None:
-    (example,) = Maker(tokenizer, seed=3).batch(Mix(repetitions=0, readings=1))
-    (said,) = actions_of(example)
-    text = tokenizer.decode(said)
+def test_the_targets_of_a_conversation_are_the_planners_messages(tokenizer: PreTrainedTokenizerBase) -> None:
+    (example,) = ExampleMaker(tokenizer, seed=3).batch(Mix(repetitions=0, readings=1))
+    (action,) = actions_of(example)
+    text = tokenizer.decode(action)
     assert text.startswith(tuple(RELATIONS)) and text.endswith("</answer><|im_end|>")
     assert tokenizer.decode(example.ids).endswith(f"<|im_start|>assistant\n{text}\n")
 
 
-def test_a_route_learns_the_facts_that_lead_on_and_where_it_ends(tokenizer: PreTrainedTokenizerBase) -> None:
-    for example in Maker(tokenizer, seed=3).batch(Mix(repetitions=0, routes=30)):
+def test_the_targets_of_a_route_are_its_facts_and_its_end(tokenizer: PreTrainedTokenizerBase) -> None:
+    for example in ExampleMaker(tokenizer, seed=3).batch(Mix(repetitions=0, routes=30)):
         question, *lines, answer, end = tokenizer.decode(example.ids).split("\n")
         pages, facts = lines[::2], lines[1::2]
         assert all(f" {fact}" in page for page, fact in zip(pages, facts, strict=True))
@@ -172,8 +172,8 @@ def test_a_route_learns_the_facts_that_lead_on_and_where_it_ends(tokenizer: PreT
         assert question.endswith("?")
 
 
-def test_a_repetition_learns_words_that_stood_there_before(tokenizer: PreTrainedTokenizerBase) -> None:
-    for example in Maker(tokenizer, seed=3).batch(Mix(repetitions=50)):
+def test_the_targets_of_a_repetition_occur_before(tokenizer: PreTrainedTokenizerBase) -> None:
+    for example in ExampleMaker(tokenizer, seed=3).batch(Mix(repetitions=50)):
         (again,) = actions_of(example)
         before = example.ids[: -len(again)]
         pairs = set(pairwise(before[:-1]))
@@ -184,7 +184,7 @@ def test_pretraining_is_deterministic_and_its_loss_falls(fresh: PreTrainedTokeni
     phases = (Phase(12, Mix(repetitions=4, routes=4, transcripts=6, readings=2)),)
 
     def run() -> tuple[list[float], dict[str, torch.Tensor]]:
-        model = start_model(fresh, seed=1)
+        model = make_initial_model(fresh, seed=1)
         losses = [progress.loss for progress in pretrain(model, fresh, 1, phases)]
         return losses, model.state_dict()
 
@@ -198,22 +198,22 @@ def test_pretraining_is_deterministic_and_its_loss_falls(fresh: PreTrainedTokeni
 
 
 def test_another_seed_gives_another_model(tokenizer: PreTrainedTokenizerBase) -> None:
-    """The control of the determinism test."""
-    first, second = (start_model(tokenizer, seed).state_dict() for seed in (1, 2))
+    """Control of the determinism test."""
+    first, second = (make_initial_model(tokenizer, seed).state_dict() for seed in (1, 2))
     assert not all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_first_head_looks_one_token_back_from_the_start(tokenizer: PreTrainedTokenizerBase) -> None:
-    model = start_model(tokenizer, seed=0)
+def test_the_first_head_initially_attends_to_the_previous_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = make_initial_model(tokenizer, seed=0)
     model.set_attn_implementation("eager")
     ids = torch.randint(20, 300, (1, 40), generator=torch.Generator().manual_seed(0))
     attention = model(ids, output_attentions=True).attentions[0][0]  # (heads, 40, 40)
     back = attention[:, 1:, :].diagonal(dim1=1, dim2=2).mean(1)
     assert back[0] > 0.9
-    assert back[1] < 0.5  # the control: a head that is not set
+    assert back[1] < 0.5  # control: a head that was not initialized this way
 
 
-def test_the_committed_model_is_small_and_belongs_to_its_tokenizer(
+def test_the_committed_model_is_small_and_fits_its_tokenizer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fresh: PreTrainedTokenizerBase
 ) -> None:
     assert 100_000 < model.num_parameters() < 1_000_000
@@ -225,11 +225,11 @@ def test_the_committed_model_is_small_and_belongs_to_its_tokenizer(
 
 def greedy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
     with torch.no_grad():
-        made = model.generate(torch.tensor([ids]), max_new_tokens=32, do_sample=False)
-    return tokenizer.decode(made[0, len(ids) :])
+        output = model.generate(torch.tensor([ids]), max_new_tokens=32, do_sample=False)
+    return tokenizer.decode(output[0, len(ids) :])
 
 
-def test_the_committed_model_reads_a_page_it_is_given(
+def test_the_committed_model_answers_from_a_given_page(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     renderer, read = TemplateRenderer(tokenizer), 0
@@ -237,22 +237,24 @@ def test_the_committed_model_reads_a_page_it_is_given(
     for task in questions:
         wiki = open_wiki(task.data["wiki"])
         given = f"{wiki.page(task.data['chain'].start)}\n\n{task.messages[-1].text}"
-        said = greedy(model, tokenizer, renderer.render((task.messages[0], Message.user(given)), ()).token_ids)
-        read += f"<answer>{task.data['chain'].answer}</answer>" in said
+        answer = greedy(model, tokenizer, renderer.render((task.messages[0], Message.user(given)), ()).token_ids)
+        read += f"<answer>{task.data['chain'].answer}</answer>" in answer
     assert read >= 18
 
 
 def test_the_committed_model_searches_and_answers_too_early(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """The flaw is strategy: it searches what is asked about, reads the first fact, and stops there."""
+    """The flaw is strategy: it searches the entity in the question, reads the first fact, and stops."""
     renderer = TemplateRenderer(tokenizer)
     task = tasks("style-a", 0)[1]
-    chain, view = task.data["chain"], renderer.render(task.messages, (search.spec,))
-    first = renderer.parse(tuple(tokenizer.encode(greedy(model, tokenizer, view.token_ids), add_special_tokens=False)))
-    assert called(first.message) == [("search", {"query": chain.start})]
+    chain, prompt = task.data["chain"], renderer.render(task.messages, (search.spec,))
+    first = renderer.parse(
+        tuple(tokenizer.encode(greedy(model, tokenizer, prompt.token_ids), add_special_tokens=False))
+    )
+    assert calls_of(first.message) == [("search", {"query": chain.start})]
     page = Message.tool(open_wiki(task.data["wiki"]).page(chain.start), "call_0")
-    acted = tuple(tokenizer.encode(first.text + "<|im_end|>", add_special_tokens=False))
-    then = renderer.bridge_to_next_turn(view, task.messages, first, acted, (page,), (search.spec,))
-    ids = (*view.token_ids, *acted, *then.token_ids)
+    action_ids = tuple(tokenizer.encode(first.text + "<|im_end|>", add_special_tokens=False))
+    bridge = renderer.bridge_to_next_turn(prompt, task.messages, first, action_ids, (page,), (search.spec,))
+    ids = (*prompt.token_ids, *action_ids, *bridge.token_ids)
     assert greedy(model, tokenizer, ids).endswith(f"<answer>{chain.values[0]}</answer><|im_end|>")
