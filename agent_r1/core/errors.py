@@ -19,7 +19,7 @@ class AgentR1Error(Exception):
 
 
 class InvalidInput(AgentR1Error):
-    """The user's input cannot be used. The message says in one line what is wrong, its value, and what to do.
+    """The user's input cannot be used. The message names in one line the input, its value, and the remedy.
 
     Example:
         >>> str(InvalidInput("steps", got=-1, do="give a number of steps >= 1"))
@@ -40,7 +40,7 @@ class RunStopped(AgentR1Error):
 
 
 class UnsupportedChat(AgentR1Error):
-    """A chat template cannot render the conversation; the message says what to supply."""
+    """A chat template cannot render the conversation; the message names the missing part."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -58,7 +58,7 @@ def tool_call(name: str, **arguments: Any) -> Message:
 
 
 def script(*messages: Message) -> Responder:
-    """Return a responder that gives these messages, one per turn, whatever the environment answers.
+    """Return a responder that gives these messages, one per turn, for any answer of the environment.
 
     The responder raises EngineError if the episode goes on after the last message.
     """

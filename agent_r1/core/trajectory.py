@@ -51,7 +51,7 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
 - drop: no new attempt. A reward function that raised would most likely raise again, and an attempt that exceeded its
   deadline has cost enough.
 
-If nothing can be learned from a group, for whatever reason, it is refilled if the algorithm refills. The metrics of a
+If nothing can be learned from a group, it is refilled if the algorithm refills. The metrics of a
 step count every attempt by its status, retried ones too. Attempts that are not trained count as failures for the
 circuit breaker.
 """
