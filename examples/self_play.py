@@ -1,6 +1,6 @@
 """Self-play of a two-player game in plain async Python. Each player of a match has its own trajectory and return.
 
-python examples/self_play.py 25        the number of steps
+python -m examples.self_play 25        the number of steps
 """
 
 import asyncio
