@@ -22,7 +22,7 @@ class Echo(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == "raise":
-            raise ValueError("the world broke")
+            raise ValueError("the game broke")
         if action == "hang":
             time.sleep(1000)
         return action, 0.0, False, False, {}

@@ -1,4 +1,4 @@
-"""Whatever a policy writes and whatever a tool gives back: feedback, never an exception (RELIABILITY T7, T8)."""
+"""Arbitrary calls of a policy and arbitrary results of a tool lead to feedback, never to an exception."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ env = ToolEnv([search, read], max_output=MAX_OUTPUT)
 
 @relaxed
 @given(st.lists(well_formed | malformed | not_an_object, min_size=1, max_size=PER_ACTION * 2).map(tuple))
-def test_any_calls_are_answered_one_by_one(calls: tuple[ToolCall, ...]) -> None:
+def test_arbitrary_calls_get_one_result_each(calls: tuple[ToolCall, ...]) -> None:
     check(calls, step(env, *calls))
 
 
 @relaxed
 @given(st.data())
-def test_mutations_of_a_valid_call_are_answered(data: st.DataObject) -> None:
+def test_mutations_of_a_valid_call_get_a_result(data: st.DataObject) -> None:
     valid = json.dumps({"query": "who rules Alba?", "k": 2, "order": "up", "where": {"field": "x", "low": 1.5}})
     calls = []
     for index in range(PER_ACTION):
@@ -142,7 +142,7 @@ raised = st.sampled_from(
 @given(
     st.lists(returned | st.builds(lambda kind, text: kind(text), raised, any_text), min_size=1, max_size=PER_ACTION * 2)
 )
-def test_any_result_is_shown_or_explained(values: list[Any]) -> None:
+def test_arbitrary_results_are_shown_or_explained(values: list[Any]) -> None:
     def give(index: int) -> Any:
         if isinstance(values[index], BaseException):
             raise values[index]
@@ -170,7 +170,7 @@ def test_any_result_is_shown_or_explained(values: list[Any]) -> None:
     ]
 
 
-def test_control_the_check_sees_what_it_must() -> None:
+def test_the_check_of_these_tests_detects_errors() -> None:
     call = ToolCall("c", "read", {"title": "x"}, "")
     for text, error in (("\ud800", None), ("x" * 999, None), ("", ToolErrorKind.RAISED)):
         result = ToolResult((Text(text),), ok=error is None, error=error)

@@ -1,4 +1,4 @@
-"""Naive RAG reads what the agent's search tool says, and answers once."""
+"""Naive RAG reads the output of the agent's search tool and answers once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def opened(env: NaiveRag, task: Task, context: Any) -> Episode:
     return asyncio.run(env.open(task, context()))
 
 
-def test_the_passages_stand_before_the_question(task: Task, context: Any) -> None:
+def test_the_passages_are_put_before_the_question(task: Task, context: Any) -> None:
     episode = opened(NaiveRag(search), task, context)
     question = task.messages[0].text
     assert [message.text for message in episode.start] == [f"2 passages on {question}: {'x' * 50}\n\n{question}"]
 
 
 @pytest.mark.parametrize("max_output", [2000, 30])
-def test_the_passages_are_what_an_agent_is_shown_for_the_same_query(
+def test_the_passages_are_those_that_an_agent_sees_for_the_same_query(
     max_output: int, task: Task, context: Any, make_action: Any, call: Any
 ) -> None:
     async def as_agent() -> str:
@@ -45,7 +45,7 @@ def test_the_passages_are_what_an_agent_is_shown_for_the_same_query(
     assert start[0].text == f"{asyncio.run(as_agent())}\n\n{task.messages[0].text}"
 
 
-def test_only_the_last_user_message_changes_and_the_system_message_where_asked(context: Any) -> None:
+def test_only_the_last_user_message_and_a_given_system_message_change(context: Any) -> None:
     task = Task(
         "t", (Message.system("use tools"), Message.user("hi"), Message.assistant("hello"), Message.user("who?"))
     )
@@ -61,7 +61,7 @@ def test_only_the_last_user_message_changes_and_the_system_message_where_asked(c
     assert kept[3].text.startswith("2 passages on who?")
 
 
-def test_it_ends_with_the_first_action_whatever_that_is(task: Task, context: Any, make_action: Any, call: Any) -> None:
+def test_the_first_action_ends_the_episode(task: Task, context: Any, make_action: Any, call: Any) -> None:
     env = NaiveRag(search)
     assert env.tools == ()
     for action in (make_action("<answer>x</answer>"), make_action("", call("search", query="x"))):
@@ -69,7 +69,7 @@ def test_it_ends_with_the_first_action_whatever_that_is(task: Task, context: Any
         assert (transition.end, transition.messages) == ("terminal", ())
 
 
-def test_a_failed_retrieval_is_no_passage(task: Task, context: Any) -> None:
+def test_a_failed_retrieval_is_an_error(task: Task, context: Any) -> None:
     @tool(name="search")
     def broken(query: str) -> ToolResult:
         """Search."""
@@ -79,7 +79,7 @@ def test_a_failed_retrieval_is_no_passage(task: Task, context: Any) -> None:
         opened(NaiveRag(broken), task, context)
 
 
-def test_a_tool_that_needs_more_than_a_query_is_refused() -> None:
+def test_a_tool_that_requires_more_than_a_query_is_refused() -> None:
     @tool
     def between(query: str, year: int) -> str:
         """Search."""

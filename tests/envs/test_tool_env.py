@@ -1,4 +1,4 @@
-"""``ToolEnv``: what an action leads to."""
+"""``ToolEnv``: the outcome of actions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Play = Callable[..., list[Transition]]
 
 @pytest.fixture
 def play(task: Task, context: Any) -> Play:
-    """Take some actions in an episode of an environment, one after the other."""
+    """Take actions in an episode of an environment, one after the other."""
 
     def run(env: Env, *actions: Action) -> list[Transition]:
         async def steps() -> list[Transition]:
@@ -71,7 +71,7 @@ def test_an_action_without_calls_ends_the_episode(play: Play, make_action: Any) 
     assert last == Transition((), {}, "terminal")
 
 
-def test_results_come_back_in_the_order_of_the_calls(play: Play, make_action: Any, call: Any) -> None:
+def test_results_are_in_the_order_of_the_calls(play: Play, make_action: Any, call: Any) -> None:
     action = make_action("", call("add", "x", a=1), call("shout", "y", text="hi"), call("add", "z", a=2, b=2))
     (step,) = play(ToolEnv([add, shout]), action)
     assert [(message.role, message.call_id, message.text) for message in step.messages] == [
@@ -83,7 +83,7 @@ def test_results_come_back_in_the_order_of_the_calls(play: Play, make_action: An
     assert [result.ok for result in step.results] == [True] * 3
 
 
-def test_parallel_calls_take_the_time_of_one(play: Play, make_action: Any, call: Any) -> None:
+def test_calls_of_an_action_run_concurrently(play: Play, make_action: Any, call: Any) -> None:
     @tool
     async def wait(seconds: float) -> float:
         """Wait."""
@@ -97,7 +97,7 @@ def test_parallel_calls_take_the_time_of_one(play: Play, make_action: Any, call:
     assert texts(step) == ["0.3", "0.1", "0.2", "0.0"]
 
 
-def test_what_is_wrong_with_a_call_is_told_in_its_own_words(play: Play, make_action: Any, call: Any) -> None:
+def test_each_kind_of_wrong_call_has_its_own_explanation(play: Play, make_action: Any, call: Any) -> None:
     calls = (
         ToolCall("c0", "add", None, '{"name": "add", "arg', "it is not valid JSON: unterminated string"),
         ToolCall("c1", "add", None, "{}"),
@@ -122,12 +122,12 @@ def test_what_is_wrong_with_a_call_is_told_in_its_own_words(play: Play, make_act
     assert "a: Input should be a valid integer" in texts(step)[5]
 
 
-def test_one_bad_call_does_not_keep_the_good_ones_from_running(play: Play, make_action: Any, call: Any) -> None:
+def test_a_bad_call_does_not_prevent_the_good_ones(play: Play, make_action: Any, call: Any) -> None:
     (step,) = play(ToolEnv([add]), make_action("", call("nothing"), call("add", a=1)))
     assert [result.ok for result in step.results] == [False, True]
 
 
-def test_turns_run_out_after_max_turns_actions_and_the_last_calls_are_not_run(
+def test_the_episode_is_truncated_after_max_turns_and_the_last_calls_are_not_run(
     play: Play, make_action: Any, call: Any
 ) -> None:
     ran = []
@@ -143,16 +143,16 @@ def test_turns_run_out_after_max_turns_actions_and_the_last_calls_are_not_run(
     assert (steps[2].messages, steps[2].results, ran) == ((), (), [0, 1])
 
 
-def test_an_answer_in_the_last_turn_is_no_truncation(play: Play, make_action: Any, call: Any) -> None:
+def test_an_answer_in_the_last_turn_is_terminal(play: Play, make_action: Any, call: Any) -> None:
     steps = play(ToolEnv([add], max_turns=2), make_action("", call("add", a=1)), make_action("done"))
     assert [step.end for step in steps] == [None, "terminal"]
 
 
 @pytest.mark.parametrize(
-    ("length", "told"), [(9, "x" * 9), (10, "x" * 10), (13, "x" * 10 + "\n[cut here: 3 more characters]")]
+    ("length", "expected"), [(9, "x" * 9), (10, "x" * 10), (13, "x" * 10 + "\n[cut here: 3 more characters]")]
 )
-def test_long_output_is_cut_with_a_mark_that_says_how_much(
-    length: int, told: str, play: Play, make_action: Any, call: Any
+def test_long_output_is_truncated_with_a_note(
+    length: int, expected: str, play: Play, make_action: Any, call: Any
 ) -> None:
     @tool
     def repeat(n: int) -> str:
@@ -160,16 +160,16 @@ def test_long_output_is_cut_with_a_mark_that_says_how_much(
         return "x" * n
 
     (step,) = play(ToolEnv([repeat], max_output=10), make_action("", call("repeat", n=length)))
-    assert texts(step) == [told]
+    assert texts(step) == [expected]
     assert step.results[0].parts == step.messages[0].parts
 
 
-def test_explanations_are_cut_like_any_output(play: Play, make_action: Any, call: Any) -> None:
+def test_explanations_are_truncated_like_other_output(play: Play, make_action: Any, call: Any) -> None:
     (step,) = play(ToolEnv([add], max_output=50), make_action("", call("x" * 9999), call("add", **{"y" * 9999: 1})))
     assert all(len(text) < 100 and "[cut here: " in text for text in texts(step))
 
 
-def test_media_are_kept_where_text_is_cut(play: Play, make_action: Any, call: Any) -> None:
+def test_media_are_kept_if_text_is_truncated(play: Play, make_action: Any, call: Any) -> None:
     image = Media("00" * 32, "image/png")
 
     @tool
@@ -181,7 +181,17 @@ def test_media_are_kept_where_text_is_cut(play: Play, make_action: Any, call: An
     assert step.messages[0].parts == (Text("abc"), image, Text("d\n[cut here: 3 more characters]"))
 
 
-def test_the_environments_timeout_holds_where_a_tool_has_none(play: Play, make_action: Any, call: Any) -> None:
+def test_text_after_the_limit_is_removed_from_all_parts(play: Play, make_action: Any, call: Any) -> None:
+    @tool
+    def look() -> ToolResult:
+        """Look."""
+        return ToolResult((Text("abcdef"), Text("ghi")), ok=True)
+
+    (step,) = play(ToolEnv([look], max_output=4), make_action("", call("look")))
+    assert step.messages[0].parts == (Text("abcd\n[cut here: 5 more characters]"),)
+
+
+def test_the_timeout_of_the_environment_applies_to_tools_without_one(play: Play, make_action: Any, call: Any) -> None:
     @tool
     async def slow() -> str:
         """Be slow."""
@@ -192,7 +202,7 @@ def test_the_environments_timeout_holds_where_a_tool_has_none(play: Play, make_a
     assert step.results[0].error == ToolErrorKind.TIMED_OUT
 
 
-def test_turn_rewards_see_the_action_and_its_results(play: Play, make_action: Any, call: Any) -> None:
+def test_turn_rewards_get_the_action_and_its_results(play: Play, make_action: Any, call: Any) -> None:
     def per_turn(action: Action, results: Sequence[ToolResult]) -> Mapping[str, float]:
         return {"useful": sum(result.ok for result in results), "words": len(action.text.split())}
 
@@ -211,9 +221,7 @@ def test_turn_rewards_see_the_action_and_its_results(play: Play, make_action: An
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_a_turn_reward_that_is_no_number_fails_the_episode_and_is_not_zero(
-    value: Any, play: Play, make_action: Any
-) -> None:
+def test_a_turn_reward_that_is_not_a_number_fails_the_episode(value: Any, play: Play, make_action: Any) -> None:
     with pytest.raises((AgentR1Error, TypeError)):
         play(ToolEnv([add], turn_rewards=lambda action, results: {"r": value}), make_action("done"))
 
@@ -222,7 +230,7 @@ def successful(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
     return {"ok": result.ok, f"calls of {call.name}": 1}
 
 
-def test_every_call_that_got_a_result_is_rewarded_by_itself(play: Play, make_action: Any, call: Any) -> None:
+def test_each_call_with_a_result_has_its_own_reward(play: Play, make_action: Any, call: Any) -> None:
     calls = (call("add", a=1), call("sub"), ToolCall("c", "", None, "{", "it is not valid JSON"), call("add", a="x"))
     steps = play(
         ToolEnv([add], call_rewards=successful, max_turns=3),
@@ -248,7 +256,7 @@ def test_calls_that_are_not_run_are_not_rewarded(play: Play, make_action: Any, c
     assert (last.end, last.call_rewards) == ("truncated", ())
 
 
-def test_a_call_reward_sees_what_the_agent_sees(play: Play, make_action: Any, call: Any) -> None:
+def test_a_call_reward_gets_the_result_as_the_agent_sees_it(play: Play, make_action: Any, call: Any) -> None:
     seen = []
 
     def note(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
@@ -262,12 +270,14 @@ def test_a_call_reward_sees_what_the_agent_sees(play: Play, make_action: Any, ca
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "much"])
-def test_a_call_reward_that_is_no_number_fails_the_episode(value: Any, play: Play, make_action: Any, call: Any) -> None:
+def test_a_call_reward_that_is_not_a_number_fails_the_episode(
+    value: Any, play: Play, make_action: Any, call: Any
+) -> None:
     with pytest.raises((AgentR1Error, TypeError, ValueError)):
         play(ToolEnv([add], call_rewards=lambda call, result: {"r": value}), make_action("", call("add", a=1)))
 
 
-def test_tools_are_told_as_schemas_and_plain_functions_are_taken() -> None:
+def test_plain_functions_become_tools_with_schemas() -> None:
     assert [spec.name for spec in ToolEnv([add, shout]).tools] == ["add", "shout"]
 
 
@@ -288,7 +298,7 @@ def test_rewards_become_a_scorer() -> None:
         {"tools": [lambda x: x]},
     ],
 )
-def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused_at_construction(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         ToolEnv(**arguments)
 

@@ -1,4 +1,4 @@
-"""Environments whose other side is a user."""
+"""Environments with a user."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TASK = Task("t", (Message.system("Serve."), Message.user("Hello.")), {"wish": "t
 
 
 class Counting:
-    """Says how many messages it has heard, and leaves at 'bye'."""
+    """Replies with the number of messages, and leaves at 'bye'."""
 
     def __init__(self) -> None:
-        self.heard: list[Sequence[Message]] = []
+        self.conversations: list[Sequence[Message]] = []
 
-    async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
-        self.heard.append(tuple(said))
-        return Reply(f"{len(said)} messages", end=said[-1].text == "bye")
+    async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext) -> Reply:
+        self.conversations.append(tuple(messages))
+        return Reply(f"{len(messages)} messages", end=messages[-1].text == "bye")
 
 
 def ring() -> str:
@@ -36,7 +36,7 @@ def broken() -> str:
     raise ValueError("no")
 
 
-def lived(env: UserEnv, context: RolloutContext, *actions: Action) -> list[Transition]:
+def run_episode(env: UserEnv, context: RolloutContext, *actions: Action) -> list[Transition]:
     async def live() -> list[Transition]:
         episode = await env.open(TASK, context)
         steps = [await episode.step(action) for action in actions]
@@ -46,50 +46,50 @@ def lived(env: UserEnv, context: RolloutContext, *actions: Action) -> list[Trans
     return asyncio.run(live())
 
 
-def test_what_is_said_goes_to_the_user_and_calls_go_to_tools(
+def test_messages_go_to_the_user_and_calls_to_tools(
     make_action: Says, call: Callable[..., ToolCall], context: Contexts
 ) -> None:
     user = Counting()
     env = UserEnv([ring], user)
-    rung, answered, left = lived(
+    rung, answered, left = run_episode(
         env, context(), make_action("", call("ring")), make_action("What?"), make_action("bye")
     )
     assert [message.text for message in rung.messages] == ["ding"] and rung.messages[0].role == "tool"
     assert [(message.role, message.text) for message in answered.messages] == [("user", "5 messages")]
     assert left == Transition((), end="terminal")
-    assert [message.role for message in user.heard[0]] == ["system", "user", "assistant", "tool", "assistant"]
-    assert len(user.heard) == 2
+    assert [message.role for message in user.conversations[0]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert len(user.conversations) == 2
 
 
-def test_actions_are_counted_those_that_speak_and_those_whose_tool_fails(
+def test_all_actions_count_toward_max_turns(
     make_action: Says, call: Callable[..., ToolCall], context: Contexts
 ) -> None:
     env = UserEnv([broken], Counting(), max_turns=3)
-    failed, spoken, last = lived(
+    failed, spoken, last = run_episode(
         env, context(), make_action("", call("broken")), make_action("What?"), make_action("And?")
     )
     assert not failed.results[0].ok and "broken failed" in failed.messages[0].text
     assert (failed.end, spoken.end, last.end) == (None, None, "truncated")
-    called = lived(env, context(), make_action("a"), make_action("b"), make_action("", call("broken")))
+    called = run_episode(env, context(), make_action("a"), make_action("b"), make_action("", call("broken")))
     assert called[-1].end == "truncated" and called[-1].results == ()
 
 
-def test_a_user_that_leaves_with_the_last_action_ends_the_episode_itself(make_action: Says, context: Contexts) -> None:
-    assert lived(UserEnv([], Counting(), max_turns=1), context(), make_action("bye"))[-1].end == "terminal"
+def test_a_user_that_leaves_after_the_last_action_ends_the_episode(make_action: Says, context: Contexts) -> None:
+    assert run_episode(UserEnv([], Counting(), max_turns=1), context(), make_action("bye"))[-1].end == "terminal"
 
 
-def test_a_user_that_a_model_plays_hears_itself_as_the_model_and_the_agent_as_its_user(
+def test_a_model_user_sees_itself_as_assistant_and_the_agent_as_user(
     make_action: Says, call: Callable[..., ToolCall], context: Contexts
 ) -> None:
-    asked: list[tuple[Message, ...]] = []
+    prompts: list[tuple[Message, ...]] = []
 
     async def ask(messages: tuple[Message, ...]) -> Message:
-        asked.append(messages)
-        return Message.assistant("Tea, please." if len(asked) == 1 else "DONE")
+        prompts.append(messages)
+        return Message.assistant("Tea, please." if len(prompts) == 1 else "DONE")
 
     env = UserEnv([ring], ModelUser(lambda task: f"You want {task.data['wish']}.", "DONE", ask))
-    steps = lived(env, context(), make_action("", call("ring")), make_action("What?"), make_action("Here."))
-    assert [(message.role, message.text) for message in asked[1]] == [
+    steps = run_episode(env, context(), make_action("", call("ring")), make_action("What?"), make_action("Here."))
+    assert [(message.role, message.text) for message in prompts[1]] == [
         ("system", "You want tea."),
         ("user", "(The conversation begins.)"),
         ("assistant", "Hello."),
@@ -100,15 +100,15 @@ def test_a_user_that_a_model_plays_hears_itself_as_the_model_and_the_agent_as_it
     assert steps[1].messages[0].text == "Tea, please." and steps[2].end == "terminal"
 
 
-class Noting:
-    """A model that plays a user: it says these texts, and keeps what it was asked."""
+class RecordingModel:
+    """A model client that replies with given texts and records its prompts."""
 
     def __init__(self, *texts: str) -> None:
-        self.asked: list[list[tuple[str, str]]] = []
+        self.prompts: list[list[tuple[str, str]]] = []
         self._texts = iter(texts)
 
     async def ask(self, messages: tuple[Message, ...]) -> Message:
-        self.asked.append([(message.role, message.text) for message in messages])
+        self.prompts.append([(message.role, message.text) for message in messages])
         return Message.assistant(next(self._texts))
 
     @property
@@ -119,17 +119,17 @@ class Noting:
 PART, OPENING = ("system", "You want tea."), ("user", "(The conversation begins.)")
 
 
-def test_a_user_that_a_model_plays_sees_no_call_well_made_or_not(make_action: Says, context: Contexts) -> None:
-    model = Noting("Tea.")
+def test_a_model_user_sees_no_tool_calls(make_action: Says, context: Contexts) -> None:
+    model = RecordingModel("Tea.")
     unread = ToolCall("c0", "ring", None, "{", "it is not closed")
     calls = (make_action("I peek.", ToolCall("c1", "ring", {}, "")), make_action("I try <tool_call>{", unread))
-    lived(UserEnv([ring], model.user), context(), *calls, make_action("What?"))
-    assert model.asked == [[PART, OPENING, ("assistant", "Hello."), ("user", "What?")]]
+    run_episode(UserEnv([ring], model.user), context(), *calls, make_action("What?"))
+    assert model.prompts == [[PART, OPENING, ("assistant", "Hello."), ("user", "What?")]]
 
 
-def test_the_sides_alternate_whatever_was_said(make_action: Says, context: Contexts) -> None:
-    """Two messages of a user open the task, and some chat templates refuse sides that do not alternate."""
-    model = Noting("Tea.", "DONE")
+def test_the_roles_alternate_in_the_prompt_of_a_model_user(make_action: Says, context: Contexts) -> None:
+    """Two user messages open the task, and some chat templates reject roles that do not alternate."""
+    model = RecordingModel("Tea.", "DONE")
     task = Task("t", (Message.user("Hello."), Message.user("Anyone?")), {})
 
     async def live() -> None:
@@ -139,12 +139,14 @@ def test_the_sides_alternate_whatever_was_said(make_action: Says, context: Conte
 
     asyncio.run(live())
     first = [PART, OPENING, ("assistant", "Hello.\nAnyone?"), ("user", "(says nothing)")]
-    assert model.asked == [first, [*first, ("assistant", "Tea."), ("user", "What?")]]
+    assert model.prompts == [first, [*first, ("assistant", "Tea."), ("user", "What?")]]
 
 
-def test_a_model_that_says_nothing_is_asked_again_and_then_leaves(make_action: Says, context: Contexts) -> None:
-    spoke = Noting(" ", "Tea.")
-    (step,) = lived(UserEnv([], spoke.user), context(), make_action("What?"))
+def test_a_model_user_with_two_empty_replies_ends_the_conversation(make_action: Says, context: Contexts) -> None:
+    model = RecordingModel(" ", "Tea.")
+    (step,) = run_episode(UserEnv([], model.user), context(), make_action("What?"))
     assert [message.text for message in step.messages] == ["Tea."] and step.end is None
-    assert spoke.asked[1][-1] == ("user", "What?\n(You said nothing. Please answer.)")
-    assert lived(UserEnv([], Noting("", " ").user), context(), make_action("What?")) == [Transition((), end="terminal")]
+    assert model.prompts[1][-1] == ("user", "What?\n(You said nothing. Please answer.)")
+    assert run_episode(UserEnv([], RecordingModel("", " ").user), context(), make_action("What?")) == [
+        Transition((), end="terminal")
+    ]

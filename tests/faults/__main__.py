@@ -55,7 +55,7 @@ ELSEWHERE: Mapping[str, str] = {
     "T13 templates that rewrite earlier messages": "tests/renderers",
     "T19 an endpoint's clients that leave or repeat": "with the endpoint",
     "T21 parallel starts, ports": "with the endpoint and the viewer",
-    "T24 programs that attack the sandbox": "tests/sandbox, benchmarks/escapes.py",
+    "T24 programs that attack the sandbox": "tests/sandbox, python -m tests.sandbox.escapes",
     "T25 pages and endpoints under attack": "with the viewer",
 }
 """Rows of the plan that are tested elsewhere, or come with the feature that they are about."""

@@ -208,7 +208,7 @@ def test_an_argument_that_would_change_is_rejected(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "source",
     [
         "assert f(Point(1, 2)) == 1",
         "assert f([{'a': Point(1, 2)}]) == 1",
@@ -217,10 +217,10 @@ def test_an_argument_that_would_change_is_rejected(value: Any) -> None:
         "assert f(1) == 1\nassert f(object()) == 1",
     ],
 )
-def test_tests_with_such_an_argument_give_no_verdict(sandbox: Sandbox, asked: str) -> None:
-    verdict = grade(sandbox, "def f(b): return 1", f"{IMPORTS}\n{asked}")
+def test_tests_with_such_an_argument_give_no_verdict(sandbox: Sandbox, source: str) -> None:
+    verdict = grade(sandbox, "def f(b): return 1", f"{IMPORTS}\n{source}")
     assert verdict.passed is None and "the tests hand over " in verdict.reason
-    assert grade(sandbox, "def f(b): return 1", asked, setup=IMPORTS).passed is None
+    assert grade(sandbox, "def f(b): return 1", source, setup=IMPORTS).passed is None
 
 
 def test_a_candidate_cannot_prevent_a_verdict(sandbox: Sandbox) -> None:
@@ -285,7 +285,7 @@ def test_iterators_arrive_as_what_they_yield(sandbox: Sandbox, value: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "asked"),
+    ("body", "source"),
     [
         ("b[0] = 65\n    return b", "f(bytearray(b'xy')) == b'Ay'"),
         ("return b * 2", "f(Fraction(1, 3)) == Fraction(2, 3)"),
@@ -295,8 +295,8 @@ def test_iterators_arrive_as_what_they_yield(sandbox: Sandbox, value: str) -> No
         ("return sorted(b)", "f({2: 1, 1: 0}.values()) == [0, 1]"),
     ],
 )
-def test_arguments_arrive_with_their_type(sandbox: Sandbox, body: str, asked: str) -> None:
-    assert grade(sandbox, f"def f(b):\n    {body}", f"{IMPORTS}\nassert {asked}") == Verdict(True)
+def test_arguments_arrive_with_their_type(sandbox: Sandbox, body: str, source: str) -> None:
+    assert grade(sandbox, f"def f(b):\n    {body}", f"{IMPORTS}\nassert {source}") == Verdict(True)
 
 
 @pytest.mark.parametrize(

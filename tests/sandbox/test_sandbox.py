@@ -35,7 +35,7 @@ def test_a_program_reads_its_input_and_prints(sandbox: Sandbox) -> None:
     )
 
 
-def test_input_ends(sandbox: Sandbox) -> None:
+def test_the_input_ends(sandbox: Sandbox) -> None:
     assert "EOFError" in run(sandbox, "input()").error
 
 
@@ -112,12 +112,12 @@ def test_a_program_that_hangs_is_stopped_in_time(sandbox: Sandbox, source: str) 
     assert time.monotonic() - start < 4.0
 
 
-def test_cpu_seconds_are_limited_too(sandbox: Sandbox) -> None:
+def test_cpu_seconds_are_limited(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "while True: pass", limits=Limits(seconds=20, cpu_seconds=1))
     assert (outcome.status, outcome.error) == (ExecutionStatus.TIMED_OUT, "stopped after 1 CPU seconds")
 
 
-def test_output_is_cut_and_counted(sandbox: Sandbox) -> None:
+def test_output_is_truncated_and_counted(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "import sys\nprint('x' * 5000, end='')\nsys.stderr.write('y' * 10)")
     assert (outcome.stdout.data, outcome.stdout.dropped) == (b"x" * 1000, 4000)
     assert (outcome.stderr.data, outcome.stderr.dropped) == (b"y" * 10, 0)
@@ -202,7 +202,7 @@ def test_an_error_keeps_the_variables(sandbox: Sandbox) -> None:
     assert "5" in in_one(sandbox, cells).stdout.text.splitlines()  # the forked child may print late
 
 
-def test_calls_at_the_same_time_run_in_their_order(sandbox: Sandbox) -> None:
+def test_concurrent_calls_run_in_order(sandbox: Sandbox) -> None:
     async def cells(interpreter: Interpreter) -> list[ExecutionResult]:
         first = "import time; time.sleep(0.1); order = ['first']"
         return await asyncio.gather(*map(interpreter.run, (first, "order.append('second')", "order")))
@@ -222,7 +222,7 @@ def test_a_cancelled_call_kills_its_process_and_the_next_result_says_so(sandbox:
     assert in_one(sandbox, cells).restarted
 
 
-def test_closing_ends_a_call_under_way(sandbox: Sandbox) -> None:
+def test_closing_ends_a_running_call(sandbox: Sandbox) -> None:
     async def cells(interpreter: Interpreter) -> tuple[ExecutionResult, ExecutionResult]:
         call = asyncio.create_task(interpreter.run("import time; time.sleep(99)"))
         await asyncio.sleep(0.3)
@@ -233,7 +233,7 @@ def test_closing_ends_a_call_under_way(sandbox: Sandbox) -> None:
     assert (stopped.status, after.status) == (ExecutionStatus.DIED, ExecutionStatus.NOT_STARTED)
 
 
-def test_nothing_is_left_open(sandbox: Sandbox) -> None:
+def test_no_file_descriptor_is_left_open(sandbox: Sandbox) -> None:
     async def many() -> tuple[int, int]:
         await asyncio.gather(*(sandbox.run("print(1)") for _ in range(3)))
         before = len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol for tests: over stdio, or over HTTP on the port given."""
+"""An MCP server for tests, over stdio, or over HTTP if a port is given."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ counted = {"calls": 0}
 
 @server.tool()
 def count() -> int:
-    """Count the calls that this server got."""
+    """Count the calls of this server."""
     counted["calls"] += 1
     return counted["calls"]
 
@@ -51,7 +51,7 @@ def floods() -> str:
 
 @server.tool(name="the.environment")
 def environment() -> dict[str, str]:
-    """Tell the process and the seed."""
+    """Return the process id and the seed."""
     return {"pid": str(os.getpid()), "seed": os.environ.get("AGENT_R1_SEED", "none")}
 
 

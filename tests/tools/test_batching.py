@@ -1,4 +1,4 @@
-"""Batched tools: calls that wait together run together, in a fixed order, and do not hurt each other."""
+"""Batched tools: waiting calls run together, in a fixed order, and fail separately."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def texts_of(results: list[ToolResult]) -> list[str]:
 
 
 class Recording:
-    """A batched form that keeps what it was asked."""
+    """A batch function that records its calls."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -51,7 +51,7 @@ class Recording:
         return [f"{call['query']} {call['k']}" for call in calls]
 
 
-def test_calls_that_wait_together_run_in_one_batch_and_get_their_own_outputs(task: Task, context: Any) -> None:
+def test_waiting_calls_run_in_one_batch_and_get_their_own_outputs(task: Task, context: Any) -> None:
     batch = Recording()
     results = ask(batched(batch), [f"q{i}" for i in range(40)], task, context)
     assert texts_of(results) == [f"q{i} 3" for i in range(40)]
@@ -65,7 +65,7 @@ def test_a_batch_is_bounded(task: Task, context: Any) -> None:
     assert [len(queries) for queries in batch.batches] == [MAX_BATCH, MAX_BATCH, 5]
 
 
-def test_calls_that_come_while_a_batch_is_at_work_form_the_next(task: Task, context: Any) -> None:
+def test_calls_that_arrive_during_a_batch_form_the_next_one(task: Task, context: Any) -> None:
     batch = Recording()
     search = batched(batch)
 
@@ -79,7 +79,7 @@ def test_calls_that_come_while_a_batch_is_at_work_form_the_next(task: Task, cont
     assert batch.batches == [["first"], ["q0", "q1", "q2"]]
 
 
-def test_a_call_after_a_pause_starts_a_batch_of_its_own(task: Task, context: Any) -> None:
+def test_a_call_after_a_pause_starts_a_new_batch(task: Task, context: Any) -> None:
     batch = Recording()
     search = batched(batch)
 
@@ -91,7 +91,7 @@ def test_a_call_after_a_pause_starts_a_batch_of_its_own(task: Task, context: Any
     assert batch.batches == [["a"], ["b"]]
 
 
-def test_the_order_in_a_batch_is_that_of_the_attempts_and_not_of_arrival(task: Task, context: Any) -> None:
+def test_calls_in_a_batch_are_sorted_by_attempt(task: Task, context: Any) -> None:
     batch = Recording()
     search = batched(batch)
 
@@ -102,7 +102,7 @@ def test_the_order_in_a_batch_is_that_of_the_attempts_and_not_of_arrival(task: T
     assert batch.batches == [["q0", "q1", "q2", "q3", "q4"]]
 
 
-def test_an_async_batched_form_works_in_one_event_loop_after_another(task: Task, context: Any) -> None:
+def test_an_async_batch_function_works_in_several_event_loops(task: Task, context: Any) -> None:
     async def batch(calls: list[dict[str, Any]]) -> list[str]:
         await asyncio.sleep(0.001)
         return [call["query"].upper() for call in calls]
@@ -142,18 +142,18 @@ def test_one_call_that_raises_fails_alone(task: Task, context: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", [[], ["one"], "ab", None, {"a": 1, "b": 2}])
-def test_a_batched_form_must_give_one_output_per_call(outputs: Any, task: Task, context: Any) -> None:
+def test_a_batch_function_must_return_one_output_per_call(outputs: Any, task: Task, context: Any) -> None:
     results = ask(batched(lambda calls: outputs if len(calls) > 1 else 7), ["a", "b"], task, context)
     assert [result.error for result in results] == [ToolErrorKind.RAISED] * 2
     assert "one output for each of 1 calls" in texts_of(results)[0]
 
 
-def test_one_bad_output_is_the_failure_of_its_call(task: Task, context: Any) -> None:
+def test_a_bad_output_fails_its_call_only(task: Task, context: Any) -> None:
     results = ask(batched(lambda calls: ["fine", object()]), ["a", "b"], task, context)
     assert [result.error for result in results] == [None, ToolErrorKind.BAD_RESULT]
 
 
-def test_a_batch_that_hangs_is_stopped_and_the_next_one_runs(task: Task, context: Any) -> None:
+def test_a_batch_that_hangs_times_out_and_the_next_one_runs(task: Task, context: Any) -> None:
     def batch(calls: list[dict[str, Any]]) -> list[str]:
         time.sleep(1.0 if calls[0]["query"] == "hang" else 0.0)
         return ["done"] * len(calls)
@@ -168,7 +168,7 @@ def test_a_batch_that_hangs_is_stopped_and_the_next_one_runs(task: Task, context
     assert [result.error for result in asyncio.run(one_after_the_other())] == [ToolErrorKind.TIMED_OUT, None]
 
 
-def test_a_cancelled_call_leaves_the_others_of_its_batch_alone(task: Task, context: Any) -> None:
+def test_a_cancelled_call_does_not_affect_the_others_of_its_batch(task: Task, context: Any) -> None:
     batch = Recording()
     search = batched(batch)
 
@@ -184,7 +184,7 @@ def test_a_cancelled_call_leaves_the_others_of_its_batch_alone(task: Task, conte
     assert batch.batches == [["a", "b"]]
 
 
-def test_nobody_waits_for_ever_where_the_serving_task_is_killed(task: Task, context: Any) -> None:
+def test_pending_calls_fail_if_the_consumer_task_is_cancelled(task: Task, context: Any) -> None:
     search = batched(Recording())
 
     async def kill() -> ToolResult:
@@ -197,7 +197,7 @@ def test_nobody_waits_for_ever_where_the_serving_task_is_killed(task: Task, cont
     assert texts_of([asyncio.run(kill())]) == ["search failed: its batch was given up"]
 
 
-def test_ending_the_event_loop_with_a_batch_at_work_hangs_nothing(task: Task, context: Any) -> None:
+def test_the_event_loop_can_end_during_a_batch(task: Task, context: Any) -> None:
     search = batched(Recording())
 
     async def leave() -> None:

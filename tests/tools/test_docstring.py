@@ -1,4 +1,4 @@
-"""Google-style docstrings are taken apart as people write them."""
+"""Parsing of Google-style docstrings."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FULL = """Look passages up.
     """
 
 
-def test_summary_is_all_before_the_first_section_with_paragraphs_kept() -> None:
+def test_the_summary_is_the_text_before_the_first_section() -> None:
     assert parse_docstring(FULL).summary == "Look passages up.\n\nThe search is by words, not by meaning."
 
 
-def test_arguments_are_the_entries_of_args_and_of_no_other_section() -> None:
+def test_arguments_come_from_the_section_args_only() -> None:
     assert parse_docstring(FULL).arguments == {
         "query": "what to look for, in a few words.",
         "k": "how many passages: at most 10.",

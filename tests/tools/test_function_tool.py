@@ -1,4 +1,4 @@
-"""``@tool``: schemas, checked arguments, and results."""
+"""``@tool``: schemas, validation of arguments, and results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_schema_follows_the_signature() -> None:
     assert schema["properties"]["schema"]["description"] == "from the annotation"
 
 
-def test_schema_has_no_invented_titles_but_keeps_a_property_of_that_name() -> None:
+def test_the_schema_has_no_generated_titles_but_keeps_a_property_called_title() -> None:
     place = everything.spec.parameters["$defs"]["Place"]
     assert list(place) == ["properties", "required", "type"]
     assert place["properties"]["title"] == {"type": "string"}
@@ -154,7 +154,7 @@ def unknown_type(query: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: 
         ("text", "give a function"),
     ],
 )
-def test_a_function_that_is_no_tool_is_refused_with_the_reason(function: Any, message: str) -> None:
+def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match="tool") as caught:
         tool(function)
     assert message in str(caught.value)
@@ -174,14 +174,14 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
 # ---- arguments
 
 
-def test_arguments_are_converted_where_that_is_safe(task: Task, context: Any) -> None:
+def test_arguments_are_converted_if_that_is_safe(task: Task, context: Any) -> None:
     arguments = {"query": 1984, "title": "t", "k": "5", "unit": "ft", "place": {"title": "here"}, "tags": ["a"]}
     result = run(everything, arguments, task, context())
     assert json.loads(text_of(result)) == ["1984", "t", 5, "ft", "here", "up", ["a"], 1]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ({"title": "t"}, "query: Field required"),
         ({"query": "q", "title": "t", "kk": 1}, "kk: there is no such argument"),
@@ -192,10 +192,10 @@ def test_arguments_are_converted_where_that_is_safe(task: Task, context: Any) ->
         ({"p0": "q", "title": "t"}, "p0: there is no such argument"),
     ],
 )
-def test_wrong_arguments_are_explained(arguments: dict[str, Any], told: str, task: Task, context: Any) -> None:
+def test_wrong_arguments_are_explained(arguments: dict[str, Any], expected: str, task: Task, context: Any) -> None:
     kind, text = failure(everything, arguments, task, context())
     assert kind == ToolErrorKind.INVALID_ARGUMENTS
-    assert told in text
+    assert expected in text
     assert "Expected: query (string), title (string), k (integer, optional), " in text
     assert "order (one of 'up', 'down', optional)" in text
 
@@ -217,7 +217,7 @@ def test_a_default_is_fresh_for_every_call(task: Task, context: Any) -> None:
     ("value", "text"),
     [("plain", "plain"), (3, "3"), (None, "null"), ({"é": [1, 2.5]}, '{"é": [1, 2.5]}'), ([True], "[true]")],
 )
-def test_text_is_shown_as_it_is_and_values_as_json(value: Any, text: str, task: Task, context: Any) -> None:
+def test_text_is_returned_unchanged_and_values_as_json(value: Any, text: str, task: Task, context: Any) -> None:
     @tool
     def give() -> Any:
         """Give."""
@@ -228,7 +228,7 @@ def test_text_is_shown_as_it_is_and_values_as_json(value: Any, text: str, task: 
     assert result.seconds > 0
 
 
-def test_a_result_of_its_own_keeps_its_data(task: Task, context: Any) -> None:
+def test_a_tool_result_keeps_its_data(task: Task, context: Any) -> None:
     @tool
     def give() -> ToolResult:
         """Give."""
@@ -238,7 +238,7 @@ def test_a_result_of_its_own_keeps_its_data(task: Task, context: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", float("nan"), ToolResult("text", True), {(1, 2): 3}])  # type: ignore[arg-type]
-def test_a_result_that_cannot_be_shown_is_a_failure(value: Any, task: Task, context: Any) -> None:
+def test_an_unusable_result_is_a_failure(value: Any, task: Task, context: Any) -> None:
     @tool
     async def give() -> Any:
         """Give."""
@@ -250,6 +250,6 @@ def test_a_result_that_cannot_be_shown_is_a_failure(value: Any, task: Task, cont
 
 
 @pytest.mark.parametrize("make", [lambda place: tool(sandbox=place), lambda place: ToolEnv(tools=[], sandbox=place)])
-def test_a_sandbox_that_says_nothing_is_refused(make: Any) -> None:
+def test_a_sandbox_declaration_of_the_wrong_type_is_refused(make: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^sandbox: got SandboxConfig\(.*; give a Sandbox, or say in words"):
         make(SandboxConfig(level="none"))

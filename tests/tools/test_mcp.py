@@ -30,7 +30,7 @@ Live = Callable[..., Awaitable[list[ToolResult]]]
 
 @pytest.fixture(scope="session")
 def live(make_action, call) -> Live:
-    """The results of some calls, one action each, in one episode."""
+    """Return the results of some calls, one action each, in one episode."""
 
     async def live(env: ToolEnv, *calls: tuple[str, dict[str, Any]] | str, member: int = 0) -> list[ToolResult]:
         task = Task("t", ())
@@ -55,14 +55,14 @@ def shared() -> ToolEnv:
     return ToolEnv(mcp_tools(SERVER, timeout=1.5, scope="run", only=[*NAMES[:5], "the.environment"]), max_turns=20)
 
 
-def test_tools_bring_their_names_descriptions_and_schemas(env: ToolEnv) -> None:
+def test_tools_have_names_descriptions_and_schemas(env: ToolEnv) -> None:
     assert [spec.name for spec in env.tools] == NAMES  # a dot is no part of a tool's name here
     add = env.tools_by_name["add"].spec
     assert add.description == "Add two numbers." and add.parameters["required"] == ["a"]
     assert add.parameters["properties"]["b"]["default"] == 1
 
 
-def test_results_are_told_and_kept(env: ToolEnv, live: Live) -> None:
+def test_results_are_shown_and_structured_content_is_kept(env: ToolEnv, live: Live) -> None:
     calls = (("add", {"a": 2, "b": 3}), "count", "raises", "picture", "floods")
     added, counted, raised, pictured, flooded = asyncio.run(live(env, *calls))
     assert added.ok and '"sum": 5' in added.parts[0].text
@@ -80,7 +80,7 @@ def test_wrong_arguments_are_explained_and_not_sent(env: ToolEnv, live: Live) ->
     assert "Expected: a (integer), b (integer, optional)" in wrong.parts[0].text and counted.ok
 
 
-def test_each_episode_has_a_server_of_its_own_that_ends_with_it(env: ToolEnv, live: Live, has_ended) -> None:
+def test_each_episode_has_its_own_server_which_ends_with_it(env: ToolEnv, live: Live, has_ended) -> None:
     async def two() -> list[list[ToolResult]]:
         calls = ("count", "count", "the_environment")
         return await asyncio.gather(*(live(env, *calls, member=member) for member in (1, 2)))
@@ -92,16 +92,16 @@ def test_each_episode_has_a_server_of_its_own_that_ends_with_it(env: ToolEnv, li
     assert places[0]["pid"] != places[1]["pid"] and all(has_ended(int(place["pid"])) for place in places)
 
 
-def test_a_server_is_started_by_the_first_call_only_and_not_in_its_time(monkeypatch, env: ToolEnv, live: Live) -> None:
+def test_the_first_call_starts_the_server_and_its_start_is_not_timed(monkeypatch, env: ToolEnv, live: Live) -> None:
     opened: list[int | None] = []
-    whole = mcp._Connection.open
+    original_open = mcp._Connection.open
 
-    async def noted(server: Any, seed: int | None = None) -> Any:
+    async def recording_open(server: Any, seed: int | None = None) -> Any:
         opened.append(seed)
         await asyncio.sleep(1.6)  # longer than a call may take
-        return await whole(server, seed)
+        return await original_open(server, seed)
 
-    monkeypatch.setattr(mcp._Connection, "open", noted)
+    monkeypatch.setattr(mcp._Connection, "open", recording_open)
     asyncio.run(live(env))
     assert opened == []
     counted = asyncio.run(live(env, "count", "count"))
@@ -109,7 +109,7 @@ def test_a_server_is_started_by_the_first_call_only_and_not_in_its_time(monkeypa
 
 
 @pytest.mark.parametrize("scope", ["env", "shared"])
-def test_a_server_that_dies_costs_calls_and_the_next_episode_has_a_new_one(
+def test_a_server_that_crashes_fails_calls_and_the_next_episode_has_a_new_one(
     scope: str, live: Live, request: pytest.FixtureRequest
 ) -> None:
     env = request.getfixturevalue(scope)
@@ -123,14 +123,14 @@ def test_a_server_that_dies_costs_calls_and_the_next_episode_has_a_new_one(
     assert fresh.data == {"result": 1}
 
 
-def test_a_call_that_hangs_costs_its_time_and_its_neighbours_go_on(env: ToolEnv, live: Live, has_ended) -> None:
+def test_a_call_that_hangs_times_out_and_other_episodes_continue(env: ToolEnv, live: Live, has_ended) -> None:
     async def side_by_side() -> tuple[list[ToolResult], list[ToolResult]]:
         return await asyncio.gather(live(env, "the_environment", "hangs"), live(env, "count", "count", member=1))
 
-    began = time.monotonic()
-    (told, hung), counted = asyncio.run(side_by_side())
-    assert hung.error == ToolErrorKind.TIMED_OUT and time.monotonic() - began < 12
-    assert all(result.ok for result in counted) and has_ended(int(told.data["pid"]))
+    start = time.monotonic()
+    (process, hung), counted = asyncio.run(side_by_side())
+    assert hung.error == ToolErrorKind.TIMED_OUT and time.monotonic() - start < 12
+    assert all(result.ok for result in counted) and has_ended(int(process.data["pid"]))
 
 
 def test_a_cancelled_episode_leaves_no_server(env: ToolEnv, live: Live, has_ended, make_action, call) -> None:
@@ -138,8 +138,8 @@ def test_a_cancelled_episode_leaves_no_server(env: ToolEnv, live: Live, has_ende
 
     async def cancelled() -> None:
         episode = await env.open(Task("t", ()), RolloutContext(AttemptId("run", "t", 0, 0), 0))
-        told = (await episode.step(make_action("", call("the_environment")))).results[0]
-        pids.append(int(told.data["pid"]))
+        process = (await episode.step(make_action("", call("the_environment")))).results[0]
+        pids.append(int(process.data["pid"]))
         try:
             async with asyncio.timeout(0.2):
                 await episode.step(make_action("", call("hangs")))
@@ -169,7 +169,7 @@ def test_a_shared_server_that_hung_is_replaced(shared: ToolEnv, live: Live) -> N
     assert hung.error == ToolErrorKind.TIMED_OUT and fresh.data == {"result": 1}
 
 
-def test_a_server_over_http_serves_beside_tools_of_ones_own(serve_script, live: Live) -> None:
+def test_http_tools_stdio_tools_and_functions_work_together(serve_script, live: Live) -> None:
     def shout(text: str) -> str:
         """Shout.
 
@@ -188,25 +188,25 @@ def test_a_server_over_http_serves_beside_tools_of_ones_own(serve_script, live: 
     assert hung.error == ToolErrorKind.TIMED_OUT and raised.error == ToolErrorKind.RAISED
 
 
-def test_a_server_over_http_that_dies_costs_calls(serve_script, live: Live) -> None:
+def test_an_http_server_that_crashes_fails_calls(serve_script, live: Live) -> None:
     url, _ = serve_script(Path(__file__).parent / "mcp_server.py")
     env = ToolEnv(mcp_tools(f"{url}/mcp", timeout=3), max_turns=20)
     counted, died, after = asyncio.run(live(env, "count", "dies", "count"))
     assert counted.ok and not died.ok and not after.ok
 
 
-def test_a_server_of_which_more_is_said(tmp_path: Path, live: Live) -> None:
+def test_a_server_with_variables_and_a_folder(tmp_path: Path, live: Live) -> None:
     (tmp_path / "tell.py").write_text(
         "import os\nfrom mcp.server.mcpserver import MCPServer\nserver = MCPServer('tell')\n"
         "@server.tool()\ndef tell() -> str:\n    'Tell.'\n    return os.environ.get('WORD', '') + os.getcwd()\n"
         "server.run()\n"
     )
     server = StdioServer(("python", "tell.py"), variables={"WORD": "here: "}, folder=tmp_path)
-    (told,) = asyncio.run(live(ToolEnv(mcp_tools(server)), "tell"))
-    assert told.parts[0].text == f"here: {tmp_path}"
+    (process,) = asyncio.run(live(ToolEnv(mcp_tools(server)), "tell"))
+    assert process.parts[0].text == f"here: {tmp_path}"
 
 
-def test_a_server_that_does_not_start_when_it_is_needed_is_told_to_the_policy(live: Live, tmp_path: Path) -> None:
+def test_a_server_that_fails_to_start_for_an_episode_gives_an_error_result(live: Live, tmp_path: Path) -> None:
     script = tmp_path / "once.py"
     script.write_text(Path(SERVER.split()[1]).read_text())
     env = ToolEnv(mcp_tools(f"python {script}", only=["count"]))
@@ -224,20 +224,20 @@ def test_a_server_that_does_not_start_when_it_is_needed_is_told_to_the_policy(li
         ("http://127.0.0.1:9/mcp", "All connection attempts failed"),
     ],
 )
-def test_a_server_that_is_not_there_is_one_line(server: str, line: str) -> None:
+def test_a_server_that_cannot_be_reached_is_an_error_of_one_line(server: str, line: str) -> None:
     with pytest.raises(InvalidInput, match=line) as caught:
         mcp_tools(server)
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_never_answers_is_one_line(monkeypatch, has_ended) -> None:
+def test_a_server_that_never_answers_is_an_error_of_one_line(monkeypatch, has_ended) -> None:
     monkeypatch.setattr(mcp, "START_SECONDS", 0.7)
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(InvalidInput, match=r"it did not answer within 0\.7 seconds"):
         mcp_tools("sleep 1000")
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - start < 9
 
 
-def test_a_tool_that_a_server_does_not_have_is_one_line() -> None:
+def test_a_tool_that_the_server_does_not_have_is_an_error_of_one_line() -> None:
     with pytest.raises(InvalidInput, match="got no search; name tools that it has"):
         mcp_tools(SERVER, only=["search"])

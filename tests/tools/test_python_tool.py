@@ -1,4 +1,4 @@
-"""The python tool as an agent meets it: variables that stay, errors that are told, and losses that are said."""
+"""The python tool: variables are kept, errors are shown, and lost interpreters are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Calls = Callable[..., ToolCall]
 def episode(
     sandbox: Sandbox, task: Task, context: Any, make_action: Says, call: Calls
 ) -> Callable[..., list[ToolResult]]:
-    """The results of actions, each some cells at the same time, in one episode that is closed."""
+    """Return the results of actions, each with some concurrent cells, in one episode."""
 
     def live(*actions: tuple[str, ...]) -> list[ToolResult]:
         quick = Sandbox(sandbox.config.model_copy(update={"limits": Limits(seconds=0.5, output=1000)}))
@@ -52,7 +52,7 @@ def text(result: ToolResult) -> str:
     return result.parts[0].text  # type: ignore[union-attr]
 
 
-def test_variables_stay_between_calls_and_actions(episode: Any) -> None:
+def test_variables_are_kept_between_calls_and_actions(episode: Any) -> None:
     results = episode(("x = 6", "y = 7"), ("print(x * y)",), ("x + y",))
     assert [(result.ok, text(result)) for result in results] == [
         (True, "(nothing was printed)"),
@@ -67,7 +67,7 @@ def test_episodes_share_nothing(episode: Any) -> None:
     assert "NameError" in text(episode(("x",))[0])
 
 
-def test_an_error_is_told_with_what_was_printed_before(episode: Any) -> None:
+def test_an_error_is_shown_with_the_output_before_it(episode: Any) -> None:
     result = episode(("print('so far')\n1 / 0",))[0]
     assert (result.ok, result.error) == (False, ToolErrorKind.RAISED)
     assert text(result).startswith("so far\nTraceback")
@@ -75,7 +75,7 @@ def test_an_error_is_told_with_what_was_printed_before(episode: Any) -> None:
     assert result.data.status is ExecutionStatus.RAISED
 
 
-def test_a_hanging_call_is_stopped_and_the_next_one_starts_afresh(episode: Any) -> None:
+def test_a_call_that_hangs_is_stopped_and_the_next_one_has_a_fresh_interpreter(episode: Any) -> None:
     _, hung, after, later = episode(("x = 1",), ("while True: pass",), ("print('x' in globals())",), ("1",))
     assert (hung.ok, hung.error) == (False, ToolErrorKind.TIMED_OUT)
     assert "stopped after 0.5 seconds" in text(hung) and "fresh interpreter" in text(hung)
@@ -83,18 +83,18 @@ def test_a_hanging_call_is_stopped_and_the_next_one_starts_afresh(episode: Any) 
     assert text(later) == "1\n"
 
 
-def test_a_dead_interpreter_costs_its_call(episode: Any) -> None:
+def test_an_interpreter_that_crashes_fails_its_call(episode: Any) -> None:
     died, after = episode(("import os; os._exit(1)",), ("2",))
     assert (died.ok, died.error) == (False, ToolErrorKind.RAISED)
     assert text(after).endswith("2\n")
 
 
-def test_output_that_is_too_long_is_cut_where_it_was_printed(episode: Any) -> None:
+def test_output_that_is_too_long_is_truncated(episode: Any) -> None:
     assert "[cut here: 4001 more bytes]" in text(episode(("print('x' * 5000)",))[0])
 
 
 @pytest.mark.parametrize("ended", [ended for ended in ExecutionStatus if ended is not ExecutionStatus.OK])
-def test_every_end_is_told(ended: ExecutionStatus) -> None:
+def test_each_status_is_explained(ended: ExecutionStatus) -> None:
     result = format_result(ExecutionResult(ended, stdout=Output(b"so far\n"), error="why"))
     assert not result.ok and result.error in set(ToolErrorKind)
     assert "so far" in text(result) and "why" in text(result)

@@ -1,4 +1,4 @@
-"""What tools hold is opened once per episode, at first use, and closed with it, however it ends."""
+"""Resources of tools are opened once per episode, at first use, and closed with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Play = Callable[..., list[list[str]]]
 
 @dataclass
 class Page:
-    """A resource that keeps lines; ``notebook`` hears of its end."""
+    """A resource that keeps lines and records its closing in ``notebook``."""
 
     notebook: Notebook
     lines: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Page:
 
 @dataclass(eq=False)
 class Notebook:
-    """Opens pages, and remembers what happened to them."""
+    """Opens pages and records their openings and closings."""
 
     fails: bool = False
     slow: float = 0.0
@@ -63,17 +63,17 @@ class Notebook:
 
 @pytest.fixture
 def play(task: Task, context: Any, make_action: Says, call: Calls) -> Play:
-    """The texts that actions, each some calls of (tool, arguments), are answered with in one episode."""
+    """Return the texts of the results of actions, each with some calls (tool, arguments), in one episode."""
 
     def play(env: ToolEnv, *actions: tuple[tuple[str, dict[str, Any]], ...]) -> list[list[str]]:
         async def live() -> list[list[str]]:
             episode = await env.open(task, context())
             try:
-                said = [
+                steps = [
                     make_action("", *(call(name, f"c{i}", **given) for i, (name, given) in enumerate(calls)))
                     for calls in actions
                 ]
-                return [[message.text for message in (await episode.step(action)).messages] for action in said]
+                return [[message.text for message in (await episode.step(action)).messages] for action in steps]
             finally:
                 await episode.close()
 
@@ -86,7 +86,7 @@ def writes(line: str, name: str = "write") -> tuple[str, dict[str, Any]]:
     return name, {"line": line}
 
 
-def test_calls_of_an_episode_share_what_was_opened(play: Play) -> None:
+def test_calls_of_an_episode_share_a_resource(play: Play) -> None:
     notebook = Notebook(slow=0.05)
     env = ToolEnv([notebook.tool(), notebook.tool("note")])
     _, (after,) = play(env, (writes("a"), writes("b", "note")), (writes("c"),))
@@ -112,7 +112,7 @@ def test_episodes_share_nothing(task: Task, context: Any, make_action: Says, cal
     assert notebook.happened == ["opened"] * 2 + ["closed"] * 2
 
 
-def test_nothing_is_opened_where_nothing_is_called(play: Play) -> None:
+def test_nothing_is_opened_without_a_call(play: Play) -> None:
     notebook = Notebook()
     play(ToolEnv([notebook.tool()]), ())
     assert notebook.happened == []
@@ -122,14 +122,14 @@ def test_the_policy_does_not_see_the_parameter() -> None:
     assert list(Notebook().tool().spec.parameters["properties"]) == ["line", "seconds"]
 
 
-def test_what_cannot_be_opened_is_told_and_not_tried_again(play: Play) -> None:
+def test_a_failed_opening_is_reported_and_not_repeated(play: Play) -> None:
     notebook = Notebook(fails=True)
     answers = play(ToolEnv([notebook.tool()]), (writes("a"),), (writes("b"),))
     assert answers == [["write failed: ValueError: no paper"]] * 2
     assert notebook.happened == ["opened"]
 
 
-def test_a_call_that_runs_out_of_time_leaves_the_opening_to_the_others(play: Play) -> None:
+def test_an_opening_continues_if_its_first_call_times_out(play: Play) -> None:
     notebook = Notebook(slow=0.3)
     env = ToolEnv([notebook.tool("hasty", timeout=0.05), notebook.tool()])
     ((hasty, patient),) = play(env, (writes("a", "hasty"), writes("b")))
@@ -137,7 +137,7 @@ def test_a_call_that_runs_out_of_time_leaves_the_opening_to_the_others(play: Pla
     assert notebook.happened == ["opened", "closed"]
 
 
-def test_without_an_episode_a_call_opens_and_closes_its_own(task: Task, context: Any) -> None:
+def test_a_call_outside_an_episode_opens_and_closes_its_own_resources(task: Task, context: Any) -> None:
     notebook = Notebook()
     assert text_of(run(notebook.tool(), {"line": "a"}, task, context())) == "a"
     assert notebook.happened == ["opened", "closed"]
@@ -146,7 +146,7 @@ def test_without_an_episode_a_call_opens_and_closes_its_own(task: Task, context:
 
 
 @pytest.mark.parametrize(("slow", "happened"), [(0.0, ["opened", "closed"]), (99.0, ["opened"])])
-def test_a_cancelled_episode_closes_what_is_open_and_stops_what_is_opening(
+def test_a_cancelled_episode_closes_open_resources_and_cancels_openings(
     slow: float, happened: list[str], task: Task, context: Any, make_action: Says, call: Calls
 ) -> None:
     notebook = Notebook(slow=slow)
@@ -164,7 +164,7 @@ def test_a_cancelled_episode_closes_what_is_open_and_stops_what_is_opening(
     assert notebook.happened == happened
 
 
-def test_what_cannot_be_closed_is_logged_and_keeps_nothing_else_open(
+def test_an_error_at_closing_is_logged_and_the_others_are_closed(
     task: Task, context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     burning, calm = Notebook(), Notebook()
@@ -183,7 +183,7 @@ def test_what_cannot_be_closed_is_logged_and_keeps_nothing_else_open(
     assert "OSError: it burned" in caplog.text
 
 
-def test_closing_goes_on_where_whoever_closes_is_cancelled(task: Task, context: Any) -> None:
+def test_closing_continues_if_its_caller_is_cancelled(task: Task, context: Any) -> None:
     closed = []
 
     class Slow:

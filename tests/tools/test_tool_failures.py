@@ -1,4 +1,4 @@
-"""Tools that raise, hang, or are cancelled: failures are told to the agent and not raised."""
+"""Tools that raise, hang or are cancelled: failures are shown to the agent and not raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Unprintable(Exception):
 
 
 class Panic(BaseException):
-    """As other languages' libraries raise."""
+    """An exception such as libraries in other languages raise."""
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,9 @@ class Panic(BaseException):
     [ValueError("no such page"), Unprintable(), SystemExit(3), StopIteration(1), RecursionError(), Panic("in Rust")],
 )
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_a_tool_raises_is_told(error: BaseException, is_async: bool, task: Task, context: Any) -> None:
+def test_an_exception_of_a_tool_is_shown_to_the_agent(
+    error: BaseException, is_async: bool, task: Task, context: Any
+) -> None:
     def sync_form() -> str:
         """Fail."""
         raise error
@@ -44,7 +46,7 @@ def test_what_a_tool_raises_is_told(error: BaseException, is_async: bool, task: 
     assert is_async or type(error).__name__ in text
 
 
-def test_a_tools_own_timeout_error_is_not_ours(task: Task, context: Any) -> None:
+def test_a_timeout_error_raised_by_a_tool_is_an_exception_of_the_tool(task: Task, context: Any) -> None:
     @tool
     async def fetch() -> str:
         """Fetch."""
@@ -56,7 +58,7 @@ def test_a_tools_own_timeout_error_is_not_ours(task: Task, context: Any) -> None
     )
 
 
-def test_a_tool_that_cancels_its_own_work_has_failed(task: Task, context: Any) -> None:
+def test_a_tool_that_cancels_itself_has_failed(task: Task, context: Any) -> None:
     @tool
     async def fetch() -> str:
         """Fetch."""
@@ -89,7 +91,7 @@ def test_a_slow_tool_is_stopped_in_time(slow: Tool, task: Task, context: Any) ->
     assert run(slow, {"seconds": 0.01}, task, context(), timeout=5.0).ok  # the control: with more time it succeeds
 
 
-def test_a_tool_that_swallows_its_cancellation_is_left_behind(task: Task, context: Any) -> None:
+def test_a_tool_that_swallows_its_cancellation_is_abandoned(task: Task, context: Any) -> None:
     @tool
     async def retrying() -> str:
         """Try, and try again."""
@@ -110,7 +112,7 @@ def test_a_tool_that_swallows_its_cancellation_is_left_behind(task: Task, contex
     assert error == ToolErrorKind.TIMED_OUT and seconds < 1.5
 
 
-def test_the_tools_own_timeout_comes_first(task: Task, context: Any) -> None:
+def test_the_timeout_of_the_tool_takes_precedence(task: Task, context: Any) -> None:
     @tool(timeout=0.05)
     async def slow() -> str:
         """Be slow."""
@@ -120,7 +122,7 @@ def test_the_tools_own_timeout_comes_first(task: Task, context: Any) -> None:
     assert failure(slow, {}, task, context(), timeout=30.0)[0] == ToolErrorKind.TIMED_OUT
 
 
-def test_slow_sync_tools_block_nobody(task: Task, context: Any) -> None:
+def test_slow_sync_tools_do_not_block_the_event_loop(task: Task, context: Any) -> None:
     async def all_at_once() -> tuple[float, int]:
         """Seconds that 20 sleeping tools take, and how often the event loop got a turn meanwhile."""
         sleeping = asyncio.gather(*(sleep.run({"seconds": 0.2}, task, context(i)) for i in range(20)))
@@ -135,7 +137,7 @@ def test_slow_sync_tools_block_nobody(task: Task, context: Any) -> None:
     assert rounds > 5
 
 
-def test_cancelling_the_episode_passes_through(task: Task, context: Any) -> None:
+def test_a_cancellation_of_the_episode_is_raised(task: Task, context: Any) -> None:
     async def cancel(made: Tool) -> None:
         running = asyncio.create_task(made.run({"seconds": 0.5}, task, context()))
         await asyncio.sleep(0.05)
@@ -147,7 +149,7 @@ def test_cancelling_the_episode_passes_through(task: Task, context: Any) -> None
         asyncio.run(cancel(made))
 
 
-def test_outputs_keep_to_their_calls_whatever_the_threads_do(task: Task, context: Any) -> None:
+def test_each_call_gets_its_own_output_from_the_threads(task: Task, context: Any) -> None:
     async def all_at_once() -> list[str]:
         waits = [0.02 * (i % 3) for i in range(60)]
         results = await asyncio.gather(
@@ -164,7 +166,7 @@ def test_outputs_keep_to_their_calls_whatever_the_threads_do(task: Task, context
     assert asyncio.run(all_at_once()) == [str(i) for i in range(60)]
 
 
-def test_a_hung_tool_keeps_no_process_alive() -> None:
+def test_a_hung_tool_does_not_keep_the_process_alive() -> None:
     program = """
 import asyncio, time
 from agent_r1.core.attempt_id import AttemptId
@@ -184,7 +186,7 @@ print(result.error)
     assert (done.returncode, done.stdout.strip()) == (0, "timed out")
 
 
-def test_hung_threads_make_room_for_others(task: Task, context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_threads_are_replaced(task: Task, context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.tools.execution.MAX_THREADS", 2)
 
     async def hang_then_work() -> list[str]:

@@ -1,4 +1,4 @@
-"""An OpenEnv server for tests, on the port given: guess a digit, with two sessions at a time."""
+"""An OpenEnv server for tests: guess a digit, with two concurrent sessions. Usage: openenv_server.py PORT"""
 
 import os
 import sys
@@ -35,7 +35,7 @@ class Guessing(Environment):
         if action.number == 98:
             time.sleep(8)
         if action.number == 99:
-            raise ValueError("the world broke")
+            raise ValueError("the game broke")
         right = action.number == self.secret
         return Hint(hint="right" if right else "wrong", reward=float(right), done=right)
 

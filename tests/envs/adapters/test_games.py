@@ -1,4 +1,4 @@
-"""A game has a process to itself: what it breaks there costs its episode and nothing else."""
+"""Games run in processes of their own: a failure there affects its own episode only."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_an_episode_is_a_conversation_with_rewards(play_episode) -> None:
     assert over.end == "terminal" and over.messages == () and over.results[0].data == 1.0
 
 
-def test_the_first_observation_joins_a_user_message_that_stands_last() -> None:
+def test_the_first_observation_is_joined_with_a_user_message_that_comes_last() -> None:
     assert [message.role for message in add_observation(TASK, "board")] == ["system", "user"]
-    asked = Task("t", (Message.user("Play."),))
-    assert [message.text for message in add_observation(asked, "board")] == ["Play.\n\nboard"]
+    task = Task("t", (Message.user("Play."),))
+    assert [message.text for message in add_observation(task, "board")] == ["Play.\n\nboard"]
 
 
-def test_turns_run_out(play_episode) -> None:
+def test_the_episode_is_truncated_after_max_turns(play_episode) -> None:
     _, transitions = asyncio.run(play_episode(hostile(max_turns=2), TASK, "a", "b"))
     assert [transition.end for transition in transitions] == [None, "truncated"]
 
@@ -64,7 +64,7 @@ def test_turns_run_out(play_episode) -> None:
         ("no json", "TypeError"),
     ],
 )
-def test_a_game_that_breaks_fails_its_episode(action: str, reason: str, play_episode) -> None:
+def test_a_game_that_fails_fails_its_episode(action: str, reason: str, play_episode) -> None:
     with pytest.raises(AgentR1Error, match=reason):
         asyncio.run(play_episode(hostile(), TASK, action))
 
@@ -78,14 +78,14 @@ def test_a_game_that_cannot_start_fails_its_episode(play_episode) -> None:
         asyncio.run(start_process("no_such_package", "hostile_games:Hostile", {}, 5.0))
 
 
-def test_a_game_that_hangs_is_killed_with_what_it_started(has_ended) -> None:
+def test_a_game_that_hangs_is_killed_with_its_child_processes(has_ended) -> None:
     async def hang() -> tuple[float, list[int]]:
         episode = await hostile(timeout=1.0).open(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
         pids = [int((await episode.step(say(text))).messages[0].text) for text in ("pid", "child")]
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(AgentR1Error, match="no answer within 1 seconds"):
             await episode.step(say("hang"))
-        taken = time.monotonic() - began
+        taken = time.monotonic() - start
         with pytest.raises(AgentR1Error, match="its process has ended"):
             await episode.step(say("hello"))
         await episode.close()
@@ -99,7 +99,7 @@ def say(text: str) -> Action:
     return Action(Message.assistant(text), text)
 
 
-def test_closing_kills_the_process_even_where_the_game_does_not_close(play_episode, has_ended, monkeypatch) -> None:
+def test_closing_kills_the_process_even_if_the_game_does_not_close(play_episode, has_ended, monkeypatch) -> None:
     monkeypatch.setattr(games, "CLOSE_SECONDS", 0.5)
     for first in ("pid", "hang at close"):
         _, transitions = asyncio.run(play_episode(hostile(first), TASK, "pid"))
@@ -122,7 +122,7 @@ def test_a_cancelled_episode_leaves_no_process(play_episode, has_ended) -> None:
     assert has_ended(pids[0])
 
 
-def test_nothing_outlives_the_program_that_is_killed(has_ended) -> None:
+def test_no_process_outlives_the_trainer(has_ended) -> None:
     program = dedent("""
         import asyncio, time
         from agent_r1.envs.adapters.processes import start_process
@@ -147,7 +147,7 @@ def test_nothing_outlives_the_program_that_is_killed(has_ended) -> None:
     assert all(has_ended(pid) for pid in pids)
 
 
-def test_games_side_by_side_do_not_share_the_global_random(play_episode) -> None:
+def test_concurrent_games_do_not_share_the_global_random(play_episode) -> None:
     async def drawn(env: GameEnv) -> list[str]:
         played = await asyncio.gather(*(play_episode(env, TASK, "draw", "draw") for _ in range(6)))
         return [" ".join(transition.messages[0].text for transition in transitions) for _, transitions in played]
@@ -157,7 +157,7 @@ def test_games_side_by_side_do_not_share_the_global_random(play_episode) -> None
     assert random.getstate() == before
 
 
-def test_in_one_process_they_would() -> None:
+def test_games_in_one_process_share_the_global_random() -> None:
     """The control of the test above."""
     before = random.getstate()
     games = [Hostile(), Hostile()]
@@ -168,13 +168,13 @@ def test_in_one_process_they_would() -> None:
     random.setstate(before)
 
 
-def test_what_a_game_prints_and_says_too_much_of_does_no_harm(play_episode) -> None:
+def test_output_and_long_observations_of_a_game_do_no_harm(play_episode) -> None:
     _, (printed, long) = asyncio.run(play_episode(hostile(), TASK, "print", "long"))
     assert printed.messages[0].text == "print"
     assert len(long.messages[0].text) < MAX_TEXT + 100 and "cut here" in long.messages[0].text
 
 
-def test_a_broken_game_ends_as_environment_failed_and_its_neighbours_go_on() -> None:
+def test_a_broken_game_ends_as_environment_failed_and_others_continue() -> None:
     # Imported here: the agent loop brings torch, which the room under test must not need.
     from agent_r1.renderers.template_renderer import TemplateRenderer
     from agent_r1.rollout.agent_loop import Agent, AgentLoop
@@ -185,8 +185,8 @@ def test_a_broken_game_ends_as_environment_failed_and_its_neighbours_go_on() -> 
     async def live(text: str) -> tuple[Status, str | None]:
         agent = Agent(ScriptedEngine(renderer, lambda prompt: text), renderer, SamplingParams(max_tokens=50), 1000)
         env, context = hostile(max_turns=2, timeout=1.0), RolloutContext(AttemptId("run", text, 0, 0), 0)
-        (lived,) = await AgentLoop(agent, env).run(TASK, context)
-        return lived.status, lived.reason
+        (trajectory,) = await AgentLoop(agent, env).run(TASK, context)
+        return trajectory.status, trajectory.reason
 
     async def all_of(*texts: str) -> list[tuple[Status, str | None]]:
         return await asyncio.gather(*map(live, texts))
@@ -197,14 +197,14 @@ def test_a_broken_game_ends_as_environment_failed_and_its_neighbours_go_on() -> 
     assert over == (Status.COMPLETED, None) and out == (Status.OUT_OF_TURNS, None)
 
 
-def test_the_return_is_told_turn_by_turn(make_trajectory, play_episode) -> None:
+def test_the_return_is_given_per_turn(make_trajectory, play_episode) -> None:
     _, transitions = asyncio.run(play_episode(hostile(), TASK, "hello", "end"))
-    lived = make_trajectory(*((say("x"), transition.results) for transition in transitions))
-    assert episode_return(lived, TASK) == (0.25, 1.0)
-    (rewards,) = asyncio.run(FunctionScorer({"episode_return": episode_return}).score([lived], TASK))
+    trajectory = make_trajectory(*((say("x"), transition.results) for transition in transitions))
+    assert episode_return(trajectory, TASK) == (0.25, 1.0)
+    (rewards,) = asyncio.run(FunctionScorer({"episode_return": episode_return}).score([trajectory], TASK))
     assert rewards == {"episode_return": (0.25, 1.0)}
 
 
-def test_a_missing_package_is_one_line() -> None:
+def test_a_missing_package_is_an_error_of_one_line() -> None:
     with pytest.raises(InvalidInput, match=r"it is not installed; pip install 'agent-r1\[some-extra\]'$"):
         import_extra("no_such_package", extra="some-extra")

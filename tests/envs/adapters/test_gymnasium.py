@@ -1,4 +1,4 @@
-"""Gymnasium's own text environments, played."""
+"""Episodes in text environments of Gymnasium."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIRECTIONS = ("left", "down", "right", "up")
 LAKE = {"render_mode": "ansi", "is_slippery": False}
 
 
-def test_a_lake_is_crossed_by_names_and_numbers(play_episode) -> None:
+def test_actions_are_given_by_name_or_number(play_episode) -> None:
     lake = Gymnasium("FrozenLake-v1", DIRECTIONS, LAKE)
     path = ("down", "Down", "2", "right", "down", "2")
     first, transitions = asyncio.run(play_episode(lake.env, lake.tasks(1)[0], *path))
@@ -28,7 +28,7 @@ def test_a_lake_is_crossed_by_names_and_numbers(play_episode) -> None:
     assert [transition.results[0].data for transition in transitions] == [0.0] * 5 + [1.0]
 
 
-def test_what_is_no_action_is_explained_and_leaves_the_world_alone(play_episode) -> None:
+def test_text_that_is_not_an_action_is_explained_and_changes_nothing(play_episode) -> None:
     lake = Gymnasium("FrozenLake-v1", DIRECTIONS, LAKE)
     _, (wrong, far, moved) = asyncio.run(play_episode(lake.env, lake.tasks(1)[0], "swim", "7", "down"))
     for transition in (wrong, far):
@@ -37,7 +37,7 @@ def test_what_is_no_action_is_explained_and_leaves_the_world_alone(play_episode)
     assert "[F]HFH" in moved.messages[0].text
 
 
-def test_the_seed_is_the_tasks(play_episode) -> None:
+def test_the_seed_comes_from_the_task(play_episode) -> None:
     cards = Gymnasium("Blackjack-v1", ("stick", "hit"))
     tasks = [*cards.tasks(5, instruction="Hit or stick?"), Task("any", ())]
 
@@ -50,14 +50,14 @@ def test_the_seed_is_the_tasks(play_episode) -> None:
     assert one[5] != two[5]  # a task without a seed differs by attempt
 
 
-def test_environments_of_ones_own_are_found_by_import(play_episode) -> None:
+def test_custom_environments_are_found_by_import(play_episode) -> None:
     echo = Gymnasium("hostile_gymnasium:Echo-v0")
-    first, (said, refused) = asyncio.run(
+    first, (echoed, refused) = asyncio.run(
         play_episode(echo.env, Task("t", (Message.user("Speak."),)), "hello", "x" * 99)
     )
-    assert first == "Speak.\n\nspeak" and said.messages[0].text == "hello"
+    assert first == "Speak.\n\nspeak" and echoed.messages[0].text == "hello"
     assert not refused.results[0].ok
-    with pytest.raises(AgentR1Error, match="the world broke"):
+    with pytest.raises(AgentR1Error, match="the game broke"):
         asyncio.run(play_episode(echo.env, Task("t", ()), "raise"))
     slow = Gymnasium("hostile_gymnasium:Echo-v0", timeout=1.0)
     with pytest.raises(AgentR1Error, match="no answer within 1 seconds"):
@@ -73,7 +73,7 @@ def test_environments_of_ones_own_are_found_by_import(play_episode) -> None:
         ("no_such_module:Env-v0", (), "no_such_module"),
     ],
 )
-def test_what_cannot_be_played_is_one_line(name: str, actions: tuple[str, ...], line: str) -> None:
+def test_an_unsuitable_game_is_an_error_of_one_line(name: str, actions: tuple[str, ...], line: str) -> None:
     with pytest.raises(InvalidInput, match=line) as caught:
         Gymnasium(name, actions)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""An OpenEnv server on loopback, spoken to by the package's own client."""
+"""Episodes on a local OpenEnv server, through the package's own client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def guessing(url: str, timeout: float = 10.0) -> OpenEnv:
     return OpenEnv(url, action=lambda text: {"number": int(text)}, sessions=2, timeout=timeout)
 
 
-def test_an_episode_is_played_to_its_end(url: str, play_episode) -> None:
+def test_an_episode_runs_to_its_end(url: str, play_episode) -> None:
     env = guessing(url)
     (_, task) = env.tasks(2, instruction="Guess.")
     first, (wrong, right) = asyncio.run(play_episode(env, task, "7", "1"))
@@ -40,7 +40,7 @@ def test_an_episode_is_played_to_its_end(url: str, play_episode) -> None:
     assert (right.messages, right.end, right.results[0].data) == ((), "terminal", 1.0)
 
 
-def test_what_the_server_is_reset_with_is_the_tasks(url: str, play_episode) -> None:
+def test_the_server_is_reset_with_the_data_of_the_task(url: str, play_episode) -> None:
     task = Task("t", (), {"seed": 5, "reset": {"largest": 3}})
     first, (right,) = asyncio.run(play_episode(guessing(url), task, "2"))
     assert first == "a number below 3" and right.end == "terminal"
@@ -48,7 +48,7 @@ def test_what_the_server_is_reset_with_is_the_tasks(url: str, play_episode) -> N
     assert by_attempt.end == "terminal"
 
 
-def test_what_is_no_action_is_explained(url: str, play_episode) -> None:
+def test_text_that_is_not_an_action_is_explained(url: str, play_episode) -> None:
     env = OpenEnv(url, action=lambda text: {"number": int(text)} if text.isdigit() else {"word": text})
     _, (refused,) = asyncio.run(play_episode(env, env.tasks(1)[0], "seven"))
     assert refused.results[0].error == ToolErrorKind.INVALID_ARGUMENTS
@@ -57,13 +57,13 @@ def test_what_is_no_action_is_explained(url: str, play_episode) -> None:
     assert "That is no action" in unmade.messages[0].text and unmade.end is None
 
 
-def test_turns_run_out(url: str, play_episode) -> None:
+def test_the_episode_is_truncated_after_max_turns(url: str, play_episode) -> None:
     env = OpenEnv(url, action=lambda text: {"number": int(text)}, max_turns=1)
     _, (last,) = asyncio.run(play_episode(env, env.tasks(1)[0], "5"))
     assert last.end == "truncated"
 
 
-def test_more_episodes_than_sessions_wait_for_each_other(url: str, play_episode) -> None:
+def test_more_episodes_than_sessions_wait(url: str, play_episode) -> None:
     env = guessing(url)
 
     async def many() -> list[str]:
@@ -73,7 +73,7 @@ def test_more_episodes_than_sessions_wait_for_each_other(url: str, play_episode)
     assert sorted(asyncio.run(many())) == ["right"] + ["wrong"] * 7
 
 
-def test_an_episode_waits_while_others_have_all_the_sessions(url: str, play_episode) -> None:
+def test_an_episode_waits_while_all_sessions_are_taken(url: str, play_episode) -> None:
     async def crowded() -> str:
         client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
         others = [await client(url).connect() for _ in range(2)]
@@ -105,16 +105,16 @@ def test_a_server_that_stays_full_fails_the_episode(url: str, play_episode) -> N
         asyncio.run(crowded())
 
 
-def test_a_server_that_raises_hangs_or_dies_costs_the_episode(serve_script, play_episode) -> None:
+def test_a_server_that_raises_hangs_or_crashes_fails_the_episode(serve_script, play_episode) -> None:
     own, _ = serve_script(Path(__file__).parent / "openenv_server.py")
     task = guessing(own).tasks(1)[0]
-    with pytest.raises(RuntimeError, match="the world broke"):
+    with pytest.raises(RuntimeError, match="the game broke"):
         asyncio.run(play_episode(guessing(own), task, "99"))
     assert asyncio.run(play_episode(guessing(own), task, "0"))[1][0].end == "terminal"
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(AgentR1Error, match="did not answer within 1 seconds"):
         asyncio.run(play_episode(guessing(own, timeout=1.0), task, "98"))
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - start < 5.0
     assert asyncio.run(play_episode(guessing(own), task, "0"))[1][0].end == "terminal"
     with pytest.raises(Exception, match="no close frame"):
         asyncio.run(play_episode(guessing(own), task, "97"))
@@ -122,7 +122,7 @@ def test_a_server_that_raises_hangs_or_dies_costs_the_episode(serve_script, play
         asyncio.run(play_episode(guessing(own), task, "0"))
 
 
-def test_a_cancelled_episode_gives_its_place_back(url: str, play_episode) -> None:
+def test_a_cancelled_episode_releases_its_session(url: str, play_episode) -> None:
     env = OpenEnv(url, action=lambda text: {"number": int(text)}, sessions=1)
 
     async def cancelled() -> None:
@@ -137,6 +137,6 @@ def test_a_cancelled_episode_gives_its_place_back(url: str, play_episode) -> Non
     asyncio.run(cancelled())
 
 
-def test_a_limit_that_is_not_positive_is_one_line() -> None:
+def test_a_limit_that_is_not_positive_is_an_error_of_one_line() -> None:
     with pytest.raises(InvalidInput, match="sessions: got 0"):
         OpenEnv("http://127.0.0.1:1", action=lambda text: {}, sessions=0)

@@ -1,4 +1,4 @@
-"""Processes that do the same work: what hangs, dies or raises costs its call, and the next one has a fresh process."""
+"""Worker pools: a call that hangs, crashes or raises fails alone, and the next one has a fresh process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """What lives over there."""
+    """The object in the worker processes."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -43,7 +43,7 @@ class Worker:
 
 @pytest.fixture
 def made(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], WorkerPool]:
-    """A pool of workers; this file is importable over there, under a name of its own."""
+    """Return a pool of workers, with this file as a module that the processes can import."""
     folder = tmp_path_factory.mktemp("pool")
     (folder / "pool_worker.py").write_text(Path(__file__).read_text("utf-8"))
     monkeypatch.syspath_prepend(str(folder))
@@ -57,18 +57,18 @@ def run(*calls: Awaitable[T]) -> list[T]:
     return asyncio.run(one_by_one())
 
 
-def test_a_process_is_kept_and_its_object_with_it(made: Callable[[float], WorkerPool]) -> None:
+def test_a_process_and_its_object_are_reused(made: Callable[[float], WorkerPool]) -> None:
     pool = made(20)
     assert run(pool.call("count"), pool.call("count")) == [ReturnValue(1), ReturnValue(2)]
 
 
-def test_an_error_is_a_value_and_the_process_stays(made: Callable[[float], WorkerPool]) -> None:
+def test_an_exception_becomes_a_value_and_the_process_is_reused(made: Callable[[float], WorkerPool]) -> None:
     pool = made(20)
     first, failed, then = run(pool.call("count"), pool.call("fail"), pool.call("count"))
     assert (first, failed, then) == (ReturnValue(1), CallFailure("ValueError: no such answer"), ReturnValue(2))
 
 
-def test_what_hangs_is_killed_and_what_dies_is_replaced(made: Callable[[float], WorkerPool]) -> None:
+def test_a_process_that_hangs_or_crashes_is_replaced(made: Callable[[float], WorkerPool]) -> None:
     pool = made(2)
     (mine,) = run(made(20).call("pid"))  # the import is paid before the clock runs
 
@@ -85,7 +85,7 @@ def test_what_hangs_is_killed_and_what_dies_is_replaced(made: Callable[[float], 
     assert isinstance(died, CallFailure) and "ended" in died.reason
 
 
-def test_no_more_calls_are_at_work_than_there_are_cores(made: Callable[[float], WorkerPool]) -> None:
+def test_concurrent_calls_are_limited_to_the_number_of_cores(made: Callable[[float], WorkerPool]) -> None:
     pool = made(20)
 
     async def all_at_once() -> list[CallOutcome]:
@@ -95,7 +95,7 @@ def test_no_more_calls_are_at_work_than_there_are_cores(made: Callable[[float], 
     assert 1 <= len(pids) <= (os.cpu_count() or 1)
 
 
-def test_a_call_that_is_cancelled_leaves_its_answer_to_nobody(made: Callable[[float], WorkerPool]) -> None:
+def test_the_answer_to_a_cancelled_call_is_discarded(made: Callable[[float], WorkerPool]) -> None:
     pool = made(20)
 
     async def cancelled() -> CallOutcome:
@@ -109,6 +109,6 @@ def test_a_call_that_is_cancelled_leaves_its_answer_to_nobody(made: Callable[[fl
     assert isinstance(asyncio.run(cancelled()), ReturnValue)
 
 
-def test_what_cannot_be_made_is_a_value(made: Callable[[float], WorkerPool]) -> None:
+def test_an_object_that_cannot_be_created_becomes_a_value(made: Callable[[float], WorkerPool]) -> None:
     (missing,) = run(WorkerPool("no_such_module", "no_such_module:X", 5).call("x"))
     assert isinstance(missing, CallFailure) and "no_such_module" in missing.reason

@@ -1,4 +1,4 @@
-"""reasoning-gym's own datasets, scored by their own scorers in a process that can be killed."""
+"""Datasets of reasoning-gym and their scorers, which run in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answered = Callable[[str], Trajectory]
 
 @pytest.fixture
 def answered(make_trajectory, make_action) -> Answered:
-    """The trajectory of an attempt that says this."""
+    """Return a trajectory with this answer."""
     return lambda text: make_trajectory((make_action(text), ()))
 
 
@@ -34,7 +34,7 @@ def score(trajectory: Trajectory, task: Task) -> float:
     return asyncio.run(reasoning_gym_score(trajectory, task))
 
 
-def test_gold_answers_score_full_and_others_do_not(answered: Answered) -> None:
+def test_gold_answers_get_the_full_score_and_others_do_not(answered: Answered) -> None:
     names = ("chain_sum", "letter_counting", "gcd", "family_relationships", "syllogism", "basic_arithmetic")
     tasks = [task for name in names for task in reasoning_gym_tasks(name, 3)]
 
@@ -53,15 +53,15 @@ def test_gold_answers_score_full_and_others_do_not(answered: Answered) -> None:
         assert gold == 1.0 and guess < 0.1 and silence == 0.0
 
 
-def test_no_question_of_one_split_stands_in_the_other() -> None:
+def test_the_splits_share_no_question() -> None:
     tasks = reasoning_gym_tasks("chain_sum", 60, 30, options=SMALL)
     questions = {split: {task.messages[1].text for task in tasks if task.split == split} for split in ("train", "test")}
     assert len(questions["train"]) == 60 and len(questions["test"]) == 30
     assert not questions["train"] & questions["test"]
 
 
-def test_datasets_of_neighbouring_seeds_share_questions() -> None:
-    """Why one draw serves both splits: the control of the test above."""
+def test_datasets_of_neighboring_seeds_share_questions() -> None:
+    """This is the reason why one draw serves both splits."""
     one, other = (package.create_dataset("chain_sum", seed=seed, size=50) for seed in (0, 1))
     assert len({entry["question"] for entry in one} & {entry["question"] for entry in other}) == 49
 
@@ -71,12 +71,12 @@ def test_the_same_seed_gives_the_same_tasks() -> None:
     assert reasoning_gym_tasks("chain_sum", 5, seed=3) != reasoning_gym_tasks("chain_sum", 5, seed=4)
 
 
-def test_the_tasks_go_with_a_tool_environment() -> None:
+def test_the_tasks_work_with_a_tool_environment() -> None:
     env = ToolEnv(tools=[], rewards=[reasoning_gym_score], max_turns=1)
     assert env.scorers and [message.role for message in reasoning_gym_tasks("gcd", 1)[0].messages] == ["system", "user"]
 
 
-def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answered, monkeypatch) -> None:
+def test_a_scorer_that_hangs_is_killed_and_others_continue(answered: Answered, monkeypatch) -> None:
     monkeypatch.setattr(
         reasoning_gym, "_SCORERS", WorkerPool("reasoning_gym", f"{reasoning_gym.__name__}:DatasetScorer", 1.5)
     )
@@ -91,22 +91,22 @@ def test_a_scorer_that_hangs_is_killed_and_its_neighbours_score(answered: Answer
         return [rewards["score"] for (rewards,) in scored]
 
     asyncio.run(reasoning_gym_score(answered("<answer>1</answer>"), fine))  # the import is paid before the clock runs
-    began = time.monotonic()
+    start = time.monotonic()
     hung, *others = asyncio.run(side_by_side())
     assert isinstance(hung, Unscored) and others == [1.0, 1.0, 1.0, 1.0]  # not scored is not 0.0
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - start < 5.0
     with pytest.raises(AgentR1Error, match=r"scoring failed: no answer within 1\.5 seconds"):
         score(answered("<answer>9**9**9**9</answer>"), hanging)
 
 
-def test_a_world_whose_scorer_runs_answers_says_that_they_run_outside_the_sandbox() -> None:
+def test_tasks_whose_scorer_runs_answers_declare_that_there_is_no_sandbox() -> None:
     env = ToolEnv(tools=[], rewards=[reasoning_gym_score], max_turns=1)
     running = make_taskset(env, reasoning_gym_tasks("countdown", 2, run_answers=True), "own", "")
     assert running.sandbox == "none: the scorer of reasoning-gym runs answers"
     assert make_taskset(env, reasoning_gym_tasks("gcd", 2, run_answers=True), "own", "").sandbox is None
 
 
-def test_scorers_that_run_answers_are_refused_until_told() -> None:
+def test_scorers_that_run_answers_are_refused_by_default() -> None:
     running = [
         name
         for name, (kind, _) in package.factory.DATASETS.items()
@@ -126,7 +126,7 @@ def test_scorers_that_run_answers_are_refused_until_told() -> None:
         ("chain_sum", 5000, SMALL, "got only [0-9]+ different questions; ask for fewer"),
     ],
 )
-def test_what_is_wrong_is_one_line(name: str, train: int, options: dict[str, int], line: str) -> None:
+def test_a_wrong_argument_is_an_error_of_one_line(name: str, train: int, options: dict[str, int], line: str) -> None:
     with pytest.raises(InvalidInput, match=line) as caught:
         reasoning_gym_tasks(name, train, options=options)
     assert "\n" not in str(caught.value)
