@@ -1,11 +1,11 @@
-"""What retrieval finds and what it costs: recall@5 on HotpotQA, and milliseconds per query over a larger corpus.
+"""Measure retrieval: recall@5 on HotpotQA, and milliseconds per query over a larger corpus.
 
     python benchmarks/retrieval.py --questions hotpot.json --passages corpus.jsonl --corpus big.jsonl --queries q.json
 
-BM25 and a dense encoder, in this process and over HTTP against a server in another one. The encoder is made here, as
-none can be downloaded everywhere: a BERT of one layer that adds nothing, under word vectors that are random directions
-as long as the word is rare. It is a bag of words with weights, squeezed into 256 numbers: what it shows is that the
-dense path is right and what it costs, not how well trained encoders search.
+BM25 and a dense encoder are measured in this process and over HTTP with a server in another process. The script makes
+the encoder itself, so that it needs no download: a BERT whose single layer adds nothing to its word vectors, which are
+random directions with the rarity of the word as length. This is a weighted bag of words in 256 dimensions. It shows
+that dense retrieval is correct and what it costs, not how well a trained encoder retrieves.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from agent_r1.tasksets.multihop.questions import read_questions
 
 WIDTH = 256
 BATCH = 64
-"""Queries of one search: as many as the search tool hands on together."""
+"""Queries per search; the search tool sends as many together."""
 
 ROUNDS = 5
 
 SINGLE = 50
-"""Queries that are searched one by one."""
+"""Number of queries that are searched one by one."""
 
 
 def bag_of_words(folder: Path, passages: Sequence[Passage]) -> Path:
-    """Write an encoder that knows the words of ``passages`` into ``folder``. Equal passages give equal encoders."""
+    """Write an encoder with the vocabulary of ``passages`` to ``folder``. Equal passages give equal encoders."""
     texts = [set(re.findall(r"\w+|[^\w\s]+", passage.indexed_text.lower())) for passage in passages]
-    having = Counter(word for text in texts for word in text)
-    words = ["[PAD]", "[UNK]", *sorted(having)]
+    document_frequency = Counter(word for text in texts for word in text)
+    words = ["[PAD]", "[UNK]", *sorted(document_frequency)]
     model = BertModel(_config(len(words)), add_pooling_layer=False)
     _make_linear(model)
-    rarity = torch.tensor([0.0, 0.0, *(math.log(len(texts) / having[word]) for word in words[2:])])
+    rarity = torch.tensor([0.0, 0.0, *(math.log(len(texts) / document_frequency[word]) for word in words[2:])])
     directions = torch.randn(len(words), WIDTH, generator=torch.Generator().manual_seed(0)) / math.sqrt(WIDTH)
     model.embeddings.word_embeddings.weight.data = directions * rarity[:, None]
     with quiet_transformers():
@@ -74,19 +74,19 @@ def _config(words: int) -> BertConfig:
         num_attention_heads=1,
         intermediate_size=WIDTH,
         max_position_embeddings=512,
-        layer_norm_eps=1e6,  # with weights of 1e3 the normalisation leaves a vector as long as it was
+        layer_norm_eps=1e6,  # together with weights of 1e3, layer normalization keeps the length of a vector
     )
 
 
 def _make_linear(model: BertModel) -> None:
-    """What attention and the feed-forward layer add is nothing; positions say nothing."""
+    """Set all weights so that attention, feed-forward layers and positions add nothing."""
     for name, parameter in model.named_parameters():
         parameter.data.fill_(1e3 if name.endswith("LayerNorm.weight") else 0.0)
 
 
 @contextmanager
-def served(options: Sequence[str]) -> Iterator[RemoteRetriever]:
-    """``agent-r1 retriever`` in a process of its own."""
+def running_server(options: Sequence[str]) -> Iterator[RemoteRetriever]:
+    """Run ``agent-r1 retriever`` in its own process and yield its client."""
     command = [sys.executable, "-m", "agent_r1.cli", "retriever", *options, "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -98,7 +98,7 @@ def served(options: Sequence[str]) -> Iterator[RemoteRetriever]:
 
 
 def milliseconds(retriever: Retriever, queries: Sequence[str], size: int) -> float:
-    """Median over rounds of the time per query, where ``size`` queries are searched together."""
+    """Return the median time per query over several rounds, with ``size`` queries per search."""
     retriever.search(queries[:size])
     rounds = []
     for _ in range(ROUNDS):
@@ -110,26 +110,26 @@ def milliseconds(retriever: Retriever, queries: Sequence[str], size: int) -> flo
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Mapping[str, Mapping[str, float]]:
-    """Method to measure to number."""
+    """Return the measurements of each method."""
     questions = read_questions(arguments.questions)
     queries = [question.text for question in read_questions(arguments.queries)]
     rows: dict[str, Mapping[str, float]] = {}
     for method in ("bm25", "dense"):
-        found = open_search(_search(method, arguments.passages, folder))
-        config = _search(method, arguments.corpus, folder)
-        here = open_search(config)
-        with served(_options(config)) as there:
+        retriever = open_search(_search_config(method, arguments.passages, folder))
+        config = _search_config(method, arguments.corpus, folder)
+        local = open_search(config)
+        with running_server(_options(config)) as remote:
             rows[method] = {
-                "recall@5": recall(questions, found),
-                "in process": milliseconds(here, queries, BATCH),
-                "in process, one by one": milliseconds(here, queries[:SINGLE], 1),
-                "HTTP": milliseconds(there, queries, BATCH),
-                "HTTP, one by one": milliseconds(there, queries[:SINGLE], 1),
+                "recall@5": recall(questions, retriever),
+                "in process": milliseconds(local, queries, BATCH),
+                "in process, one by one": milliseconds(local, queries[:SINGLE], 1),
+                "HTTP": milliseconds(remote, queries, BATCH),
+                "HTTP, one by one": milliseconds(remote, queries[:SINGLE], 1),
             }
     return rows
 
 
-def _search(method: str, corpus: Path, folder: Path) -> SearchConfig:
+def _search_config(method: str, corpus: Path, folder: Path) -> SearchConfig:
     if method == "bm25":
         return SearchConfig(corpus=corpus)
     encoder = folder / corpus.stem
@@ -145,10 +145,12 @@ def _options(config: SearchConfig) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--questions", type=Path, required=True, help="questions that name their supporting titles")
-    parser.add_argument("--passages", type=Path, required=True, help="the passages to find those in")
-    parser.add_argument("--corpus", type=Path, required=True, help="the passages over which time is measured")
-    parser.add_argument("--queries", type=Path, required=True, help="the questions by which time is measured")
+    parser.add_argument(
+        "--questions", type=Path, required=True, help="questions with the titles of their supporting passages"
+    )
+    parser.add_argument("--passages", type=Path, required=True, help="the passages for recall")
+    parser.add_argument("--corpus", type=Path, required=True, help="the passages for the time measurement")
+    parser.add_argument("--queries", type=Path, required=True, help="the questions for the time measurement")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,14 +1,14 @@
-"""What the scorers say of the benchmarks' own answers, and of wrong ones.
+"""Score right and wrong answers to the benchmarks' own problems.
 
     python benchmarks/scorers.py [--data ../shared/data] [--every N] [--json]
 
-Code (HumanEval, MBPP), each through the sandbox: every solution that comes with a problem has to pass; its function
-made to return None, and the next problem's solution under this one's name, must not. Each operator of a solution is
-flipped in turn; flips that no test notices are counted and listed, as they tell of the tests.
-Mathematics (GSM8K, MATH): the working that comes with a problem has to verify; the next problem's answer where its
-digits are others, the answer and one more, a sum that is not added up, every expression of the question that reads
-otherwise than the answer, and none must not. What is not as it should be is listed.
-``--every N`` takes every N-th problem. Exit status 1 where a scorer is wrong.
+Code (HumanEval, MBPP), each solution in the sandbox: the solution that comes with a problem has to pass. The function
+made to return None, and the next problem's solution under this problem's name, must not pass. Each operator of a
+solution is also flipped in turn; flips that the tests do not detect are counted and listed, as a measure of the tests.
+Mathematics (GSM8K, MATH): the worked answer that comes with a problem has to be correct. These must not be: the next
+problem's answer if its digits differ, the answer plus one, a sum that is not computed, each expression of the question
+that differs in form from the answer, and an empty answer. All unexpected scores are listed.
+``--every N`` uses every N-th problem. The exit code is 1 if a scorer is wrong.
 """
 
 from __future__ import annotations
@@ -38,18 +38,24 @@ from agent_r1.tasksets.code.scorer import CodeScorer
 from agent_r1.tasksets.code.solutions import code_message, return_none
 from agent_r1.tasksets.math import problems as math
 from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
-from agent_r1.tasksets.math.solutions import have_different_digits, boxed_message, copied_expressions, uncomputed_sum, plus_one
+from agent_r1.tasksets.math.solutions import (
+    boxed_message,
+    copied_expressions,
+    have_different_digits,
+    plus_one,
+    uncomputed_sum,
+)
 
-AT_ONCE = 2
+CONCURRENCY = 2
 FLIPPED_SECONDS = 3.0
-"""What a solution with a flipped operator may take: it often loops without end."""
+"""Time limit of a solution with a flipped operator, which often loops forever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of ``tried`` answers of one kind, ``right`` were scored as right; ``odd`` are those that should not be so.
+    """Of ``tried`` answers of one kind, ``right`` were scored as right; ``odd`` lists the unexpected scores.
 
-    ``p50`` and ``p95`` are milliseconds that scoring one took.
+    ``p50`` and ``p95`` are milliseconds per scored answer.
     """
 
     kind: str
@@ -62,7 +68,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An answer to a task, in words; ``name`` tells it from others in a list."""
+    """The text of an answer to a task; ``name`` identifies it in lists."""
 
     name: str
     task: Task
@@ -70,26 +76,26 @@ class Case:
 
 
 async def count(kind: str, cases: Sequence[Case], scorer: Scorer, reward: str, wanted: float) -> Count:
-    """Score every case; those that do not get what is wanted are odd."""
-    places = asyncio.Semaphore(AT_ONCE)
+    """Score every case; a score other than ``wanted`` is odd."""
+    slots = asyncio.Semaphore(CONCURRENCY)
 
-    async def scored(case: Case) -> tuple[float | None, float]:
-        async with places:
+    async def timed_score(case: Case) -> tuple[object, float]:
+        async with slots:
             began = time.perf_counter()
-            (rewards,) = await scorer.score([said(case)], case.task)
+            (rewards,) = await scorer.score([attempt_at(case)], case.task)
             value = rewards[reward]
             assert not isinstance(value, tuple)
             return value, 1000 * (time.perf_counter() - began)
 
-    marks = await asyncio.gather(*map(scored, cases))
-    odd = tuple(case.name for case, (mark, _) in zip(cases, marks, strict=True) if mark != wanted)
-    times = [spent for _, spent in marks] or [0.0]
+    scores = await asyncio.gather(*map(timed_score, cases))
+    odd = tuple(case.name for case, (score, _) in zip(cases, scores, strict=True) if score != wanted)
+    times = [spent for _, spent in scores] or [0.0]
     spent = statistics.quantiles(times * 2, n=20, method="inclusive")
-    return Count(kind, len(cases), sum(mark == 1 for mark, _ in marks), odd, spent[9], spent[18])
+    return Count(kind, len(cases), sum(score == 1 for score, _ in scores), odd, spent[9], spent[18])
 
 
-def said(case: Case) -> Trajectory:
-    """The attempt of one action that says a text."""
+def attempt_at(case: Case) -> Trajectory:
+    """Return an attempt with one action, the text of the case."""
     turn = Turn(0, None, (), (), (), (), "stop", Action(Message.assistant(case.text), case.text))
     return Trajectory(AttemptId("scorers", case.task.id, 0, 0), case.task.id, (turn,), Status.COMPLETED)
 
@@ -97,8 +103,8 @@ def said(case: Case) -> Trajectory:
 # ---- code
 
 
-def renamed(other: code.Problem, problem: code.Problem) -> str:
-    """The other problem's solution, its function under the name that this one's tests call."""
+def rename_function(other: code.Problem, problem: code.Problem) -> str:
+    """Return the other problem's solution with its function renamed to the one that this problem's tests call."""
     tree = ast.parse(other.solution)
     old, new = other.exam.calls[0], problem.exam.calls[0]
     for node in ast.walk(tree):
@@ -123,7 +129,7 @@ FLIPS = dict(_PAIRS) | {new: old for old, new in _PAIRS} | {ast.Div: ast.Mult, a
 
 
 def flips(source: str) -> Iterator[tuple[str, str]]:
-    """Every operator of a source flipped in turn: where, and the source."""
+    """Yield the position of each operator, and the source with that operator flipped."""
     for place, node in enumerate(ast.walk(ast.parse(source))):
         if isinstance(node, ast.Compare | ast.BinOp | ast.BoolOp | ast.AugAssign) and type(operator(node)) in FLIPS:
             tree = ast.parse(source)
@@ -138,7 +144,7 @@ def flips(source: str) -> Iterator[tuple[str, str]]:
 
 
 def operator(node: ast.Compare | ast.BinOp | ast.BoolOp | ast.AugAssign) -> ast.AST:
-    """The first operator of a comparison, the only one of any other."""
+    """Return the operator of an expression, the first one of a comparison."""
     return node.ops[0] if isinstance(node, ast.Compare) else node.op
 
 
@@ -152,9 +158,14 @@ async def count_code(name: str, file: Path, every: int) -> list[Count]:
     def cases(made: Callable[[code.Problem], str]) -> list[Case]:
         return [Case(p.id, p.task("test"), code_message(made(p)).text) for p in kept]
 
-    others = [Case(p.id, p.task("test"), code_message(renamed(o, p)).text) for p, o in zip(kept, next_ones, strict=True)]
+    others = [
+        Case(p.id, p.task("test"), code_message(rename_function(o, p)).text)
+        for p, o in zip(kept, next_ones, strict=True)
+    ]
     flipped = [
-        Case(f"{p.id} {where}", p.task("test"), code_message(source).text) for p in kept for where, source in flips(p.solution)
+        Case(f"{p.id} {where}", p.task("test"), code_message(source).text)
+        for p in kept
+        for where, source in flips(p.solution)
     ]
     return [
         await count(f"{name}: its own solutions", cases(lambda p: p.solution), scorer, "passed", 1.0),
@@ -173,7 +184,9 @@ async def count_math(name: str, file: Path, every: int) -> list[Count]:
     found = math.read_problems(file)
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
     kept = [(p, row["answer"]) for p, row in zip(found, rows, strict=True)][::every]
-    pairs = [(p, o) for p, o in zip(found, (*found[1:], found[0]), strict=True) if have_different_digits(p.answer, o.answer)]
+    pairs = [
+        (p, o) for p, o in zip(found, (*found[1:], found[0]), strict=True) if have_different_digits(p.answer, o.answer)
+    ]
     scorer = MathScorer(AnswerChecker())
 
     def case(chosen: math.Problem, answer: str) -> Case:
@@ -197,7 +210,7 @@ async def count_math(name: str, file: Path, every: int) -> list[Count]:
     ]
 
 
-async def counted(data: Path, every: int) -> list[Count]:
+async def count_all(data: Path, every: int) -> list[Count]:
     parts: list[Awaitable[list[Count]]] = [
         count_code("HumanEval", data / "humaneval_82.jsonl", every),
         count_code("MBPP", data / "mbpp_400.jsonl", every),
@@ -208,8 +221,8 @@ async def counted(data: Path, every: int) -> list[Count]:
     return [count for part in parts for count in await part]
 
 
-def wrong(found: Sequence[Count]) -> list[Count]:
-    """Kinds that a scorer got wrong: flips are not among them, and of a benchmark's own answers 1 % may be odd."""
+def find_wrong(found: Sequence[Count]) -> list[Count]:
+    """Return the kinds that a scorer got wrong. Flips do not count; 1 % of the worked answers may be odd."""
     return [
         kind
         for kind in found
@@ -217,7 +230,7 @@ def wrong(found: Sequence[Count]) -> list[Count]:
     ]
 
 
-def shown(found: Sequence[Count]) -> Table:
+def make_table(found: Sequence[Count]) -> Table:
     table = Table("answers", "tried", "right", "odd", "ms, p50", "p95")
     for kind in found:
         table.add_row(
@@ -227,19 +240,19 @@ def shown(found: Sequence[Count]) -> Table:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What the scorers say of right and wrong answers.")
+    parser = argparse.ArgumentParser(description="Score right and wrong answers to the problems of benchmarks.")
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
     parser.add_argument("--every", type=int, default=1, help="take every N-th problem")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args()
-    found = asyncio.run(counted(options.data, options.every))
+    found = asyncio.run(count_all(options.data, options.every))
     if options.json:
         print(json.dumps({kind.kind: asdict(kind) for kind in found}))
     else:
-        Console().print(shown(found))
+        Console().print(make_table(found))
         for kind in found:
             print(f"{kind.kind}: odd are", *(kind.odd or ("none",)), sep="\n  ")
-    return 1 if wrong(found) else 0
+    return 1 if find_wrong(found) else 0
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Speed of acting and learning on this machine, in one run: ratios are measured side by side.
+"""Measure the speed of sampling and training on this machine; ratios are measured side by side in one run.
 
     make bench
 
-Acting: tokens sampled per second by the embedded engine, against ``transformers.generate`` that computes the whole
-conversation again at every turn, through the same agent loop and prompts. On TinyWiki's episodes by tiny-base (actions
-of about nine tokens); and on episodes of exactly three turns with actions of up to 32 tokens, by the same architecture
-with random weights (which hardly ever stops by itself), shown a short or a long page after each.
-Learning: tokens per second of the trainer on the trajectories just collected, against the same update on one
-padded batch. Then the seconds of a training step by phase, what the health monitor costs in it, and the peak memory of
-the process.
+Sampling: tokens per second of the embedded engine, compared with ``transformers.generate``, which computes the whole
+conversation again at each turn, with the same agent loop and prompts. Measured on TinyWiki's episodes with tiny-base
+(actions of about nine tokens), and on episodes of exactly three turns with actions of up to 32 tokens, with the same
+architecture and random weights (which rarely sample an end token), after a short or a long page.
+Training: tokens per second of the trainer on the trajectories just collected, compared with the same update on one
+padded batch. Then the seconds of a training step by phase, the cost of the health monitor, and the peak memory of the
+process.
 """
 
 from __future__ import annotations
@@ -65,30 +65,28 @@ GATHER_SECONDS = 0.02
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingRequest:
     prompt: Prompt
     sampling: SamplingParams
     future: asyncio.Future[Completion]
 
 
 class GenerateEngine:
-    """``transformers.generate`` on all episodes that wait, left-padded, everything computed anew: the usual way."""
+    """``transformers.generate`` on all waiting requests, left-padded, without a KV cache across turns."""
+
+    capabilities = Capabilities(transports=frozenset())
 
     def __init__(self, model: PreTrainedModel, pad: int) -> None:
         self._model, self._pad = model, pad
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PendingRequest] = []
         self._driver: asyncio.Task[None] | None = None
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        waiting = Waiting(prompt, params, asyncio.get_running_loop().create_future())
+        waiting = PendingRequest(prompt, params, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
         return await waiting.future
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset())
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         raise EngineError("this engine keeps the weights it was made with")
@@ -108,7 +106,7 @@ class GenerateEngine:
             self._driver = asyncio.create_task(self._drive())
 
     @torch.inference_mode()
-    def _generate(self, batch: Sequence[Waiting]) -> list[Completion]:
+    def _generate(self, batch: Sequence[PendingRequest]) -> list[Completion]:
         longest = max(len(waiting.prompt.token_ids) for waiting in batch)
         ids = torch.full((len(batch), longest), self._pad)
         mask = torch.zeros_like(ids)
@@ -142,9 +140,9 @@ def sampled_tokens(groups: Sequence[Group]) -> int:
 PAGE = "Alaban: capital Brodra. river Corimis. mayor Dovuban. twin Elamis. rival Fenedra. founder Garimis. "
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ThreeTurns:
-    """A world that shows a text after each of two actions and ends with the third, whatever is said."""
+    """An environment that shows a text after each of two actions and ends after the third."""
 
     shown: str
     tools: tuple[ToolSpec, ...] = ()
@@ -168,16 +166,16 @@ class ThreeTurnsEpisode:
 
 
 def random_weights(policy: Policy) -> Policy:
-    """The same architecture and tokenizer, untrained."""
+    """Return the policy with random weights."""
     torch.manual_seed(0)
     model = type(policy.model)(policy.model.config).eval()
-    return replace(policy, model=model, context=model.config.max_position_embeddings)
+    return replace(policy, model=model, context_length=model.config.max_position_embeddings)
 
 
-def acted(
+def run_episodes(
     policy: Policy, env: Env, taskset: TaskSet, config: TrainConfig, engine: InferenceEngine
 ) -> tuple[float, list[Group]]:
-    """Tokens per second over one training step's worth of episodes, and the groups."""
+    """Return the sampled tokens per second over the episodes of one training step, and the groups."""
     method = Method("bench", policy.agent(engine, config, config.temperature), env)
     tasks = taskset.tasks("train")[: config.groups_per_step]
     began = time.perf_counter()
@@ -194,19 +192,19 @@ def median_of(repeat: int, measure: Callable[[], float]) -> float:
     return statistics.median(measure() for _ in range(repeat))
 
 
-def acting(
+def measure_sampling(
     name: str, policy: Policy, env: Env, taskset: TaskSet, config: TrainConfig, repeat: int
 ) -> tuple[Table, list[Group]]:
     pad = policy.tokenizer.pad_token_id
-    _, groups = acted(policy, env, taskset, config, engine_of(policy))
-    ours = median_of(repeat, lambda: acted(policy, env, taskset, config, engine_of(policy))[0])
-    plain = median_of(repeat, lambda: acted(policy, env, taskset, config, GenerateEngine(policy.model, pad))[0])
-    lived = [t for group in groups for t in group.trajectories]
-    turns = statistics.mean(len(t.turns) for t in lived)
-    length = sampled_tokens(groups) / sum(len(t.turns) for t in lived)
-    title = f"{name}: {len(lived)} episodes, {turns:.1f} turns, {length:.0f} tokens an action"
-    table = Table("acting", "tokens/s", "ratio", title=title)
-    table.add_row("transformers.generate, re-prefilled each turn", f"{plain:,.0f}", "1.0")
+    _, groups = run_episodes(policy, env, taskset, config, engine_of(policy))
+    ours = median_of(repeat, lambda: run_episodes(policy, env, taskset, config, engine_of(policy))[0])
+    plain = median_of(repeat, lambda: run_episodes(policy, env, taskset, config, GenerateEngine(policy.model, pad))[0])
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = statistics.mean(len(t.turns) for t in trajectories)
+    length = sampled_tokens(groups) / sum(len(t.turns) for t in trajectories)
+    title = f"{name}: {len(trajectories)} episodes, {turns:.1f} turns, {length:.0f} tokens an action"
+    table = Table("sampling", "tokens/s", "ratio", title=title)
+    table.add_row("transformers.generate, prefilled again each turn", f"{plain:,.0f}", "1.0")
     table.add_row("embedded engine", f"{ours:,.0f}", f"{ours / plain:.1f}")
     return table, groups
 
@@ -219,13 +217,13 @@ def updater_of(model: PreTrainedModel, config: TrainConfig) -> PolicyUpdater:
 
 
 def final_states(groups: Sequence[Group]) -> list[tuple[int, ...]]:
-    """Every episode's whole sequence: its last state and action."""
-    lived = [t for group in groups for t in group.trajectories if t.turns]
-    return [t.prompt_ids(t.turns[-1]) + t.turns[-1].action_ids for t in lived]
+    """Return the whole sequence of each episode: its last prompt and action."""
+    trajectories = [t for group in groups for t in group.trajectories if t.turns]
+    return [t.prompt_ids(t.turns[-1]) + t.turns[-1].action_ids for t in trajectories]
 
 
 def padded_update(model: PreTrainedModel, rows: Sequence[tuple[int, ...]]) -> None:
-    """The usual way: one padded batch, logits of every position, one optimizer step."""
+    """Take one optimizer step on one padded batch, with the logits of every position."""
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
@@ -235,8 +233,8 @@ def padded_update(model: PreTrainedModel, rows: Sequence[tuple[int, ...]]) -> No
     optimizer.step()
 
 
-def learning(policy: Policy, config: TrainConfig, groups: Sequence[Group], repeat: int) -> Table:
-    """Tokens of the batch per second of one update, prompts and observations included."""
+def measure_training(policy: Policy, config: TrainConfig, groups: Sequence[Group], repeat: int) -> Table:
+    """Return the tokens per second of one update, including prompts and observations."""
     rows = final_states(groups)
     tokens = sum(map(len, rows))
     preset = config.model_copy(update={"algorithm": build_algorithm(config.algorithm.name, {})})
@@ -248,8 +246,8 @@ def learning(policy: Policy, config: TrainConfig, groups: Sequence[Group], repea
     model = copy.deepcopy(policy.model)
     padded = tokens / median_of(repeat, lambda: seconds_of(lambda: padded_update(model, rows)))
     ours = tokens / median_of(repeat, lambda: seconds_of(update))
-    table = Table("learning", "tokens/s", "ratio", title=f"{len(rows)} episodes, {tokens:,} tokens")
-    table.add_row("one padded batch, logits everywhere", f"{padded:,.0f}", "1.0")
+    table = Table("training", "tokens/s", "ratio", title=f"{len(rows)} episodes, {tokens:,} tokens")
+    table.add_row("one padded batch, all logits", f"{padded:,.0f}", "1.0")
     table.add_row("the trainer", f"{ours:,.0f}", f"{ours / padded:.1f}")
     return table
 
@@ -282,8 +280,8 @@ class NullMonitor:
         return None
 
 
-class Marks(SilentProgress):
-    """Notes the CPU time of the process, all threads, after each step."""
+class CpuTimes(SilentProgress):
+    """Records the CPU time of the process, all threads, after each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -293,32 +291,32 @@ class Marks(SilentProgress):
 
 
 def short_run(config: TrainConfig, taskset: TaskSet, steps: int, folder: Path, progress: Progress) -> None:
-    """A run of a few steps, and as little beside them as there can be."""
+    """Run a few training steps with as little evaluation as possible."""
     changes = {"run": str(folder), "steps": steps, "evaluate_n": 1, "evaluate_every": 0, "pass_k": 0}
     run.train(config.model_copy(update=changes), taskset, progress)
 
 
-def phases(config: TrainConfig, taskset: TaskSet, steps: int) -> Table:
-    """Seconds per training step by phase, over a short run whose first step warms up."""
+def measure_phases(config: TrainConfig, taskset: TaskSet, steps: int) -> Table:
+    """Return the seconds per training step by phase, over a short run whose first step is a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         short_run(config, taskset, steps, Path(folder) / "bench", SilentProgress())
         with closing(RunReader(Path(folder) / "bench")) as reader:
-            measured = [step.values for step in reader.metrics()][1:]
+            steps_measured = [step.values for step in reader.metrics()][1:]
     table = Table("phase of a step", "seconds")
     for phase in ("rollout", "update", "load", "monitor", "checkpoint"):
-        table.add_row(phase, f"{statistics.median(values[f'{phase}_seconds'] for values in measured):.4f}")
+        table.add_row(phase, f"{statistics.median(values[f'{phase}_seconds'] for values in steps_measured):.4f}")
     return table
 
 
 def cpu_seconds(config: TrainConfig, taskset: TaskSet, steps: int, monitored: bool) -> list[float]:
-    """CPU seconds of each step of a short run but the first, which warms up."""
-    marks = Marks()
+    """Return the CPU seconds of each step of a short run without the first, which is a warm-up."""
+    times = CpuTimes()
     with (
         tempfile.TemporaryDirectory() as folder,
         nullcontext() if monitored else patch.object(loop, "HealthMonitor", NullMonitor),
     ):
-        short_run(config, taskset, steps, Path(folder) / "bench", marks)
-    return [after - before for before, after in pairwise(marks.seconds)]
+        short_run(config, taskset, steps, Path(folder) / "bench", times)
+    return [after - before for before, after in pairwise(times.seconds)]
 
 
 def monitor_cost(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int) -> Table:
@@ -344,7 +342,7 @@ def monitor_cost(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int)
     table = Table("health monitor", "CPU seconds a step", "ratio", title=f"{len(pairs)} pairs of equal steps")
     table.add_row("without", f"{statistics.median(pair[1] for pair in pairs):.4f}", "1.000")
     table.add_row("with", f"{with_it:.4f}", f"{middle:.3f} (half of the pairs: {low:.3f} to {high:.3f})")
-    table.add_row("its own, of a step with it", f"{share * with_it:.4f}", f"{share:.4f}")
+    table.add_row("the monitor itself", f"{share * with_it:.4f}", f"{share:.4f}")
     return table
 
 
@@ -361,7 +359,7 @@ def timed(seconds: list[float], work: Callable[..., T]) -> Callable[..., T]:
 
 
 def timed_async(seconds: list[float], work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """``work``, whose CPU seconds are noted down, those of the threads it waits for too: nothing else runs then."""
+    """Wrap a coroutine function to record the CPU seconds of the process; nothing else runs meanwhile."""
 
     async def measured(*arguments: Any) -> Any:
         began = time.process_time()
@@ -382,13 +380,13 @@ def main() -> None:
     torch.set_num_threads(config.threads)
     policy = load_policy(config, taskset)
     console = Console()
-    table, groups = acting("TinyWiki", policy, taskset.env, taskset, config, options.repeat)
+    table, groups = measure_sampling("TinyWiki", policy, taskset.env, taskset, config, options.repeat)
     console.print(table)
     untrained = random_weights(policy)
     for name, pages in (("3 turns, short page", 1), ("3 turns, long page", 9)):
-        console.print(acting(name, untrained, ThreeTurns(pages * PAGE), taskset, config, options.repeat)[0])
-    console.print(learning(policy, config, groups, options.repeat))
-    console.print(phases(config, taskset, options.steps))
+        console.print(measure_sampling(name, untrained, ThreeTurns(pages * PAGE), taskset, config, options.repeat)[0])
+    console.print(measure_training(policy, config, groups, options.repeat))
+    console.print(measure_phases(config, taskset, options.steps))
     console.print(monitor_cost(config, taskset, options.steps, options.repeat))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     console.print(

@@ -1,4 +1,4 @@
-"""The scorers on a slice of the benchmarks' own files; ``python benchmarks/scorers.py`` takes them whole."""
+"""The scorers on a part of the benchmarks' own files; ``python benchmarks/scorers.py`` uses all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 @pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed (extra math)")
-def test_right_answers_are_right_and_wrong_ones_wrong() -> None:
+def test_right_answers_score_1_and_wrong_answers_0() -> None:
     sandbox_or_skip(Limits())
     command = [sys.executable, str(SCORERS), "--data", str(SHARED), "--every", "40", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
