@@ -1,74 +1,108 @@
-"""What README and the documents show is true: commands parse, code is the tested example, links lead somewhere."""
+"""What README and the documents show is true: commands parse, code is the tested example, links and names exist."""
 
+from __future__ import annotations
+
+import ast
 import asyncio
 import re
 import runpy
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from test_architecture import SEES
 
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.cli import parse
+from agent_r1.cli import CONTEXT_SETTINGS, parse
+from agent_r1.config import Layer, resolve
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.check import check
-from agent_r1.training.config import CheckConfig
+from agent_r1.training.config import CheckConfig, TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.user_task import make_taskset
+from research.paper.__main__ import paper
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 MAKEFILE = (ROOT / "Makefile").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms.md").read_text()
+TASKSETS_PAGE = (ROOT / "docs" / "tasksets.md").read_text()
 
 
-def lines(pattern):
-    return list(_lines(pattern))
-
-
-def _lines(pattern):
-    for document in DOCUMENTS:
-        for match in re.finditer(pattern, document.read_text(), re.MULTILINE):
-            yield pytest.param(match.group(1), id=f"{document.name}: {match.group(1)[:50]}")
+def lines(pattern: str) -> list[Any]:
+    return [
+        pytest.param(match.group(1), id=f"{document.name}: {match.group(1)[:50]}")
+        for document in DOCUMENTS
+        for match in re.finditer(pattern, document.read_text(), re.MULTILINE)
+    ]
 
 
 @pytest.mark.parametrize("command", lines(r"^    agent-r1 (\S.*?)(?:  .*)?$"))
-def test_commands_parse(command):
-    words = [word for word in shlex.split(command) if not re.fullmatch(r"\[.*\]", word)]
-    parse(words)
+def test_commands_parse(command: str) -> None:
+    parse([word for word in shlex.split(command) if not re.fullmatch(r"\[.*\]", word)])
 
 
-def test_a_wrong_command_is_seen():
+def test_a_wrong_command_is_found() -> None:
     with pytest.raises(click.UsageError):
         parse(["train", "--stepz", "3"])
 
 
+@pytest.mark.parametrize("options", lines(r"^    python -m research\.paper(.*)$"))
+def test_commands_of_the_paper_parse(options: str) -> None:
+    paper.make_context("paper", shlex.split(options), **CONTEXT_SETTINGS)
+
+
 @pytest.mark.parametrize("target", lines(r"^    make (\S+)"))
-def test_make_targets_exist(target):
+def test_make_targets_exist(target: str) -> None:
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
 
 
+def test_contributing_lists_every_make_target_for_developers() -> None:
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    shown = re.findall(r"^    make (\S+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert set(targets.split()) - {"demo", "install", "clean"} == set(shown)
+
+
 @pytest.mark.parametrize("file", lines(r"python (\S+\.py)"))
-def test_scripts_exist(file):
-    assert (ROOT / file).is_file()
+def test_scripts_exist(file: str) -> None:
+    renamed = (ROOT / "CHANGELOG.md").read_text().partition("### Renamed")[2]
+    assert (ROOT / file).is_file() or f"| `python {file}` |" in renamed
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_to_files(document):
+def test_links_lead_to_files(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         assert target.startswith("https://") or (document.parent / target).exists(), target
 
 
-def test_readme_shows_the_tested_example_and_it_is_short():
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_headings(document: Path) -> None:
+    for path, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
+        target = document.parent / path if path else document
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}, heading
+
+
+def test_readme_shows_the_tested_example_and_it_is_short() -> None:
     example = (ROOT / "examples" / "ten_lines.py").read_text()
     assert example in (ROOT / "README.md").read_text()
     assert len(example.splitlines()) <= 12
 
 
-def test_the_process_reward_that_readme_shows_rewards_a_search_in_three_lines():
+def test_the_process_reward_in_readme_rewards_a_search_in_three_lines() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (shown,) = [block for block in blocks if "call_rewards" in block]
     assert len(list(filter(None, shown.splitlines()))) == 3
@@ -76,44 +110,89 @@ def test_the_process_reward_that_readme_shows_rewards_a_search_in_three_lines():
     exec(shown, names)
     calls = (ToolCall("a", "search", {"query": "Alaban"}, ""), ToolCall("b", "find", {}, ""))
 
-    async def step():
+    async def step() -> Any:
         episode = await names["env"].open(names["tasks"][0], RolloutContext(AttemptId("run", "task", 0, 0), 0))
         return await episode.step(Action(Message.assistant("", calls), ""))
 
     assert asyncio.run(step()).call_rewards == ({"found": 0.1}, {"found": 0.0})
 
 
-ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms.md").read_text()
+def test_the_settings_in_readme_exist() -> None:
+    options = re.findall(r"--([a-z_]+\.[a-z_.]+)(?: ([\w.-]+))?", (ROOT / "README.md").read_text())
+    typed = {key: float(value) for key, value in options if re.fullmatch(r"[\d.e-]+", value)}
+    assert "trainer.learning_rate" in typed and "context_policy.name" in dict(options)
+    resolve(TrainConfig, [Layer("README", {**typed, "context_policy.name": "window"})])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=lambda algorithm: algorithm.name)
-def test_every_algorithm_is_documented_as_it_is(algorithm):
+def test_every_algorithm_is_documented_as_it_is(algorithm: Algorithm) -> None:
     level = "" if algorithm.ratio_level == "token" else f", ratio of the {algorithm.ratio_level}"
     loss, paper, deviations = algorithm.loss.name + level, algorithm.paper or "-", algorithm.deviations or "-"
     cells = (f"`{algorithm.name}`", paper, algorithm.advantage.formula, loss, deviations)
     assert f"| {' | '.join(cells)} |" in ALGORITHMS_PAGE
 
 
-def test_the_documents_name_no_algorithm_that_is_not_there():
+def test_the_documents_name_no_algorithm_that_does_not_exist() -> None:
     assert set(re.findall(r"^\| `(\S+)` \| [\d-]", ALGORITHMS_PAGE, re.MULTILINE)) == set(ALGORITHMS)
 
 
-def test_adding_an_algorithm_takes_one_file_of_forty_lines_which_the_documents_show():
+def test_an_algorithm_of_ones_own_takes_a_file_of_forty_lines_which_the_documents_show() -> None:
     example = (ROOT / "examples" / "own_algorithm.py").read_text()
     assert f"```python\n{example}```" in ALGORITHMS_PAGE
     assert len(example.splitlines()) <= 40
 
 
-def test_the_solutions_that_the_documents_show_prove_the_example():
-    shown, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "worlds.md").read_text(), re.DOTALL)
+def test_the_solutions_in_the_documents_check_the_example() -> None:
+    shown, *_ = re.findall(r"```python\n(.*?)```", TASKSETS_PAGE, re.DOTALL)
     names = runpy.run_path(str(ROOT / "examples" / "ten_lines.py"))
     exec(shown, names)
     taskset = make_taskset(names["env"], names["tasks"], "example", "", (), names["solutions"])
-    checked = check(CheckConfig(), taskset, SilentProgress())
-    assert checked.passed and (checked.gold.played, checked.wrong.played) == (5, 10)
+    report = check(CheckConfig(), taskset, SilentProgress())
+    assert report.passed and (report.gold.played, report.wrong.played) == (5, 10)
 
 
-def test_the_documents_name_every_world():
-    assert set(TASKSETS) <= set(
-        re.findall(r"`(\S+?)`", (ROOT / "docs" / "worlds.md").read_text().partition("\n## ")[0])
-    )
+def test_the_documents_name_every_task_set() -> None:
+    assert set(TASKSETS) <= set(re.findall(r"`(\S+?)`", TASKSETS_PAGE.partition("\n## ")[0]))
+
+
+def test_the_rooms_of_the_architecture_are_those_that_the_imports_are_checked_against() -> None:
+    table = ARCHITECTURE.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    rooms = {
+        room: set(re.findall(r"\w+", imports))
+        for room, imports in re.findall(r"^\| `(\w+)` \|.*\| ([\w, -]+) \|$", table, re.MULTILINE)
+    }
+    assert rooms == SEES
+
+
+def names_in(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[str]:
+    """Yield the functions, classes, methods and variables that a module defines, by dotted name."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from names_in(node, f"{prefix}{node.name}.")
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+
+def exists(reference: str) -> bool:
+    """Return whether ``room/file.py:Name.method`` exists, relative to the package or to the repository."""
+    path, _, name = reference.partition(":")
+    for file in (ROOT / "agent_r1" / path, ROOT / path):
+        if file.exists():
+            return not name or name in names_in(ast.parse(file.read_text()))
+    return False
+
+
+REFERENCE = r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py(?::[A-Za-z_.]+)?|(?:[a-z_0-9]+/)+)`"
+
+
+@pytest.mark.parametrize("reference", sorted(set(re.findall(REFERENCE, ARCHITECTURE)) - {"checkpoint/", "monitor/"}))
+def test_files_and_functions_of_the_architecture_exist(reference: str) -> None:
+    assert exists(reference)
+
+
+def test_a_wrong_reference_is_found() -> None:
+    assert not exists("training/loop.py:training_loop") and not exists("training/doctor.py")
