@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from failing_disks import DISKS
+from failing_engines import ENGINE_FAILURES
 from failing_services import FAILURES
 from fault_case import Case, Control, Outcome, Size
 from hostile_numbers import NUMBERS
@@ -39,7 +40,7 @@ FAMILIES: Mapping[str, tuple[Case, ...]] = {
         *(KILLED_ANYWHERE, KILLED_AHEAD, KILLED_SAVING, KILLED_CALLS, *DISKS),
         *(SECOND_PROCESS, KILLED_AFTER_STEPS, SIGNALLED),
     ),
-    "failures": (*HOSTILE_TOOLS, *FAILURES, *NUMBERS, *NUMERIC_AGREEMENT),
+    "failures": (*HOSTILE_TOOLS, *FAILURES, *ENGINE_FAILURES, *NUMBERS, *NUMERIC_AGREEMENT),
 }
 """Faults of a run's process and disk, and faults inside a run."""
 

@@ -20,7 +20,7 @@ from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.checksum import weights_checksum
-from agent_r1.rollout.collector import Collector
+from agent_r1.rollout.collector import Collector, GroupRequest
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer import oom_retry as memory
 from agent_r1.trainer.protocol import PassStats
@@ -61,9 +61,9 @@ def corrupt_groups(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     fired = Counter[str]()
 
     class CorruptingCollector(Collector):
-        async def _group(self, order: Any, version: int) -> Group:
-            group = await super()._group(order, version)
-            if self._run != RUN or order.group_id != 5:
+        async def _run_group(self, request: GroupRequest, version: int) -> Group:
+            group = await super()._run_group(request, version)
+            if self._run != RUN or request.group_id != 5:
                 return group
             fired["groups"] += 1
             return CORRUPTIONS[seed % len(CORRUPTIONS)](group)
