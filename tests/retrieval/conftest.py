@@ -1,4 +1,4 @@
-"""Passages, an encoder that is a bag of words, and a server, for the tests of retrieval."""
+"""Fixtures for the tests of retrieval: passages, a bag-of-words encoder, and a server."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def passages() -> tuple[Passage, ...]:
 
 @pytest.fixture(scope="session")
 def encoder_folder(benchmark_script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The benchmark's bag of words, which knows the words of ``passages``."""
+    """Return the benchmark's bag-of-words encoder with the vocabulary of ``passages``."""
     return benchmark_script.bag_of_words(tmp_path_factory.mktemp("encoder"), PASSAGES)
 
 
 class Counting:
-    """BM25 that remembers how many queries each search had, and fails when it is told to."""
+    """BM25 that records the number of queries of each search, and fails on request."""
 
     def __init__(self) -> None:
         self.index = BM25Index(PASSAGES)

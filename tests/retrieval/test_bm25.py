@@ -1,4 +1,4 @@
-"""BM25 finds what it should, the same way each time, alone or in a batch."""
+"""BM25 finds the right passages, deterministically, for single queries and batches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def titles(index: BM25Index, query: str, k: int = 5) -> list[str]:
     return [passage.title for passage in index.search([query], k)[0]]
 
 
-def test_the_best_passage_comes_first_and_those_without_a_common_word_never() -> None:
+def test_the_best_passage_is_first_and_passages_without_a_common_word_are_left_out() -> None:
     index = BM25Index(PASSAGES)
     assert titles(index, "Who rules Alba?") == ["Alba"]
     assert titles(index, "the king Bruno") == ["Bruno", "Alba"]
@@ -71,14 +71,14 @@ def test_titles_are_searched_too() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 10])
-def test_equal_passages_come_in_the_order_of_the_corpus(k: int) -> None:
+def test_equal_scores_keep_the_order_of_the_corpus(k: int) -> None:
     same = [Passage(f"T{i:02}", "one and the same text") for i in range(10)]
     mixed = [*PASSAGES, *same, Passage("best", "same same same text")]
     assert titles(BM25Index(mixed), "same text", k) == ["best", *(passage.title for passage in same)][:k]
 
 
 def reference_order(passages: tuple[Passage, ...], query: str) -> list[int]:
-    """BM25 as the formula says, in double precision, by sorting everything."""
+    """Return the ranking by the formula of BM25, in double precision, by sorting all passages."""
     texts = [re.findall(r"\w\w+", f"{passage.title}\n{passage.text}".lower()) for passage in passages]
     counts = [Counter(text) for text in texts]
     mean = sum(map(len, texts)) / len(texts)
@@ -99,7 +99,7 @@ phrases = st.lists(words, min_size=1, max_size=6).map(" ".join)
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(phrases, min_size=1, max_size=8), phrases)
-def test_the_ranking_is_bm25(texts: list[str], query: str) -> None:
+def test_the_ranking_matches_a_reference_implementation(texts: list[str], query: str) -> None:
     passages = tuple(Passage(f"P{i}", text) for i, text in enumerate(texts))
     expected = [f"P{index}" for index in reference_order(passages, query)]
     assert titles(BM25Index(passages), query, k=20) == expected
@@ -120,26 +120,26 @@ def test_a_corpus_without_words_is_refused(text: str) -> None:
 # ---- the tool
 
 
-def test_a_result_shows_passages_with_their_titles_and_keeps_the_titles_as_data() -> None:
+def test_a_tool_result_has_passages_as_text_and_titles_as_data() -> None:
     (result,) = ask(search_tool(BM25Index(PASSAGES), k=2), ["king Bruno"])
     assert result.ok
     assert text_of(result) == f"[1] Bruno\n{PASSAGES[1].text}\n\n[2] Alba\n{PASSAGES[0].text}"
     assert result.data == ("Bruno", "Alba")
 
 
-def test_nothing_found_is_said() -> None:
+def test_a_search_without_results_is_reported() -> None:
     (result,) = ask(search_tool(BM25Index(PASSAGES)), ["quantum"])
     assert (result.ok, text_of(result), result.data) == (True, NOTHING_FOUND, ())
     assert render(()) == NOTHING_FOUND
 
 
-def test_the_policy_may_choose_the_query_and_nothing_else() -> None:
+def test_the_query_is_the_only_argument_of_the_tool() -> None:
     spec = search_tool(BM25Index(PASSAGES)).spec
     assert spec.name == "search"
     assert list(spec.parameters["properties"]) == ["query"]
 
 
-def test_queries_that_wait_together_are_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_queries_are_searched_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = []
     tokenize = bm25.bm25s.tokenize
     index = BM25Index(PASSAGES)

@@ -1,4 +1,4 @@
-"""Dense search finds the largest inner products, the same way however it is computed, and keeps its vectors."""
+"""Dense search finds the largest inner products, independently of how they are computed, and caches vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.encoder import load_encoder
 from agent_r1.retrieval import vectors as vectors_module
-from agent_r1.retrieval.cache import Origin, is_valid, build_once
+from agent_r1.retrieval.cache import Origin, build_once, is_valid
 from agent_r1.retrieval.config import SearchConfig, check
 from agent_r1.retrieval.dense import VECTORS, DenseIndex, open_dense
 from agent_r1.retrieval.open import open_retriever
@@ -41,7 +41,7 @@ def random_vectors(count: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("chunk", [7, 50, 1000])
-def test_the_largest_inner_products_whatever_the_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_inner_products_do_not_depend_on_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors_module, "CHUNK", chunk)
     matrix, queries = random_vectors(200, 0), random_vectors(9, 1)
     expected = np.argsort(-(queries.astype(np.float64) @ matrix.T.astype(np.float64)), axis=1)[:, :12]
@@ -50,14 +50,14 @@ def test_the_largest_inner_products_whatever_the_chunks(chunk: int, monkeypatch:
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
-def test_equal_vectors_come_in_their_own_order(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_vectors_keep_their_order(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors_module, "CHUNK", chunk)
     matrix = np.repeat(random_vectors(2, 0), 5, axis=0)
     (found,) = TorchVectors(matrix, "cpu").nearest(matrix[:1], 10)
     assert sorted(found[:5]) == [0, 1, 2, 3, 4] and found == sorted(found[:5]) + sorted(found[5:])
 
 
-def test_faiss_finds_the_same_by_the_same_protocol() -> None:
+def test_faiss_finds_the_same_passages() -> None:
     pytest.importorskip("faiss", reason="faiss is not installed (extra faiss)")
     matrix, queries = random_vectors(300, 0), random_vectors(9, 1)
     exact = TorchVectors(matrix, "cpu").nearest(queries, 5)
@@ -66,7 +66,7 @@ def test_faiss_finds_the_same_by_the_same_protocol() -> None:
         build_faiss(matrix, "Nonsense")
 
 
-def test_without_faiss_its_package_is_named(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_faiss_is_reported_with_its_package(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InvalidInput, match=r"faiss: got no such package; pip install 'agent-r1\[faiss\]'"):
         open_dense(config.model_copy(update={"faiss": "Flat"}), read_corpus(config.corpus))
@@ -75,7 +75,7 @@ def test_without_faiss_its_package_is_named(config: SearchConfig, monkeypatch: p
 # ---- search
 
 
-def test_dense_search_finds_by_meaning_of_the_encoder(config: SearchConfig) -> None:
+def test_dense_search_ranks_by_the_encoder(config: SearchConfig) -> None:
     index = open_dense(config, read_corpus(config.corpus))
     found = index.search(["who rules the river Alba", "a king", "Zoë"], 2)
     assert [best.title for best, _ in found] == ["Alba", "Bruno", "Zoë"]
@@ -84,7 +84,7 @@ def test_dense_search_finds_by_meaning_of_the_encoder(config: SearchConfig) -> N
     assert index.search(["lone \ud800 surrogate lake"], 2)[0][0].title in ("Carla", "Lake district")
 
 
-def test_faiss_serves_the_whole_search(config: SearchConfig) -> None:
+def test_dense_search_works_with_faiss(config: SearchConfig) -> None:
     pytest.importorskip("faiss", reason="faiss is not installed (extra faiss)")
     passages = read_corpus(config.corpus)
     queries = ["who rules the river Alba", "a king", "Zoë"]
@@ -94,7 +94,7 @@ def test_faiss_serves_the_whole_search(config: SearchConfig) -> None:
         assert open_dense(changed, passages).search(queries, 3) == exact
 
 
-def test_the_prefix_stands_before_queries_only(config: SearchConfig) -> None:
+def test_the_prefix_is_added_to_queries_only(config: SearchConfig) -> None:
     passages = read_corpus(config.corpus)
     plain = open_dense(config, passages)
     led = open_dense(config.model_copy(update={"query_prefix": "king king king king "}), passages)
@@ -102,10 +102,10 @@ def test_the_prefix_stands_before_queries_only(config: SearchConfig) -> None:
     assert led.search(["lake"], 1)[0][0].title == "Bruno"
 
 
-# ---- what is kept on the disk
+# ---- the cache on disk
 
 
-def test_vectors_are_build_once(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_computed_once(config: SearchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     passages = read_corpus(config.corpus)
     first = open_dense(config, passages).search(["lake"], 3)
 
@@ -123,7 +123,7 @@ def test_vectors_are_build_once(config: SearchConfig, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
-def test_damaged_vectors_are_made_again(damage: str, config: SearchConfig) -> None:
+def test_damaged_vectors_are_computed_again(damage: str, config: SearchConfig) -> None:
     passages = read_corpus(config.corpus)
     first = open_dense(config, passages).search(["lake"], 3)
     (vectors,) = config.cache.glob(f"*/{VECTORS}")
@@ -141,7 +141,7 @@ def test_damaged_vectors_are_made_again(damage: str, config: SearchConfig) -> No
     assert [path.name for path in config.cache.iterdir()] == [vectors.parent.name]
 
 
-def test_what_is_cut_short_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_interrupted_computation_leaves_no_files(tmp_path: Path) -> None:
     origin = Origin("p", "e", "", "")
 
     def fail(folder: Path) -> None:
@@ -154,12 +154,12 @@ def test_what_is_cut_short_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not is_valid(tmp_path / origin.key, origin)
 
 
-def test_passages_differ_where_their_borders_do() -> None:
+def test_the_cache_key_depends_on_passage_borders() -> None:
     assert corpus_checksum([Passage("ab", "c")]) != corpus_checksum([Passage("a", "bc")])
     assert corpus_checksum([Passage("a", "b")]) != corpus_checksum([Passage("a", "b"), Passage("a", "b")])
 
 
-# ---- what names a search
+# ---- configuration
 
 
 def test_a_toml_file_describes_a_search(config: SearchConfig, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_toml_file_describes_a_search(config: SearchConfig, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("settings", [{"pooling": "cls"}, {"query_prefix": "q: "}, {"faiss": "Flat"}])
-def test_a_setting_that_would_do_nothing_is_refused(settings: dict[str, str], config: SearchConfig) -> None:
+def test_a_setting_without_effect_is_refused(settings: dict[str, str], config: SearchConfig) -> None:
     with pytest.raises(InvalidInput, match="got it without an encoder"):
         check(SearchConfig(corpus=config.corpus, **settings))  # type: ignore[arg-type]
     check(SearchConfig(corpus=config.corpus, encoder="x", **settings))  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def test_on_hotpotqa_a_bag_of_words_finds_most_supporting_titles(benchmark_scrip
     index = open_dense(config, read_corpus(corpus))
     found = recall(questions, index)
     assert 0.6 < found < 0.75
-    # The control: vectors that belong to other passages find next to nothing.
+    # Control: the vectors of other passages find almost nothing.
     encoder = load_encoder(str(folder), "auto", 512, 64, "cpu")
     (vectors,) = config.cache.glob(f"*/{VECTORS}")
     shuffled = DenseIndex(read_corpus(corpus), encoder, TorchVectors(np.roll(np.load(vectors), 7, axis=0), "cpu"))

@@ -1,4 +1,4 @@
-"""The retrieval server answers what a search in process would, refuses what it should, and stops when told to."""
+"""The retrieval server returns the results of a search in process, refuses invalid requests, and stops on request."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def unused_address() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-# ---- what it answers
+# ---- responses
 
 
-def test_over_http_a_search_finds_what_it_finds_in_process(server, passages) -> None:
-    here, there = BM25Index(passages), remote(server)
-    assert there.search(QUERIES) == here.search(QUERIES)
-    assert there.search(["lake"], k=1) == here.search(["lake"], k=1) != here.search(["lake"], k=2)
-    assert there.search([]) == []
+def test_a_search_over_http_equals_one_in_process(server, passages) -> None:
+    local, client = BM25Index(passages), remote(server)
+    assert client.search(QUERIES) == local.search(QUERIES)
+    assert client.search(["lake"], k=1) == local.search(["lake"], k=1) != local.search(["lake"], k=2)
+    assert client.search([]) == []
 
 
-def test_one_query_and_a_batch_have_an_endpoint_each(server, passages) -> None:
+def test_single_queries_and_batches_have_separate_endpoints(server, passages) -> None:
     (found,) = BM25Index(passages).search(["Bruno"], 2)
     shown = [{"title": passage.title, "text": passage.text} for passage in found]
     assert httpx.post(f"{server.url}/search", json={"query": "Bruno", "k": 2}).json() == {"passages": shown}
@@ -64,20 +64,20 @@ def test_one_query_and_a_batch_have_an_endpoint_each(server, passages) -> None:
     assert batch.json() == {"results": [shown, []]}
 
 
-def test_it_says_how_it_is(server) -> None:
+def test_health_reports_the_server(server) -> None:
     assert remote(server).health() == Health(status="ok", passages=5, search="bm25")
 
 
-def test_text_that_no_encoding_takes_is_searched_as_well_as_it_can_be(server) -> None:
+def test_text_that_cannot_be_encoded_is_still_searched(server) -> None:
     assert remote(server).search(["lake \ud800"])[0][0].title == "Lake district"
 
 
-def test_more_queries_than_a_request_takes_are_several(server, counting) -> None:
+def test_many_queries_are_split_into_several_requests(server, counting) -> None:
     assert len(remote(server).search(["lake"] * (MAX_QUERIES + 1))) == MAX_QUERIES + 1
     assert counting.sizes == [16] * 16 + [1]
 
 
-def test_many_clients_at_once_get_their_own_answers(server, passages) -> None:
+def test_concurrent_clients_get_their_own_results(server, passages) -> None:
     answers: dict[int, list[tuple[Passage, ...]]] = {}
 
     def ask(number: int) -> None:
@@ -92,11 +92,11 @@ def test_many_clients_at_once_get_their_own_answers(server, passages) -> None:
     assert all(answers[number] == here.search([QUERIES[number % 3]] * 3) for number in range(24))
 
 
-# ---- what it refuses
+# ---- refused requests
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "told"),
+    ("path", "body", "status", "expected"),
     [
         ("/search", b"{", 400, "not JSON"),
         ("/search", b"[" * 100_000, 400, "not JSON"),
@@ -109,14 +109,14 @@ def test_many_clients_at_once_get_their_own_answers(server, passages) -> None:
         ("/find", b"{}", 404, "/search"),
     ],
 )
-def test_a_bad_request_is_told_why_and_the_server_goes_on(path, body, status, told, server) -> None:
+def test_an_invalid_request_gets_a_reason_and_the_server_continues(path, body, status, expected, server) -> None:
     response = httpx.post(f"{server.url}{path}", content=body)
     assert response.status_code == status
-    assert told in response.json()["error"]
+    assert expected in response.json()["error"]
     assert remote(server).search(["lake"])[0]
 
 
-def test_a_request_of_unknown_length_is_answered_and_bounded(server) -> None:
+def test_a_request_of_unknown_length_is_accepted_and_limited(server) -> None:
     answered = httpx.post(f"{server.url}/search", content=iter([b'{"query": "lake"}']))
     assert answered.status_code == 200 and answered.json()["passages"]
     refused = httpx.post(f"{server.url}/search", content=iter([b" " * 2**20] * 5))
@@ -134,7 +134,7 @@ def test_a_foreign_host_name_is_refused(server) -> None:
     assert httpx.get(f"{server.url}/health", headers={"Host": "localhost"}).status_code == 200
 
 
-def test_a_connection_that_sends_no_whole_request_is_closed(counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_complete_request_is_closed(counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.retrieval.server.REQUEST_SECONDS", 0.2)
     with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small:
         assert answer_to(small, b"POST /search HTTP/1.1\r\nHost: localhost\r\n") == b""
@@ -142,49 +142,49 @@ def test_a_connection_that_sends_no_whole_request_is_closed(counting, monkeypatc
         assert answer_to(small, head).startswith(b"HTTP/1.1 408")
 
 
-def test_a_large_batch_lets_others_search_between_its_parts(server, counting) -> None:
+def test_other_searches_run_between_the_parts_of_a_large_batch(server, counting) -> None:
     remote(server).search(["lake"] * 40)
     assert counting.sizes == [16, 16, 8]
 
 
 def answer_to(server: RetrievalServer, request: bytes) -> bytes:
-    """Send bytes; return everything until the server closes the connection."""
+    """Send bytes and return all bytes until the server closes the connection."""
     with socket.create_connection((server.host, server.port), timeout=30) as raw:
         raw.sendall(request)
         return b"".join(iter(lambda: raw.recv(4096), b""))
 
 
-def test_a_body_that_was_refused_is_not_taken_for_the_next_request(server) -> None:
+def test_a_refused_body_is_not_read_as_the_next_request(server) -> None:
     head = f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode()
     body = b" " * MAX_BODY + b"  GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     answer = answer_to(server, head + body)
     assert answer.startswith(b"HTTP/1.1 413") and b'"ok"' not in answer
 
 
-def test_a_refused_request_is_not_tried_again(server, counting) -> None:
+def test_a_refused_request_is_not_retried(server, counting) -> None:
     with pytest.raises(AgentR1Error, match=r"refused the request \(status 400: .*k: ") as caught:
         remote(server).search(["x"], k=1000)
     assert not isinstance(caught.value, RetrievalError)
     assert counting.sizes == []
 
 
-# ---- what goes wrong
+# ---- failures
 
 
-def test_an_error_of_the_server_is_tried_again(server, counting) -> None:
+def test_a_server_error_is_retried(server, counting) -> None:
     counting.failures = 1
     assert remote(server).search(["lake"])[0]
     assert counting.sizes == [1, 1]
 
 
-def test_a_server_that_keeps_failing_is_given_up(server, counting) -> None:
+def test_retries_end_if_the_server_keeps_failing(server, counting) -> None:
     counting.failures = 99
     with pytest.raises(RetrievalError, match=r"status 500: .*RuntimeError: the disk is gone"):
         remote(server, tries=3).search(["lake"])
     assert len(counting.sizes) == 3
 
 
-def test_a_server_that_hangs_is_given_up_in_time(server, counting) -> None:
+def test_a_hanging_server_times_out(server, counting) -> None:
     counting.search = lambda queries, k=5: time.sleep(0.5) or []
     began = time.monotonic()
     with pytest.raises(RetrievalError, match="ReadTimeout"):
@@ -192,23 +192,23 @@ def test_a_server_that_hangs_is_given_up_in_time(server, counting) -> None:
     assert time.monotonic() - began < 0.5
 
 
-def test_a_server_of_another_kind_is_seen(server, counting) -> None:
+def test_another_kind_of_server_is_detected(server, counting) -> None:
     counting.search = lambda queries, k=5: []
     with pytest.raises(RetrievalError, match="answered 0 of 1"):
         remote(server).search(["lake"])
 
 
-def test_more_connections_than_there_is_room_for_wait_outside(counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_beyond_the_limit_wait(counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.retrieval.server.MAX_CONNECTIONS", 1)
     with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small:
         first = remote(small)
-        assert first.search(["lake"])  # and keeps its connection
+        assert first.search(["lake"])  # the client keeps its connection open
         with pytest.raises(RetrievalError):
             remote(small).search(["lake"])
         assert first.search(["lake"])
 
 
-def test_a_request_under_way_is_answered_before_the_server_ends(server, counting) -> None:
+def test_a_running_request_is_answered_before_the_server_stops(server, counting) -> None:
     counting.search = lambda queries, k=5: time.sleep(0.3) or [(Passage("late", "but whole"),)]
     answers: list[object] = []
     client = threading.Thread(target=lambda: answers.append(remote(server, tries=1).search(["x"])))
@@ -220,28 +220,28 @@ def test_a_request_under_way_is_answered_before_the_server_ends(server, counting
     assert answers == [[(Passage("late", "but whole"),)]]
 
 
-def test_an_address_without_a_server_is_one_line(server) -> None:
+def test_an_unreachable_server_is_reported_in_one_line(server) -> None:
     with pytest.raises(InvalidInput, match="start one there with agent-r1 retriever") as caught:
         open_remote(unused_address())
     assert "\n" not in str(caught.value)
     assert isinstance(open_retriever(server.url), RemoteRetriever)
 
 
-def test_an_address_in_use_is_one_line(server, counting) -> None:
+def test_an_address_in_use_is_reported_in_one_line(server, counting) -> None:
     with pytest.raises(InvalidInput, match="choose another --host or --port"):
         RetrievalServer(counting, Health(status="ok", passages=5, search="bm25"), server.host, server.port)
 
 
-# ---- the tool over it
+# ---- the search tool over HTTP
 
 
 def ask(env: ToolEnv, queries: list[str]) -> list[str]:
-    """Every query by an episode of its own, at the same time; what each agent is told."""
+    """Search each query in its own episode, concurrently, and return each agent's observation."""
 
     async def one(number: int, query: str) -> str:
         episode = await env.open(Task("t", ()), RolloutContext(AttemptId("r", "t", 0, number), 0))
-        said = Message.assistant("", (ToolCall("c", "search", {"query": query}, ""),))
-        step = await episode.step(Action(said, ""))
+        message = Message.assistant("", (ToolCall("c", "search", {"query": query}, ""),))
+        step = await episode.step(Action(message, ""))
         assert step.end is None
         return step.messages[0].text
 
@@ -251,23 +251,25 @@ def ask(env: ToolEnv, queries: list[str]) -> list[str]:
     return asyncio.run(all_of_them())
 
 
-def test_calls_of_many_episodes_are_one_request(server, counting) -> None:
-    told = ask(ToolEnv([search_tool(remote(server))]), ["lake"] * 30 + ["Bruno"] * 10)
+def test_calls_of_many_episodes_are_batched_into_one_request(server, counting) -> None:
+    observations = ask(ToolEnv([search_tool(remote(server))]), ["lake"] * 30 + ["Bruno"] * 10)
     assert counting.sizes == [16, 16, 8]  # the parts of one batch
-    assert all("Lake district" in text for text in told[:30]) and all("a king" in text for text in told[30:])
+    assert all("Lake district" in text for text in observations[:30]) and all(
+        "a king" in text for text in observations[30:]
+    )
 
 
-def test_a_server_that_is_down_costs_each_agent_its_turn_and_no_more(passages) -> None:
+def test_an_unreachable_server_costs_each_agent_one_turn(passages) -> None:
     tool = search_tool(RemoteRetriever(unused_address(), tries=2, backoff=0.01))
     began = time.monotonic()
-    told = ask(ToolEnv([tool]), ["lake"] * 40)
-    assert all(text.startswith("search failed: the retrieval server at http://127.0.0.1:") for text in told)
-    assert time.monotonic() - began < 2  # one try for all of them, and not one for each
+    observations = ask(ToolEnv([tool]), ["lake"] * 40)
+    assert all(text.startswith("search failed: the retrieval server at http://127.0.0.1:") for text in observations)
+    assert time.monotonic() - began < 2  # one attempt for all of them, not one for each
     result = asyncio.run(tool.run({"query": "x"}, Task("t", ()), RolloutContext(AttemptId("r", "t", 0, 0), 0)))
     assert (result.ok, result.error) == (False, ToolErrorKind.RAISED)
 
 
-def test_naive_rag_does_not_read_an_error_as_a_passage() -> None:
+def test_naive_rag_does_not_use_an_error_as_a_passage() -> None:
     rag = NaiveRag(search_tool(RemoteRetriever(unused_address(), tries=1)))
     task = Task("t", (Message.user("Who?"),))
     with pytest.raises(AgentR1Error, match="the retrieval for task t failed"):
@@ -292,21 +294,21 @@ def corpus(tmp_path: Path, passages) -> Path:
 
 
 def test_the_command_serves_until_it_is_terminated(corpus: Path, passages) -> None:
-    process, said = start(corpus)
+    process, info = start(corpus)
     try:
-        assert (said["passages"], said["search"], said["status"]) == (5, "bm25", "ok")
-        there = RemoteRetriever(str(said["url"]))
-        assert there.search(QUERIES) == BM25Index(passages).search(QUERIES)
+        assert (info["passages"], info["search"], info["status"]) == (5, "bm25", "ok")
+        client = RemoteRetriever(str(info["url"]))
+        assert client.search(QUERIES) == BM25Index(passages).search(QUERIES)
     finally:
         os.kill(process.pid, signal.SIGTERM)
     began = time.monotonic()
-    assert process.wait(10) == 0  # with a connection of the client still open
+    assert process.wait(10) == 0  # while the client's connection is still open
     assert time.monotonic() - began < 3
     assert process.communicate()[1] == ""
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (["--encoder", "/nothing/there"], "encoder: got /nothing/there"),
         (["--pooling", "cls"], "pooling: got it without an encoder"),
@@ -315,7 +317,9 @@ def test_the_command_serves_until_it_is_terminated(corpus: Path, passages) -> No
         (["--corpus", "/nothing/there"], "/nothing/there: got No such file"),
     ],
 )
-def test_the_command_refuses_in_one_line(options: list[str], told: str, corpus: Path, capsys) -> None:
+def test_the_command_reports_invalid_settings_in_one_line(
+    options: list[str], expected: str, corpus: Path, capsys
+) -> None:
     assert main(["retriever", "--corpus", str(corpus), *options]) == 2
     out, error = capsys.readouterr()
-    assert out == "" and told in error and error.count("\n") == 1
+    assert out == "" and expected in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""What the tests of worlds need: a sandbox, and whole episodes of an agent that follows a script."""
+"""Fixtures for the tests of task sets: a sandbox, and whole episodes of a scripted agent."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ Reply = Callable[[str], str]
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    """The default level."""
+    """Return a sandbox of the default level."""
     return sandbox_or_skip(Limits(seconds=5))
 
 
-def calling(name: str, code: str) -> str:
-    """A tool call with one argument, code, as the Hermes format words it."""
+def format_call(name: str, code: str) -> str:
+    """Return a tool call with one argument, code, in the Hermes format."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'code': code}})}\n</tool_call>"
 
 
 @pytest.fixture(scope="session")
 def call() -> Callable[[str, str], str]:
-    return calling
+    return format_call
 
 
 @pytest.fixture(scope="session")
-def live() -> Callable[..., list[Trajectory]]:
-    """``live(world, tasks, script, size)``: scored attempts, ``size`` at each task, through tokens, tools and scorers.
+def run_attempts() -> Callable[..., list[Trajectory]]:
+    """Return ``run(taskset, tasks, script, size)``, which makes ``size`` scored attempts at each task.
 
-    ``script`` gives what is said in each turn; it is told the text so far. Or it is a list with one text per turn.
+    ``script`` returns the text of a turn for a given prompt, or is a list with one text per turn.
     """
 
-    def living(taskset: TaskSet, tasks: Sequence[Task], script: Reply | list[str], size: int = 1) -> list[Trajectory]:
+    def run(taskset: TaskSet, tasks: Sequence[Task], script: Reply | list[str], size: int = 1) -> list[Trajectory]:
         renderer = TemplateRenderer(hermes_tokenizer())
         reply = script if callable(script) else _by_turn(script)
         agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=10**6), 10**6)
@@ -65,7 +65,7 @@ def live() -> Callable[..., list[Trajectory]]:
 
         return asyncio.run(collect())
 
-    return living
+    return run
 
 
 def _by_turn(script: list[str]) -> Reply:
@@ -74,7 +74,7 @@ def _by_turn(script: list[str]) -> Reply:
 
 @pytest.fixture
 def rows_file(tmp_path: Path) -> Callable[..., Path]:
-    """``rows_file(row, row)`` is a JSONL file of them."""
+    """Return ``write(*rows)``, which writes a JSONL file of rows."""
 
     def write(*rows: Any, name: str = "data.jsonl") -> Path:
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""Files of functions to write, in the benchmarks' own formats; and that what is hidden stays hidden."""
+"""Files of programming problems in the benchmarks' own formats; hidden tests stay hidden."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def judged(sandbox: Sandbox, problem: Problem, solution: str) -> Verdict:
 
 
 @pytest.mark.parametrize("row", [HUMANEVAL, MBPP, SANITIZED, EVALPLUS, TREES])
-def test_every_format_is_read_and_judged(row: Any, sandbox: Sandbox, rows_file: Callable[..., Path]) -> None:
+def test_every_format_is_read_and_graded(row: Any, sandbox: Sandbox, rows_file: Callable[..., Path]) -> None:
     problem = only(rows_file(row))
     assert judged(sandbox, problem, problem.solution) == Verdict(True)
     name = problem.exam.calls[0] if row is not TREES else "leaves"
@@ -76,7 +76,7 @@ def test_every_format_is_read_and_judged(row: Any, sandbox: Sandbox, rows_file: 
     assert judged(sandbox, problem, "").passed is False
 
 
-def test_what_is_asked_and_what_is_shown(rows_file: Callable[..., Path]) -> None:
+def test_the_prompt_and_the_examples_of_a_problem(rows_file: Callable[..., Path]) -> None:
     assert only(rows_file(HUMANEVAL)).text.startswith("Write the function area.\n\n```python\nfrom typing")
     assert only(rows_file(HUMANEVAL)).examples == (Example("area([2, 3])", "6"),)
     for row in (MBPP, SANITIZED):
@@ -87,16 +87,16 @@ def test_what_is_asked_and_what_is_shown(rows_file: Callable[..., Path]) -> None
 
 
 @pytest.mark.parametrize("row", [HUMANEVAL, MBPP, SANITIZED, EVALPLUS, TREES])
-def test_hidden_tests_reach_neither_the_agent_nor_its_trials(row: Any, rows_file: Callable[..., Path]) -> None:
+def test_hidden_tests_are_not_visible_to_the_agent_or_its_tool(row: Any, rows_file: Callable[..., Path]) -> None:
     problem = only(rows_file(row))
-    seen = "".join(message.text for message in problem.task("test").messages)
-    seen += trial_program("pass", problem.exam, problem.examples)
+    visible = "".join(message.text for message in problem.task("test").messages)
+    visible += trial_program("pass", problem.exam, problem.examples)
     hidden = row["test_list"][1:] if "test_list" in row else [row["test"]]
-    assert hidden and not [test for test in hidden if test in seen]
-    assert problem.solution not in seen
+    assert hidden and not [test for test in hidden if test in visible]
+    assert problem.solution not in visible
 
 
-def test_a_solution_may_use_what_it_was_given_and_import_from_the_future(sandbox: Sandbox, rows_file: Any) -> None:
+def test_a_solution_may_use_the_prompts_helpers_and_future_imports(sandbox: Sandbox, rows_file: Any) -> None:
     problem = only(rows_file(HUMANEVAL))
     source = "from __future__ import annotations\ndef area(s: List[int]): return s[0] * s[1] * scale(2) // 6"
     assert judged(sandbox, problem, source).passed
@@ -122,7 +122,7 @@ def test_a_forged_solution_fails(forgery: str, sandbox: Sandbox, rows_file: Any)
     assert judged(sandbox, only(rows_file(MBPP)), forgery).passed is False
 
 
-def test_packages_that_tests_import_are_shown_to_the_sandbox(sandbox: Sandbox, rows_file: Any) -> None:
+def test_packages_that_tests_import_are_mounted_in_the_sandbox(sandbox: Sandbox, rows_file: Any) -> None:
     test = f"import numpy as np\n{HUMANEVAL['test']}    assert np.allclose(candidate([1, 2]), 2.0)\n"
     problem = only(rows_file(HUMANEVAL | {"test": test}))
     packages = packages_for([problem.exam])
@@ -135,7 +135,7 @@ def test_packages_that_tests_import_are_shown_to_the_sandbox(sandbox: Sandbox, r
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         ({"question": "Who?", "answer": "Ann"}, "got no tests; give rows of HumanEval (entry_point"),
         (MBPP | {"code": "def double(x:"}, "code that is not Python"),
@@ -147,10 +147,10 @@ def test_packages_that_tests_import_are_shown_to_the_sandbox(sandbox: Sandbox, r
         (HUMANEVAL | {"test": "def check(:"}, "code that is not Python"),
     ],
 )
-def test_a_broken_row_is_named(row: Any, told: str, rows_file: Callable[..., Path]) -> None:
+def test_an_invalid_row_is_reported_with_its_number(row: Any, expected: str, rows_file: Callable[..., Path]) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_problems(rows_file(row))
-    assert "row 1" in str(caught.value) and told in str(caught.value) and "\n" not in str(caught.value)
+    assert "row 1" in str(caught.value) and expected in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_broken_row_is_named(row: Any, told: str, rows_file: Callable[..., Pat
         ("def f(x): return x + 1", ["x = 1; assert f(x) == 2", "assert f(2) == 3"], ()),
     ],
 )
-def test_an_odd_row_is_a_problem_like_any_other(
+def test_an_unusual_row_is_a_valid_problem(
     code: str, tests: list[str], examples: Any, sandbox: Sandbox, rows_file: Any
 ) -> None:
     problem = only(rows_file(MBPP | {"code": code, "test_list": tests}))
@@ -178,7 +178,7 @@ def test_an_odd_row_is_a_problem_like_any_other(
         ("assert 1 < f(1) < 3", Example("bool(1 < f(1) < 3)", "True")),
     ],
 )
-def test_an_assertion_is_an_example(source: str, example: Example) -> None:
+def test_an_assertion_becomes_an_example(source: str, example: Example) -> None:
     assert example_from_assertion(source) == example
 
 

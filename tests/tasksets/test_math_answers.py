@@ -1,4 +1,4 @@
-"""Where the answer stands: in the last box that closes, or behind the last four hashes."""
+"""Extraction of the answer: the last closed box, or the text after the last four hashes."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ INNER = st.recursive(
 
 
 @given(INNER.filter(str.strip), st.text(st.sampled_from("xy {}$.\\"), max_size=20))
-def test_what_is_in_balanced_braces_is_found_whatever_follows(inner: str, after: str) -> None:
+def test_the_content_of_balanced_braces_is_found(inner: str, after: str) -> None:
     assert boxed_answer(rf"so \boxed{{{inner}}}{after}") == inner.strip()
 
 
@@ -39,5 +39,5 @@ def test_what_is_in_balanced_braces_is_found_whatever_follows(inner: str, after:
         ("", None),
     ],
 )
-def test_the_last_statement_counts_and_only_in_its_form(text: str, answer: str | None) -> None:
+def test_the_last_answer_in_the_right_format_counts(text: str, answer: str | None) -> None:
     assert stated_answer(text) == answer

@@ -1,4 +1,4 @@
-"""Files of problems in the benchmarks' own formats, and what is said of a broken one."""
+"""Files of mathematical problems in the benchmarks' own formats, and the errors for invalid files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MATH = {"problem": "Half of 4?", "level": "Level 1", "type": "Algebra", "solutio
     ],
     ids=["GSM8K", "MATH", "MATH-500", "worked", "bare", "number"],
 )
-def test_a_format_is_told_by_what_rows_hold(row: Any, answer: str, id: str, rows_file: Callable[..., Path]) -> None:
+def test_the_format_is_detected_from_the_rows(row: Any, answer: str, id: str, rows_file: Callable[..., Path]) -> None:
     assert read_problems(rows_file(row)) == (Problem(id, "Half of 4?", answer),)
 
 
@@ -47,7 +47,7 @@ def test_maths_own_folders_are_read_file_by_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "expected"),
     [
         ([{"problem": "Half of 4?", "solution": "It is 2."}], "row 1: got no answer in the working"),
         ([{"question": "Half of 4?", "answer": "It\nis 2."}], "row 1: got no answer in the working"),
@@ -56,13 +56,15 @@ def test_maths_own_folders_are_read_file_by_file(tmp_path: Path) -> None:
         ([MATH | {"unique_id": "a"}] * 2, "row 2: got the id 'a' for a second time"),
     ],
 )
-def test_a_broken_row_is_named(rows: list[Any], told: str, rows_file: Callable[..., Path]) -> None:
+def test_an_invalid_row_is_reported_with_its_number(
+    rows: list[Any], expected: str, rows_file: Callable[..., Path]
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_problems(rows_file(*rows))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_broken_folder_is_named(tmp_path: Path) -> None:
+def test_an_invalid_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no JSON files"):
         read_problems(tmp_path)
     (tmp_path / "1.json").write_text("[1]")

@@ -1,4 +1,4 @@
-"""What counts as the gold answer: the same mathematics however it is written, worked out, and of the same kind."""
+"""Comparison with the gold answer: equal mathematics in any notation, computed, and of the same kind."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("gold", ACCEPTED)
-def test_the_same_mathematics_is_accepted_as_people_write_it(gold: str, checker: AnswerChecker) -> None:
-    found = verdicts(checker, [(gold, said) for said in ACCEPTED[gold]])
+def test_equal_mathematics_is_accepted_in_common_notations(gold: str, checker: AnswerChecker) -> None:
+    found = verdicts(checker, [(gold, answer) for answer in ACCEPTED[gold]])
     assert {pair: each for pair, each in found.items() if each.correct is not True} == {}
 
 
 @pytest.mark.parametrize("gold", REFUSED)
-def test_what_is_not_worked_out_or_of_another_kind_is_wrong(gold: str, checker: AnswerChecker) -> None:
-    found = verdicts(checker, [(gold, said) for said in REFUSED[gold]])
+def test_an_uncomputed_answer_or_another_kind_of_object_is_wrong(gold: str, checker: AnswerChecker) -> None:
+    found = verdicts(checker, [(gold, answer) for answer in REFUSED[gold]])
     assert {pair: each for pair, each in found.items() if each.correct is not False} == {}
 
 
@@ -106,23 +106,23 @@ def test_what_is_not_worked_out_or_of_another_kind_is_wrong(gold: str, checker: 
         (r"Write $0.\overline{4}$ as a fraction.", r"\frac{4}{9}", r"0.\overline{4}"),
     ],
 )
-def test_an_expression_of_the_question_is_no_answer_to_it(
+def test_an_expression_copied_from_the_question_is_wrong(
     question: str, gold: str, copied: str, checker: AnswerChecker
 ) -> None:
     assert verdicts(checker, [(gold, copied)], question)[gold, copied].correct is False
     assert verdicts(checker, [(gold, gold)], question)[gold, gold].correct is True
-    # Control: it is the same mathematics, and without the question nobody would know.
+    # Control: without the question it counts as equal mathematics.
     free = verdicts(checker, [(gold, copied)], "")[gold, copied]
     assert free.correct is True or "worked out" in free.reason
     assert copied_expressions(question, gold) != ()
 
 
-def test_an_answer_may_stand_in_the_question(checker: AnswerChecker) -> None:
+def test_the_gold_answer_may_occur_in_the_question(checker: AnswerChecker) -> None:
     assert verdicts(checker, [("5", "5.0"), ("5", "x=5")], "Which of $5$ and $6$ is odd?")["5", "5.0"].correct is True
     assert copied_expressions("Which of $5$ and $6$ is odd?", "5") == ("6",)
 
 
-def test_infinity_and_one_more_is_infinity() -> None:
+def test_infinity_plus_one_is_infinity() -> None:
     assert plus_one(r"-\infty") == ()
     task: Task = Problem("a", "The limit of $x$?", r"\infty").task("test")
     assert "one more" not in {each.name for each in solutions_of((), 5)(task).wrong}

@@ -1,4 +1,4 @@
-"""Question and passage files are read as they come, and what is wrong is said with its file and row."""
+"""Question and passage files are read in their own formats; errors name the file and the row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def jsonl_file(folder: Path, *lines: Any, name: str = "data.jsonl") -> Path:
 # ---- the three formats
 
 
-def test_hotpotqas_own_format(tmp_path: Path) -> None:
+def test_the_format_of_hotpotqa(tmp_path: Path) -> None:
     (question,) = read_questions(json_file(tmp_path, [OFFICIAL]))
     assert question == Question(
         "5a7a",
@@ -60,7 +60,7 @@ def test_hotpotqas_own_format(tmp_path: Path) -> None:
     )
 
 
-def test_an_id_may_be_missing(tmp_path: Path) -> None:
+def test_an_id_is_optional(tmp_path: Path) -> None:
     rows = [{key: value for key, value in OFFICIAL.items() if key != "_id"}] * 2
     assert [question.id for question in read_questions(json_file(tmp_path, rows))] == ["row-1", "row-2"]
 
@@ -77,32 +77,32 @@ def test_lines_of_question_and_answer(tmp_path: Path) -> None:
     )
 
 
-def test_a_list_of_answers_is_kept_whole(tmp_path: Path) -> None:
+def test_all_answers_of_a_list_are_kept(tmp_path: Path) -> None:
     rows = [{"Question": "Where?", "source": "2wiki", "id": "2wiki_6", "answer": ["Poland", "Polska"]}]
     assert read_questions(json_file(tmp_path, rows)) == (Question("2wiki_6", "Where?", ("Poland", "Polska")),)
 
 
-def test_what_a_file_holds_decides_and_not_its_name(tmp_path: Path) -> None:
+def test_the_content_of_a_file_decides_its_format(tmp_path: Path) -> None:
     path = jsonl_file(tmp_path, OFFICIAL, name="data.json")
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # the mark that some editors put before UTF-8
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # the byte order mark that some editors write
     assert read_questions(path)[0].id == "5a7a"
     assert read_questions(json_file(tmp_path, [OFFICIAL], "data.jsonl"))[0].id == "5a7a"
 
 
-def test_a_question_becomes_a_task_whose_answers_are_never_shown() -> None:
+def test_a_question_becomes_a_task_with_hidden_answers() -> None:
     question = Question("7", "Who?", ("Ann", "Ann Lee"), ("X",), (Passage("X", "x"),))
     data = {"answers": ("Ann", "Ann Lee"), "supporting": ("X",), "hops": ()}
     assert question.task("test") == Task("test/7", (Message.user("Who?"),), data, "test")
 
 
-# ---- what is wrong with a file
+# ---- invalid files
 
 
 GOOD = {"question": "Who?", "answer": "Ann"}
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         ({"question": "Who?"}, "no answer"),
         ({"question": "Who?", "answer": None}, "no answer"),
@@ -121,21 +121,21 @@ GOOD = {"question": "Who?", "answer": "Ann"}
     ],
 )
 @pytest.mark.parametrize("write", [json_file, lambda folder, rows: jsonl_file(folder, *rows)])
-def test_a_bad_row_is_named(row: Any, told: str, write: Any, tmp_path: Path) -> None:
+def test_an_invalid_row_is_reported(row: Any, expected: str, write: Any, tmp_path: Path) -> None:
     path = write(tmp_path, [GOOD, GOOD, row, GOOD])
     with pytest.raises(InvalidInput) as caught:
         read_questions(path)
-    assert str(caught.value).startswith(f"{path}, row 3: got {told}")
+    assert str(caught.value).startswith(f"{path}, row 3: got {expected}")
     assert "\n" not in str(caught.value)
 
 
-def test_an_id_twice_is_named(tmp_path: Path) -> None:
+def test_a_duplicate_id_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"row 2: got the id '5a7a' for a second time"):
         read_questions(json_file(tmp_path, [OFFICIAL, OFFICIAL]))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "got an empty file"),
         (b"\n\n", "got an empty file"),
@@ -152,20 +152,20 @@ def test_an_id_twice_is_named(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("read", [read_questions, read_corpus])
-def test_a_broken_file_is_named_with_its_line(content: bytes, told: str, read: Any, tmp_path: Path) -> None:
+def test_an_invalid_file_is_reported_with_its_line(content: bytes, expected: str, read: Any, tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_bytes(content)
     if read is read_corpus:
         path.write_bytes(content.replace(b"question", b"title").replace(b"answer", b"text"))
     with pytest.raises(InvalidInput) as caught:
         read(path)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("read", [read_questions, read_corpus])
-def test_a_path_that_is_no_file_is_named(read: Any, tmp_path: Path) -> None:
+def test_a_path_without_a_file_is_reported(read: Any, tmp_path: Path) -> None:
     for path in (tmp_path / "missing.json", tmp_path):
         with pytest.raises(InvalidInput, match="give the path of a readable file"):
             read(path)
@@ -180,10 +180,11 @@ def test_passages_have_a_title_and_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"), [({"title": "X"}, "no text"), ({"text": "x"}, "no title"), ({"title": 1, "text": "x"}, "no title")]
+    ("row", "expected"),
+    [({"title": "X"}, "no text"), ({"text": "x"}, "no title"), ({"title": 1, "text": "x"}, "no title")],
 )
-def test_a_bad_passage_is_named(row: Any, told: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=f"row 2: got {told}"):
+def test_an_invalid_passage_is_reported(row: Any, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=f"row 2: got {expected}"):
         read_corpus(jsonl_file(tmp_path, {"title": "X", "text": "x"}, row))
 
 

@@ -1,4 +1,4 @@
-"""The three benchmarks' own files, as their authors publish them, are read whole; other names of an answer count."""
+"""The three benchmarks' published files are read completely; aliases of an answer count."""
 
 from __future__ import annotations
 
@@ -73,8 +73,11 @@ def test_musique(tmp_path: Path) -> None:
     )
 
 
-def test_of_musiques_full_version_only_what_can_be_answered_is_asked(tmp_path: Path) -> None:
-    twin = MUSIQUE | {"answerable": False, "paragraphs": MUSIQUE["paragraphs"][1:]}  # as there: the same id twice
+def test_only_answerable_questions_of_musique_are_used(tmp_path: Path) -> None:
+    twin = MUSIQUE | {
+        "answerable": False,
+        "paragraphs": MUSIQUE["paragraphs"][1:],
+    }  # as in the original, the same id occurs twice
     for rows in ([MUSIQUE, twin], [twin, MUSIQUE]):
         (question,) = read_questions(lines(tmp_path / "full.jsonl", *rows))
         assert len(question.context) == 3
@@ -85,7 +88,7 @@ def test_of_musiques_full_version_only_what_can_be_answered_is_asked(tmp_path: P
 # ---- 2WikiMultihopQA
 
 
-def test_2wiki_with_the_aliases_beside_it(tmp_path: Path) -> None:
+def test_2wiki_with_its_alias_file(tmp_path: Path) -> None:
     lines(tmp_path / "id_aliases.json", *ALIASES)
     (tmp_path / "dev.json").write_text(json.dumps([TWO_WIKI]))
     (question,) = read_questions(tmp_path / "dev.json")
@@ -95,7 +98,7 @@ def test_2wiki_with_the_aliases_beside_it(tmp_path: Path) -> None:
     assert question.context[0] == Passage("X", "X is by Xaver. It is long.")
 
 
-def test_2wiki_without_aliases_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_2wiki_without_its_alias_file_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = lines(tmp_path / "dev.json", TWO_WIKI)
     assert read_questions(path)[0].answers == ("Malga",)
     assert "id_aliases.json" in caplog.text
@@ -105,7 +108,7 @@ def test_2wiki_without_aliases_says_so(tmp_path: Path, caplog: pytest.LogCapture
     assert caplog.text == ""
 
 
-def test_another_name_of_the_answer_is_right(tmp_path: Path) -> None:
+def test_an_alias_of_the_answer_is_right(tmp_path: Path) -> None:
     lines(tmp_path / "id_aliases.json", *ALIASES)
     (with_aliases,) = read_questions(lines(tmp_path / "dev.json", TWO_WIKI))
     assert exact_match_score("malga b", with_aliases.answers) == f1_score("malga b", with_aliases.answers) == 1.0
@@ -135,15 +138,15 @@ def test_hotpotqa_in_pairs_and_in_columns(facts: Any, context: Any, tmp_path: Pa
         {"Question": "Who?", "answer": ["Ann", "A.", "Ann"], "id": 7},
     ],
 )
-def test_other_names_of_the_fields(row: dict[str, Any], tmp_path: Path) -> None:
+def test_other_field_names_are_read(row: dict[str, Any], tmp_path: Path) -> None:
     assert read_questions(lines(tmp_path / "data.jsonl", row)) == (Question("7", "Who?", ("Ann", "A.")),)
 
 
-# ---- what is wrong
+# ---- invalid input
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         (MUSIQUE | {"paragraphs": [{"title": "X"}]}, "paragraphs.0.paragraph_text: Field required"),
         (MUSIQUE | {"paragraphs": [{"title": "X", "paragraph_text": 3}]}, "paragraphs.0.paragraph_text: "),
@@ -154,17 +157,17 @@ def test_other_names_of_the_fields(row: dict[str, Any], tmp_path: Path) -> None:
         (TWO_WIKI | {"context": {"title": ["X"], "sentences": []}}, "context: Input should be a valid list"),
     ],
 )
-def test_a_bad_row_is_named(row: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_an_invalid_row_is_reported(row: dict[str, Any], expected: str, tmp_path: Path) -> None:
     good = {"question": "Who?", "answer": "Ann"}
     path = lines(tmp_path / "data.jsonl", good, row)
     with pytest.raises(InvalidInput) as caught:
         read_questions(path)
-    assert str(caught.value).startswith(f"{path}, row 2: got {told}")
+    assert str(caught.value).startswith(f"{path}, row 2: got {expected}")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("row", [{"aliases": []}, {"Q_id": "Q3", "aliases": "Malga"}, {"Q_id": "Q3", "demonyms": [3]}])
-def test_a_bad_row_of_aliases_is_named(row: dict[str, Any], tmp_path: Path) -> None:
+def test_an_invalid_row_of_aliases_is_reported(row: dict[str, Any], tmp_path: Path) -> None:
     path = lines(tmp_path / "id_aliases.json", ALIASES[0], row)
     with pytest.raises(InvalidInput) as caught:
         read_questions(lines(tmp_path / "dev.json", TWO_WIKI))

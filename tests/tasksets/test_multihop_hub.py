@@ -1,4 +1,4 @@
-"""Data sets by the name that the ``datasets`` library loads them by: here folders, as nothing can be downloaded."""
+"""Data sets named as in the ``datasets`` library; the tests use local folders instead of downloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(number: int) -> dict[str, Any]:
-    """A row as the hub's HotpotQA has them: lists of pairs are columns."""
+    """Return a row in the form of the hub's HotpotQA: lists of pairs are columns."""
     name = f"Person{number:03}"
     return {
         "id": f"id{number}",
@@ -51,13 +51,13 @@ def folder_of(folder: Path, **parts: range) -> Path:
         ("hf:dgslibisey/MuSiQue@train", HubName("dgslibisey/MuSiQue", None, "train")),
     ],
 )
-def test_a_name_says_which_configuration_and_which_split(text: str, name: HubName) -> None:
+def test_a_name_selects_a_configuration_and_a_split(text: str, name: HubName) -> None:
     assert hub_name(Path(text)) == name
     assert str(name) == text
 
 
 @pytest.mark.parametrize("text", ["hf:", "hf:a:b:c", "hf:a@b@c", "hf:a:", "hf:@train"])
-def test_a_name_of_another_form_is_refused(text: str) -> None:
+def test_an_invalid_name_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="write hf:NAME"):
         hub_name(Path(text))
 
@@ -73,8 +73,8 @@ def test_a_split_is_read_like_a_file(tmp_path: Path) -> None:
             read_questions(Path(name))
 
 
-def test_what_papers_report_is_tested_and_training_questions_choose_the_checkpoint(tmp_path: Path) -> None:
-    # Question 0 stands in both: it is tested, and not trained on.
+def test_the_validation_part_is_tested_and_training_questions_validate(tmp_path: Path) -> None:
+    # Question 0 is in both parts: it is tested and not trained on.
     source = Path(f"hf:{folder_of(tmp_path / 'hotpot', train=range(40), validation=(0, *range(50, 60)))}")
     splits = read_splits(source, 0, read_questions)
     ids = {split: {question.id for question in questions} for split, questions in splits.items()}
@@ -84,21 +84,21 @@ def test_what_papers_report_is_tested_and_training_questions_choose_the_checkpoi
     assert {question.id for question in read_splits(source, 1, read_questions)["validation"]} == ids["validation"]
 
 
-def test_one_split_is_divided_like_a_file(tmp_path: Path) -> None:
+def test_a_single_split_is_divided_like_a_file(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hotpot", train=range(20))
     for name in (f"hf:{folder}", f"hf:{folder}@train"):
         assert [len(some) for some in read_splits(Path(name), 0, read_questions).values()] == [14, 2, 4, 20]
 
 
-def test_the_world_of_a_name(tmp_path: Path) -> None:
+def test_a_taskset_is_built_from_a_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hotpot", train=range(40), validation=range(50, 60))
     taskset = build("hotpotqa", Path(f"hf:{folder}"), None, 0)
     assert (len(taskset.tasks("train")), len(taskset.tasks("validation")), len(taskset.tasks("test"))) == (36, 4, 10)
-    assert taskset.whole is None  # its test part is what is tested, whoever was trained elsewhere
+    assert taskset.whole is None  # its test part is tested, also for a model trained on other data
     assert taskset.retrieval is not None and taskset.retrieval("test") == {"recall@5": 1.0}
 
 
-def test_a_bad_row_is_named(tmp_path: Path) -> None:
+def test_an_invalid_row_is_reported(tmp_path: Path) -> None:
     rows = [row(0), row(1) | {"answer": ""}]
     (tmp_path / "bad").mkdir()
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "bad" / "train-00000.parquet")
@@ -106,13 +106,13 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
         read_questions(Path(f"hf:{tmp_path / 'bad'}@train"))
 
 
-def test_what_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+def test_a_loading_error_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="name a data set that can be loaded") as caught:
         read_questions(Path(f"hf:{tmp_path / 'nothing'}"))
     assert "\n" not in str(caught.value)
 
 
-def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InvalidInput, match=r"without the datasets package; pip install 'agent-r1\[datasets\]'"):
         build("hotpotqa", Path("hf:hotpotqa/hotpot_qa:distractor"), None, 0)

@@ -1,4 +1,4 @@
-"""Several data sets in one world: drawn as the file says, none trained on that is tested, a column for each."""
+"""Several data sets in one task set: drawn numbers, no tested question in training, a column for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(folder: Path, name: str, numbers: range, word: str = "") -> None:
 def folder(tmp_path: Path) -> Path:
     write(tmp_path, "hotpot", range(100))
     write(tmp_path, "wiki", range(60))
-    write(tmp_path, "hotpot-dev", range(90, 120), word="hotpot")  # ten of its questions are also for training
+    write(tmp_path, "hotpot-dev", range(90, 120), word="hotpot")  # ten of its questions are also in the training file
     write(tmp_path, "musique", range(12))
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Alba", "text": "A river."}))
     return tmp_path
@@ -71,26 +71,26 @@ def test_the_table_has_a_column_for_each_tested_set(folder: Path) -> None:
         "train": 80,
         "validation": 5,
     }
-    assert taskset.whole is None  # the file says what is tested, whatever was trained on
+    assert taskset.whole is None  # the file selects the tested questions, independent of training
     ids = [task.id for split in ("train", "validation", *taskset.evaluation) for task in taskset.tasks(split)]
     assert len(set(ids)) == len(ids)
     assert all(task.id.startswith("2wiki/2wiki/") for task in taskset.tasks("2wiki"))
 
 
-def test_sets_are_drawn_in_the_numbers_asked_for_and_mixed(folder: Path) -> None:
+def test_sets_are_drawn_in_the_requested_numbers_and_mixed(folder: Path) -> None:
     train = read_mixture(mixture_file(folder), 0).splits["train"]
     sets = [question.id.split("/")[0] for question in train]
     assert (sets.count("hotpotqa"), sets.count("2wiki")) == (40, 40)
-    assert 10 < sets[:40].count("hotpotqa") < 30  # not one after the other
+    assert 10 < sets[:40].count("hotpotqa") < 30  # mixed, not one set after the other
 
 
-def test_nothing_that_is_tested_is_trained_on(folder: Path) -> None:
+def test_no_tested_question_is_trained_on(folder: Path) -> None:
     for seed in range(5):
         mixture = read_mixture(mixture_file(folder), seed)
         tested = set().union(*(texts(mixture, split) for split in mixture.tests))
         assert not tested & texts(mixture, "train")
         assert not (tested | texts(mixture, "train")) & texts(mixture, "validation")
-    # the control: ten questions of hotpot.json are tested, and would be drawn
+    # control: ten tested questions are in hotpot.json and would be drawn
     all_of_them = mixture_file(folder, MIXTURE.replace("count = 40", "count = 90", 1))
     assert len(texts(read_mixture(all_of_them, 0), "train")) == 130
     too_many = mixture_file(folder, MIXTURE.replace("count = 40", "count = 91", 1))
@@ -98,7 +98,7 @@ def test_nothing_that_is_tested_is_trained_on(folder: Path) -> None:
         read_mixture(too_many, 0)
 
 
-def test_the_seed_draws_training_questions_and_moves_no_other(folder: Path) -> None:
+def test_the_seed_draws_the_training_questions_only(folder: Path) -> None:
     one, other = (read_mixture(mixture_file(folder), seed) for seed in (0, 1))
     assert texts(one, "train") != texts(other, "train")
     assert all(one.splits[split] == other.splits[split] for split in ("validation", *one.tests))
@@ -114,9 +114,9 @@ def test_a_mixture_may_be_for_evaluation_only(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
-        ("[test", "mend its TOML"),
+        ("[test", "fix its TOML"),
         ('[train.x]\ndata = "musique.json"', "test: got Field required"),
         ("[test]", "test: got Dictionary should have at least 1 item"),
         ("[test.x]\ncount = 3", "test.x.data: got Field required"),
@@ -128,8 +128,8 @@ def test_a_mixture_may_be_for_evaluation_only(folder: Path) -> None:
         ('[test.x]\ndata = "musique.json"\ncount = 13', "got 13 questions wanted of musique.json, which has 12"),
     ],
 )
-def test_what_is_wrong_is_one_line(text: str, told: str, folder: Path) -> None:
+def test_an_invalid_mixture_is_reported_in_one_line(text: str, expected: str, folder: Path) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_mixture(mixture_file(folder, text), 0)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)

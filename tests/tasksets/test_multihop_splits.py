@@ -1,4 +1,4 @@
-"""Questions are divided once and for all: none in two splits, none moved by a seed."""
+"""Questions are divided into splits independently of the seed, and no question is in two splits."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def write(folder: Path, name: str, texts: list[str]) -> Path:
         (9000, (7872, 128, 1000)),
     ],
 )
-def test_sizes(count: int, sizes: tuple[int, int, int]) -> None:
+def test_sizes_of_the_splits(count: int, sizes: tuple[int, int, int]) -> None:
     splits = divide(questions_of([f"q{i}" for i in range(count)]), FILE)
     assert tuple(len(splits[split]) for split in SPLITS) == sizes
 
 
 @given(st.lists(st.sampled_from([f"q{i}" for i in range(12)]), min_size=3, max_size=40))
-def test_every_question_is_in_exactly_one_split_with_its_equals(texts: list[str]) -> None:
+def test_equal_questions_are_in_the_same_single_split(texts: list[str]) -> None:
     if len(set(texts)) < 3:
         with pytest.raises(InvalidInput, match="give at least 3"):
             divide(questions_of(texts), FILE)
@@ -68,7 +68,7 @@ def test_the_order_of_the_file_changes_nothing() -> None:
     assert divide(shuffled, FILE) == divide(questions, FILE)
 
 
-def test_a_seed_orders_the_training_questions_and_moves_none(tmp_path: Path) -> None:
+def test_a_seed_orders_training_questions_and_keeps_the_splits(tmp_path: Path) -> None:
     path = write(tmp_path, "all.json", [f"q{i}" for i in range(50)])
     first, again, other = (texts_of(read_splits(path, seed, read_questions)) for seed in (0, 0, 1))
     assert first == again
@@ -79,14 +79,14 @@ def test_a_seed_orders_the_training_questions_and_moves_none(tmp_path: Path) -> 
     assert (other["test"], other["validation"]) == (first["test"], first["validation"])
 
 
-def test_the_split_of_all_has_one_order_for_every_seed(tmp_path: Path) -> None:
+def test_the_split_of_all_questions_has_the_same_order_for_every_seed(tmp_path: Path) -> None:
     path = write(tmp_path, "all.json", [f"q{i}" for i in range(50)])
     first, other = (read_splits(path, seed, read_questions) for seed in (0, 1))
     assert first["all"] == other["all"] and len(all_questions(first)) == len(first["all"]) == 50
     assert whole_split(first) == "all"
 
 
-def test_only_what_was_divided_has_a_split_of_all(tmp_path: Path) -> None:
+def test_only_divided_files_have_a_split_of_all_questions(tmp_path: Path) -> None:
     write(tmp_path, "train.json", [f"q{i}" for i in range(40)])
     write(tmp_path, "test.json", ["a", "b"])
     splits = read_splits(tmp_path, 0, read_questions)

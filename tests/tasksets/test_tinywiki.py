@@ -1,4 +1,4 @@
-"""TinyWiki as a world: splits, questions, the retriever, and episodes played by hand."""
+"""TinyWiki as a task set: splits, questions, the retriever, and scripted episodes."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def test_the_gold_chain_leads_to_the_answer(taskset: TaskSet) -> None:
             assert task.data["answers"] == (at,)
 
 
-def test_the_two_styles_ask_for_the_same_in_different_words(taskset: TaskSet) -> None:
+def test_the_two_styles_ask_the_same_in_different_words(taskset: TaskSet) -> None:
     nested, forward = taskset.tasks("style-a")[1], taskset.tasks("style-b")[1]
     first, second = chain_of(nested).relations
     assert question_of(nested) == f"What is the {second} of the {first} of {chain_of(nested).start}?"
@@ -60,7 +60,7 @@ def test_the_two_styles_ask_for_the_same_in_different_words(taskset: TaskSet) ->
 
 
 @pytest.mark.parametrize("split", ["style-a", "style-b"])
-def test_a_quarter_of_a_style_is_one_hop_in_any_first_part(taskset: TaskSet, split: str) -> None:
+def test_a_quarter_of_each_prefix_of_a_style_is_one_hop(taskset: TaskSet, split: str) -> None:
     tasks = taskset.tasks(split)
     assert len(tasks) >= 300 and {is_forward(task) for task in tasks} == {split == "style-b"}
     for n in (100, 200, 300):
@@ -105,7 +105,7 @@ def call(query: str) -> Action:
     return Action(Message.assistant("", (ToolCall("call_0", "search", arguments, raw),)), raw)
 
 
-def test_an_episode_searches_the_tasks_own_wiki(taskset: TaskSet) -> None:
+def test_an_episode_searches_the_wiki_of_its_task(taskset: TaskSet) -> None:
     async def play(task: Task) -> str:
         episode = await taskset.env.open(task, CONTEXT)
         transition = await episode.step(call(chain_of(task).start))
@@ -117,7 +117,7 @@ def test_an_episode_searches_the_tasks_own_wiki(taskset: TaskSet) -> None:
         assert asyncio.run(play(task)) == open_wiki(task.data["wiki"]).page(chain_of(task).start)
 
 
-def test_a_search_is_rewarded_where_it_gives_a_page(taskset: TaskSet) -> None:
+def test_a_search_that_finds_a_page_is_rewarded(taskset: TaskSet) -> None:
     task = taskset.tasks("style-a")[0]
     unknown = ToolCall("call_0", "find", {"query": chain_of(task).start}, "")
     broken = ToolCall("call_0", "search", None, "{", "the call is not valid JSON")
@@ -131,14 +131,14 @@ def test_a_search_is_rewarded_where_it_gives_a_page(taskset: TaskSet) -> None:
     assert taskset.recipe["reward_weights.found"] == 0.0
 
 
-def test_naive_rag_is_given_the_page_that_the_tool_finds_for_the_question(taskset: TaskSet) -> None:
+def test_naive_rag_gets_the_page_that_the_tool_finds(taskset: TaskSet) -> None:
     task = taskset.tasks("style-b")[2]
     start = asyncio.run(taskset.baselines["naive-rag"].open(task, CONTEXT)).start
     page = open_wiki(task.data["wiki"]).page(chain_of(task).start)
     assert start == (task.messages[0], Message.user(f"{page}\n\n{question_of(task)}"))
 
 
-def test_what_cannot_be_used_is_refused(taskset: TaskSet) -> None:
+def test_unused_settings_are_refused(taskset: TaskSet) -> None:
     with pytest.raises(InvalidInput, match="generated"):
         tinywiki.build(Path("questions.json"), None, 0)
     with pytest.raises(InvalidInput, match="generated"):

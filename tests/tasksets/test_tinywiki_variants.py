@@ -1,4 +1,4 @@
-"""Variants of TinyWiki: other wordings, another name of the tool, another relation; and what they leave as it was."""
+"""Variants of TinyWiki: other wordings, a renamed tool, an unseen relation; the original splits are unchanged."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ PUBLISHED = {
     (0, "three-hop"): "0ea960b99060f76a",
     (0, "one-hop"): "319d680271db51ce",
 }
-"""Digests of the splits by seed, as they were when the results in the documents were made."""
+"""Hashes of the splits by seed at the time of the published results."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def taskset() -> TaskSet:
 
 
 @pytest.mark.parametrize(("seed", "split"), PUBLISHED)
-def test_the_splits_of_published_results_stay_as_they_were(seed: int, split: str) -> None:
+def test_the_splits_of_published_results_are_unchanged(seed: int, split: str) -> None:
     tasks = tinywiki.build(None, None, seed).tasks(split)
     rows = [
         (t.id, [m.text for m in t.messages], t.data["answers"], t.data["wiki"], repr(t.data["chain"])) for t in tasks
@@ -42,7 +42,7 @@ def test_the_splits_of_published_results_stay_as_they_were(seed: int, split: str
     assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == PUBLISHED[seed, split]
 
 
-def test_variants_are_no_columns_unless_they_are_asked_for(taskset: TaskSet) -> None:
+def test_variants_are_columns_only_on_request(taskset: TaskSet) -> None:
     assert taskset.evaluation == ("style-a", "style-b", "three-hop") and set(taskset.variants) == set(VARIANTS)
 
 
@@ -52,7 +52,7 @@ def test_a_variant_has_the_lengths_of_the_styles(taskset: TaskSet, split: str) -
     assert (hops.count(1), hops.count(2)) == (100, 300)
 
 
-def test_paraphrases_ask_for_the_same_in_words_that_nothing_is_trained_on(taskset: TaskSet) -> None:
+def test_paraphrases_ask_the_same_in_untrained_wordings(taskset: TaskSet) -> None:
     chain = Chain("Alba", ("mayor", "capital"), ("Bruno", "Corin"))
     assert [wording(chain) for wording in PARAPHRASES.values()] == [
         "Who is the capital of the mayor of Alba?",
@@ -64,7 +64,7 @@ def test_paraphrases_ask_for_the_same_in_words_that_nothing_is_trained_on(taskse
         assert task.messages[-1].text not in {style(task.data["chain"]) for style in STYLES.values()}
 
 
-def test_an_unseen_relation_is_asked_for_by_every_question_and_stands_in_no_other_split(taskset: TaskSet) -> None:
+def test_the_unseen_relation_is_in_every_question_of_its_split_and_in_no_other(taskset: TaskSet) -> None:
     assert UNSEEN_RELATION not in RELATIONS
     for task in taskset.tasks("unseen-relation"):
         assert UNSEEN_RELATION in task.data["chain"].relations and REPLACED_RELATION not in task.messages[-1].text
@@ -72,15 +72,15 @@ def test_an_unseen_relation_is_asked_for_by_every_question_and_stands_in_no_othe
         assert not any(UNSEEN_RELATION in task.messages[-1].text for task in taskset.tasks(split))
 
 
-def test_wikis_with_the_unseen_relation_are_the_test_wikis_but_for_that_word() -> None:
-    seen, unseen = open_wiki("test/0"), open_wiki("unseen/0")
-    for title in seen.titles:
-        assert unseen.page(title) == seen.page(title).replace(REPLACED_RELATION, UNSEEN_RELATION)
+def test_wikis_with_the_unseen_relation_differ_from_the_test_wikis_in_one_word() -> None:
+    known, unseen = open_wiki("test/0"), open_wiki("unseen/0")
+    for title in known.titles:
+        assert unseen.page(title) == known.page(title).replace(REPLACED_RELATION, UNSEEN_RELATION)
     assert any(UNSEEN_RELATION in unseen.page(title) for title in unseen.titles)
 
 
 @pytest.mark.parametrize(("name", "ok"), [("find", True), ("search", False)])
-def test_the_renamed_tool_answers_to_its_new_name_alone(taskset: TaskSet, name: str, ok: bool) -> None:
+def test_the_renamed_tool_has_only_its_new_name(taskset: TaskSet, name: str, ok: bool) -> None:
     task = taskset.tasks("renamed-tool")[0]
     call = ToolCall("c", name, {"query": task.data["chain"].start}, "")
 

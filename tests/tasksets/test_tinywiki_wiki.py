@@ -1,4 +1,4 @@
-"""The generated encyclopedia: what it promises about facts, chains and pages."""
+"""The generated encyclopedia: properties of facts, chains and pages."""
 
 import random
 
@@ -28,19 +28,19 @@ def test_words_are_single_distinct_and_pronounceable() -> None:
     assert all(word.isalpha() and word.islower() for word in RELATIONS)
 
 
-def test_wikis_of_different_classes_share_no_fact_though_names_recur() -> None:
+def test_wikis_of_different_classes_share_names_but_no_facts() -> None:
     train, validation, test = (facts_of_class(owner, seeds=2) for owner in ("train", "validation", "test"))
     assert not train & validation and not train & test and not validation & test
     assert {title for title, _, _ in train} & {title for title, _, _ in test}
 
 
-def test_wikis_of_one_class_would_share_facts_if_classes_did_not_keep_them_apart() -> None:
-    """The control of the test above: by chance alone, worlds of this size do share facts."""
+def test_wikis_of_one_class_share_facts_by_chance() -> None:
+    """Control of the test above: random wikis of this size share facts by chance."""
     others = set().union(*(facts_of(f"train/0/{number}") for number in range(1, 40)))
     assert facts_of("train/0/0") & others
 
 
-def test_every_value_has_a_page_of_its_own() -> None:
+def test_every_value_has_its_own_page() -> None:
     wiki = open_wiki("test/0")
     assert len(wiki.titles) == PAGES
     for title, facts in wiki.facts.items():
@@ -49,7 +49,7 @@ def test_every_value_has_a_page_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
-def test_a_chain_follows_facts_and_meets_nothing_twice(hops: int) -> None:
+def test_a_chain_follows_facts_without_repetition(hops: int) -> None:
     wiki, rng = open_wiki("validation/1"), random.Random(5)
     for _ in range(50):
         chain = wiki.chain(hops, rng)
@@ -69,7 +69,7 @@ def test_a_page_shows_its_facts_relation_by_value() -> None:
     assert all(f"{relation} {value}." in page for relation, value in wiki.facts[title].items())
 
 
-def test_a_wiki_is_the_same_whenever_it_is_opened() -> None:
+def test_a_reopened_wiki_is_equal() -> None:
     again = draw(CLASSES["test"], random.Random("test/0"))
     assert again == open_wiki("test/0")
     assert again != open_wiki("test/1")

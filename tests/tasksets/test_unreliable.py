@@ -1,4 +1,4 @@
-"""The search that fails and gives old pages: what it does, how often, and what a failure costs."""
+"""The search that fails and shows old pages: its faults, their rates, and the cost of a failure."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ WORLD = unreliable.build(None, None, seed=0)
 TRAIN = WORLD.tasks("train")
 
 
-def searched(task: Task, *titles: str, member: int = 0) -> list[Transition]:
-    """What searches for these titles come to, one per turn."""
+def search_results(task: Task, *titles: str, member: int = 0) -> list[Transition]:
+    """Return the results of searches for these titles, one per turn."""
 
-    async def live() -> list[Transition]:
+    async def run() -> list[Transition]:
         episode = await WORLD.env.open(task, RolloutContext(AttemptId("run", task.id, 0, member), member))
         calls = (tool_call("search", query=title) for title in titles)
         steps = [await episode.step(Action(message, "")) for message in calls]
         await episode.close()
         return steps
 
-    return asyncio.run(live())
+    return asyncio.run(run())
 
 
-def told(steps: list[Transition]) -> list[str]:
+def texts_of(steps: list[Transition]) -> list[str]:
     return [step.messages[0].text for step in steps if step.messages]
 
 
-def test_all_attempts_at_a_task_meet_the_same_luck_and_tasks_differ() -> None:
+def test_all_attempts_at_a_task_get_the_same_random_faults() -> None:
     start = TRAIN[0].data["chain"].start
-    assert told(searched(TRAIN[0], *[start] * 6)) == told(searched(TRAIN[0], *[start] * 6, member=7))
+    assert texts_of(search_results(TRAIN[0], *[start] * 6)) == texts_of(
+        search_results(TRAIN[0], *[start] * 6, member=7)
+    )
     of_start = [(task, task.data["chain"].start) for task in TRAIN[:50]]
     fortunes = {tuple(unreliable.search_outcome(task, start, n) for n in range(1, 7)) for task, start in of_start}
     assert len(fortunes) > 20
@@ -54,14 +56,16 @@ RATES = [("train", 0.2, 0.2), ("failing", 0.3, 0.0), ("old-pages", 0.0, 0.3)]
 @pytest.mark.parametrize(("split", "failed", "old"), RATES)
 def test_the_rates_of_a_split_are_kept(split: str, failed: float, old: float) -> None:
     tasks = WORLD.tasks(split)[:400]
-    seen = Counter(unreliable.search_outcome(task, task.data["chain"].start, n) for task in tasks for n in range(1, 7))
-    decided = seen.total() * 2 / 3  # of every three searches one is fresh whatever the luck
-    assert seen["failed"] / decided == pytest.approx(failed, abs=0.04)
-    assert seen["old"] / decided == pytest.approx(old, abs=0.04)
+    outcomes = Counter(
+        unreliable.search_outcome(task, task.data["chain"].start, n) for task in tasks for n in range(1, 7)
+    )
+    decided = outcomes.total() * 2 / 3  # one of every three searches is current in any case
+    assert outcomes["failed"] / decided == pytest.approx(failed, abs=0.04)
+    assert outcomes["old"] / decided == pytest.approx(old, abs=0.04)
 
 
-def test_only_the_truth_is_read_twice_alike_and_soon() -> None:
-    """Whatever the luck: among the first six readings of a page the fresh one comes twice, and no old one does."""
+def test_only_the_current_page_repeats_within_six_searches() -> None:
+    """For every seed, the first six searches for a page return the current page twice, and no old one twice."""
     for task in TRAIN[:200]:
         title = task.data["chain"].start
         given = [time for time in range(1, 7) if unreliable.search_outcome(task, title, time) != "failed"]
@@ -69,47 +73,51 @@ def test_only_the_truth_is_read_twice_alike_and_soon() -> None:
         assert [page for page, times in read.items() if times > 1] == [open_wiki(task.data["wiki"]).page(title)]
 
 
-def test_however_often_a_page_is_asked_for_no_old_edition_comes_twice() -> None:
+def test_no_old_edition_of_a_page_repeats() -> None:
     for task in TRAIN[:100]:
         title = task.data["chain"].start
         times = range(1, 67)
-        old = [unreliable.old(task, title, time).page(title) for time in times if not sure(task, title, time)]
+        old = [
+            unreliable.old(task, title, time).page(title) for time in times if not is_always_current(task, title, time)
+        ]
         assert len(old) == 44 == len(set(old))
 
 
-def sure(task: Task, title: str, time: int) -> bool:
-    """Whether a search would be fresh at any rates."""
+def is_always_current(task: Task, title: str, time: int) -> bool:
+    """Return whether a search is current at every rate of faults."""
     hopeless = replace(task, data={**task.data, "rates": unreliable.Rates(failed=1.0, old=0.0)})
     return unreliable.search_outcome(hopeless, title, time) == "fresh"
 
 
-def test_of_every_three_searches_luck_says_which_is_surely_fresh() -> None:
-    """So that no rule that only counts, such as to believe the third, is always right."""
-    seen = [[sure(task, task.data["chain"].start, time) for time in range(1, 10)] for task in TRAIN[:150]]
-    assert all(sum(one[start : start + 3]) == 1 for one in seen for start in (0, 3, 6))
+def test_one_random_search_of_every_three_is_current() -> None:
+    """So a rule that only counts, such as trusting the third result, is not always right."""
+    outcomes = [
+        [is_always_current(task, task.data["chain"].start, time) for time in range(1, 10)] for task in TRAIN[:150]
+    ]
+    assert all(sum(one[start : start + 3]) == 1 for one in outcomes for start in (0, 3, 6))
     for place in range(9):
-        assert sum(one[place] for one in seen) / len(seen) == pytest.approx(1 / 3, abs=0.12)
+        assert sum(one[place] for one in outcomes) / len(outcomes) == pytest.approx(1 / 3, abs=0.12)
     assert any(unreliable.search_outcome(task, task.data["chain"].start, 3) == "old" for task in TRAIN[:150])
 
 
-def test_no_search_of_the_reliable_split_is_anything_but_fresh() -> None:
+def test_every_search_of_the_reliable_split_is_current() -> None:
     assert {unreliable.search_outcome(task, "Alban", n) for task in WORLD.tasks("reliable") for n in range(1, 9)} == {
         "fresh"
     }
 
 
-def test_a_failure_is_told_to_the_agent_and_costs_its_turn() -> None:
+def test_a_failure_is_reported_to_the_agent_and_uses_a_turn() -> None:
     task = next(task for task in TRAIN if unreliable.search_outcome(task, task.data["chain"].start, 1) == "failed")
-    steps = searched(task, *[task.data["chain"].start] * unreliable.MAX_TURNS)
+    steps = search_results(task, *[task.data["chain"].start] * unreliable.MAX_TURNS)
     assert steps[0].results[0].error == ToolErrorKind.RAISED and not steps[0].results[0].ok
-    assert told(steps)[0] == "search failed: ConnectionError: try again"
+    assert texts_of(steps)[0] == "search failed: ConnectionError: try again"
     assert [step.end for step in steps] == [None] * (unreliable.MAX_TURNS - 1) + ["truncated"]
 
 
-def test_an_old_page_has_the_values_elsewhere_and_the_next_old_one_differs() -> None:
+def test_old_pages_swap_values_and_differ_from_each_other() -> None:
     task, title = TRAIN[0], TRAIN[0].data["chain"].start
     facts = open_wiki(task.data["wiki"]).facts[title]
-    times = [time for time in range(1, 7) if not sure(task, title, time)]
+    times = [time for time in range(1, 7) if not is_always_current(task, title, time)]
     editions = [unreliable.old(task, title, time).facts[title] for time in times]
     for edition in editions:
         assert list(edition) == list(facts)
@@ -117,8 +125,8 @@ def test_an_old_page_has_the_values_elsewhere_and_the_next_old_one_differs() -> 
         assert not set(one.items()) & set(other.items())
 
 
-def test_the_reading_that_believes_the_first_page_is_misled_by_old_ones() -> None:
-    """Cross-checking pays: where the first reading is old, its value is not the answer."""
+def test_trusting_the_first_page_fails_on_old_pages() -> None:
+    """Checking again is necessary: if the first page is old, its value is not the answer."""
     misled = [
         task
         for task in WORLD.tasks("old-pages")
@@ -128,16 +136,16 @@ def test_the_reading_that_believes_the_first_page_is_misled_by_old_ones() -> Non
     assert misled
     for task in misled:
         chain = task.data["chain"]
-        (first,) = told(searched(task, chain.start))
+        (first,) = texts_of(search_results(task, chain.start))
         assert f"{chain.relations[0]} {chain.answer}." not in first
 
 
-def test_a_split_or_a_file_that_is_none_is_refused() -> None:
+def test_an_unknown_split_or_a_data_file_is_refused() -> None:
     with pytest.raises(InvalidInput, match="reliable"):
         WORLD.tasks("nothing")
     with pytest.raises(InvalidInput, match="unreliable is generated"):
         unreliable.build(None, "corpus.jsonl", 0)
 
 
-def test_a_page_that_is_not_there_is_said_plainly() -> None:
-    assert told(searched(TRAIN[0], "Nowhere")) == ["No page."]
+def test_a_missing_page_is_reported() -> None:
+    assert texts_of(search_results(TRAIN[0], "Nowhere")) == ["No page."]

@@ -1,4 +1,4 @@
-"""The generated worlds, played through the real chat format: by seed, exactly repeatable, masks as they should be."""
+"""The generated task sets, played through the real renderer: seeds, repeatability, and masks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Play = Callable[[TaskSet, Task, ReferenceSolution], Trajectory]
 
 
 def written(message: Message) -> str:
-    """The message as a policy writes it."""
+    """Return the message as the text that a policy samples."""
     calls = [json.dumps(call["function"]) for call in to_openai(message).get("tool_calls", ())]
     return message.text + "".join(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)
 
@@ -53,7 +53,7 @@ def play() -> Play:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tasks_depend_on_the_seed_alone_and_test_tasks_not_even_on_that(name: str) -> None:
+def test_training_tasks_depend_on_the_seed_only_and_test_tasks_are_fixed(name: str) -> None:
     first, again, other = (build(name, None, None, seed) for seed in (0, 0, 1))
     assert first.tasks("train") == again.tasks("train")
     drawn, redrawn = ([task.messages for task in taskset.tasks("train")] for taskset in (first, other))
@@ -63,7 +63,7 @@ def test_tasks_depend_on_the_seed_alone_and_test_tasks_not_even_on_that(name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lived_again_an_episode_is_the_same(name: str, play: Play) -> None:
+def test_a_repeated_episode_is_equal(name: str, play: Play) -> None:
     taskset = build(name, None, None, seed=0)
     assert taskset.solutions is not None
     task = taskset.tasks("train")[5]
@@ -75,24 +75,24 @@ def test_lived_again_an_episode_is_the_same(name: str, play: Play) -> None:
     assert tokens() == tokens()
 
 
-def test_what_a_user_says_is_no_action(play: Play) -> None:
-    """Each turn's state gains what the user said; the action's tokens are those of the agent alone."""
+def test_a_users_message_is_not_part_of_the_action(play: Play) -> None:
+    """The user's message is added to the prompt of the next turn; action tokens are only the agent's."""
     renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
     taskset = build("memory", None, None, seed=0)
     task = next(task for task in taskset.tasks("train") if len(task.data["told"].turns) == 4)
     assert taskset.solutions is not None
     (solution, *_) = taskset.solutions(task).gold
-    lived = play(taskset, task, solution)
-    assert len(lived.turns) == 4
-    for turn, said in zip(lived.turns, task.data["told"].turns, strict=True):
+    trajectory = play(taskset, task, solution)
+    assert len(trajectory.turns) == 4
+    for turn, text in zip(trajectory.turns, task.data["told"].turns, strict=True):
         observed = renderer.tokenizer.decode(turn.new_ids)
         acted = renderer.tokenizer.decode(turn.action_ids)
-        assert said in observed and said not in acted
+        assert text in observed and text not in acted
         assert "Noted" not in observed
 
 
-def test_a_solution_of_another_wish_earns_nothing(play: Play) -> None:
-    """The control of the checks above."""
+def test_a_solution_of_another_request_earns_nothing(play: Play) -> None:
+    """Control of the checks above."""
     taskset = build("orders", None, None, seed=0)
     assert taskset.solutions is not None
     task = taskset.tasks("test")[0]
@@ -106,7 +106,7 @@ def test_a_solution_of_another_wish_earns_nothing(play: Play) -> None:
 
 @pytest.fixture(scope="module")
 def shop() -> tuple[TaskSet, Task, ReferenceSolutions]:
-    """The world of orders, and a task in which a colour is to be changed."""
+    """Return the task set of orders, and a task in which a color has to be changed."""
     taskset = build("orders", None, None, seed=0)
     task = next(task for task in taskset.tasks("train") if task.data["wish"].field == "colour")
     assert taskset.solutions is not None
@@ -114,36 +114,38 @@ def shop() -> tuple[TaskSet, Task, ReferenceSolutions]:
 
 
 def with_thought(trajectory: Trajectory, thought: str, text: str) -> Trajectory:
-    """The attempt with other last words, before which the policy thought."""
+    """Return the attempt with another last message, preceded by a thought."""
     raw = f"<think>\n{thought}\n</think>\n\n{text}"
     last = replace(trajectory.turns[-1], action=Action(Message.assistant(text, reasoning=thought), raw))
     return replace(trajectory, turns=(*trajectory.turns[:-1], last))
 
 
-def test_what_is_thought_is_not_told(shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play) -> None:
+def test_a_thought_is_not_a_message_to_the_customer(shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play) -> None:
     taskset, task, solutions = shop
-    lived = play(taskset, task, solutions.gold[0])
+    trajectory = play(taskset, task, solutions.gold[0])
     prices = {number: order.price for number, order in task.data["orders"].items()}
     price = prices.pop(task.data["wish"].order)
     other = next(iter(prices.values()))
-    assert orders.served_reward(with_thought(lived, f"The price is {price}.", "It is done."), task)["served"] == 0.0
-    honest = with_thought(lived, f"Not {other} but {price}.", f"It is done; the price is {price}.")
+    assert (
+        orders.served_reward(with_thought(trajectory, f"The price is {price}.", "It is done."), task)["served"] == 0.0
+    )
+    honest = with_thought(trajectory, f"Not {other} but {price}.", f"It is done; the price is {price}.")
     assert orders.served_reward(honest, task)["served"] == 1.0
 
 
-def test_only_a_conversation_that_came_to_its_end_is_served(
+def test_only_a_finished_conversation_counts_as_served(
     shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play
 ) -> None:
     taskset, task, solutions = shop
     endless = [each for each in solutions.wrong if each.name in ("the price in calls only", "told, and never ended")]
-    lived = [play(taskset, task, solution) for solution in endless]
-    assert [each.status for each in lived] == [Status.OUT_OF_TURNS] * 2
-    assert [(each.rewards["state"], each.rewards["served"]) for each in lived] == [(1.0, 0.0)] * 2
+    trajectories = [play(taskset, task, solution) for solution in endless]
+    assert [each.status for each in trajectories] == [Status.OUT_OF_TURNS] * 2
+    assert [(each.rewards["state"], each.rewards["served"]) for each in trajectories] == [(1.0, 0.0)] * 2
 
 
-def heard_by_the_customer(task: Task, *said: str) -> list[str]:
+def customer_replies(task: Task, *texts: str) -> list[str]:
     context = RolloutContext(AttemptId("run", task.id, 0, 0), 0)
-    replies = (orders.Customer().reply(task, (Message.assistant(text),), context) for text in said)
+    replies = (orders.Customer().reply(task, (Message.assistant(text),), context) for text in texts)
     return [asyncio.run(reply).text for reply in replies]
 
 
@@ -151,17 +153,15 @@ def test_the_customer_answers_one_thing_at_a_time(shop: tuple[TaskSet, Task, Ref
     _, task, _ = shop
     wish = task.data["wish"]
     one = "One question at a time, please."
-    assert heard_by_the_customer(task, "number colour city?", "Number? Colour?") == [one, one]
+    assert customer_replies(task, "number colour city?", "Number? Colour?") == [one, one]
     found = f"I have found order number {wish.order}. What colour shall it be?"
-    assert heard_by_the_customer(task, "What is its number?", found) == [
+    assert customer_replies(task, "What is its number?", found) == [
         f"It is order {wish.order}.",
         f"Make it {wish.value}.",
     ]
 
 
-def test_the_number_of_an_order_may_be_written_small(
-    shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play
-) -> None:
+def test_the_number_of_an_order_may_be_lower_case(shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play) -> None:
     taskset, task, _ = shop
     wish = task.data["wish"]
     number, price = f" {wish.order.lower()}", task.data["orders"][wish.order].price

@@ -1,4 +1,4 @@
-"""Code as it is trained on: write, try, mend; judged by tests that nobody saw."""
+"""The code task set in training: write, test and fix code, graded by hidden tests."""
 
 from __future__ import annotations
 
@@ -33,32 +33,34 @@ def block(source: str) -> str:
     return f"Here it is.\n```python\n{source}\n```"
 
 
-def marks(passed: float | None, form: float, first: float | None) -> dict[str, float | None]:
+def expected_rewards(passed: float | None, form: float, first: float | None) -> dict[str, float | None]:
     return {"passed": passed, "form": form, "first_passed": first}
 
 
 @pytest.mark.parametrize(
     ("script", "wanted"),
     [
-        ([block(RIGHT)], marks(1, 1, 1)),
-        ([block(WRONG)], marks(0, 1, 0)),
-        (["try " + RIGHT, block(RIGHT)], marks(1, 1, 1)),
-        (["try " + WRONG, block(RIGHT)], marks(1, 1, 0)),  # mended, though the example had passed
-        (["try " + RAISES, "try " + RIGHT, block(RIGHT)], marks(1, 1, 0)),
-        (["try " + RIGHT, block(WRONG)], marks(0, 1, 1)),
-        (["try " + RIGHT, RIGHT], marks(0, 0, 1)),
-        (["<tool_call>\nnonsense\n</tool_call>", block(RIGHT)], marks(1, 0, 1)),
-        ([block(RIGHT) + "\n" + block(WRONG)], marks(0, 1, 0)),
-        ([f"```python\n{RIGHT}"], marks(0, 0, 0)),
-        ([""], marks(0, 0, 0)),
-        (["try " + RIGHT] * 5, marks(0, 0, 1)),
+        ([block(RIGHT)], expected_rewards(1, 1, 1)),
+        ([block(WRONG)], expected_rewards(0, 1, 0)),
+        (["try " + RIGHT, block(RIGHT)], expected_rewards(1, 1, 1)),
+        (["try " + WRONG, block(RIGHT)], expected_rewards(1, 1, 0)),  # fixed, although the example had passed
+        (["try " + RAISES, "try " + RIGHT, block(RIGHT)], expected_rewards(1, 1, 0)),
+        (["try " + RIGHT, block(WRONG)], expected_rewards(0, 1, 1)),
+        (["try " + RIGHT, RIGHT], expected_rewards(0, 0, 1)),
+        (["<tool_call>\nnonsense\n</tool_call>", block(RIGHT)], expected_rewards(1, 0, 1)),
+        ([block(RIGHT) + "\n" + block(WRONG)], expected_rewards(0, 1, 0)),
+        ([f"```python\n{RIGHT}"], expected_rewards(0, 0, 0)),
+        ([""], expected_rewards(0, 0, 0)),
+        (["try " + RIGHT] * 5, expected_rewards(0, 0, 1)),
     ],
 )
-def test_every_way_to_solve_is_scored(script: list[str], wanted: Any, taskset: TaskSet, live: Any, call: Any) -> None:
-    said = [call("run_tests", text[4:]) if text.startswith("try ") else text for text in script]
-    (lived,) = live(taskset, taskset.tasks("test")[:1], said)
-    assert lived.rewards == wanted
-    assert lived.status == (Status.OUT_OF_TURNS if len(script) == 5 else Status.COMPLETED)
+def test_each_kind_of_solution_is_scored(
+    script: list[str], wanted: Any, taskset: TaskSet, run_attempts: Any, call: Any
+) -> None:
+    texts = [call("run_tests", text[4:]) if text.startswith("try ") else text for text in script]
+    (trajectory,) = run_attempts(taskset, taskset.tasks("test")[:1], texts)
+    assert trajectory.rewards == wanted
+    assert trajectory.status == (Status.OUT_OF_TURNS if len(script) == 5 else Status.COMPLETED)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +75,18 @@ def test_every_way_to_solve_is_scored(script: list[str], wanted: Any, taskset: T
         ("import os; os._exit(3)", "[died: the process ended (exit status 3)]"),
     ],
 )
-def test_the_agent_sees_what_its_code_does(code: str, shown: str, taskset: TaskSet, live: Any, call: Any) -> None:
-    (lived,) = live(taskset, taskset.tasks("test")[:1], [call("run_tests", code), block(RIGHT)])
-    (seen,) = lived.turns[0].observation
-    assert shown in seen.text and "double(5)" not in seen.text
-    (result,) = lived.turns[0].results
+def test_the_agent_sees_the_results_of_its_code(
+    code: str, shown: str, taskset: TaskSet, run_attempts: Any, call: Any
+) -> None:
+    (trajectory,) = run_attempts(taskset, taskset.tasks("test")[:1], [call("run_tests", code), block(RIGHT)])
+    (message,) = trajectory.turns[0].observation
+    assert shown in message.text and "double(5)" not in message.text
+    (result,) = trajectory.turns[0].results
     assert result.ok is not shown.startswith("[died")
     assert all(isinstance(part, Text) for part in result.parts)
 
 
-def test_the_rate_of_repairs_is_counted_over_many_episodes_at_once(taskset: TaskSet, live: Any, call: Any) -> None:
+def test_the_fix_rate_is_counted_over_concurrent_episodes(taskset: TaskSet, run_attempts: Any, call: Any) -> None:
     ways = ([block(RIGHT)], [block(WRONG)], [call("run_tests", WRONG), block(RIGHT)], [call("run_tests", WRONG), ""])
 
     def reply(text: str) -> str:
@@ -90,49 +94,55 @@ def test_the_rate_of_repairs_is_counted_over_many_episodes_at_once(taskset: Task
         return way[text.count("<|im_start|>assistant") - 1]
 
     tasks = sorted(taskset.tasks("all"), key=lambda task: int(task.id.rpartition("/")[2]))[:24]
-    lived = live(taskset, tasks, reply)
-    assert [t.rewards["passed"] for t in lived] == [1, 0, 1, 0] * 6
+    trajectories = run_attempts(taskset, tasks, reply)
+    assert [t.rewards["passed"] for t in trajectories] == [1, 0, 1, 0] * 6
     assert taskset.measures is not None
-    assert taskset.measures(lived) == pytest.approx(
+    assert taskset.measures(trajectories) == pytest.approx(
         {"first_pass_rate": 1 / 4, "no_second_try_rate": 2 / 3, "fix_rate": 1.0}
     )
 
 
-def lived(passed: float | None, first: float | None, codes: int = 2) -> Trajectory:
+def make_trajectory(passed: float | None, first: float | None, codes: int = 2) -> Trajectory:
     call = ToolCall("call_0", "run_tests", {"code": WRONG}, "")
     tried = Action(Message("assistant", (Text(""),), (call,) * (codes - 1)), "")
     results = (ToolResult((Text(""),), ok=True),) * (codes - 1)
-    said = Action(Message.assistant(block(WRONG)), block(WRONG))
+    answer = Action(Message.assistant(block(WRONG)), block(WRONG))
     turns = (
         Turn(0, None, (), (), (), (), "stop", tried, results=results),
-        Turn(1, 0, (), (), (), (), "stop", said),
+        Turn(1, 0, (), (), (), (), "stop", answer),
     )
-    return Trajectory(AttemptId("r", "t", 0, 0), "t", turns, Status.COMPLETED, rewards=marks(passed, 1, first))
+    return Trajectory(
+        AttemptId("r", "t", 0, 0), "t", turns, Status.COMPLETED, rewards=expected_rewards(passed, 1, first)
+    )
 
 
-def test_the_rate_of_repairs_looks_at_judged_first_failures_only() -> None:
-    assert repair_rates([lived(1, 0), lived(0, 0), lived(0, 1), lived(None, 0)]) == {
+def test_the_fix_rate_counts_graded_first_failures_only() -> None:
+    assert repair_rates(
+        [make_trajectory(1, 0), make_trajectory(0, 0), make_trajectory(0, 1), make_trajectory(None, 0)]
+    ) == {
         "first_pass_rate": 1 / 3,
         "no_second_try_rate": 0.0,
         "fix_rate": 0.5,
     }
-    # Whoever never tries a second time has mended nothing, and failed to mend nothing.
-    assert repair_rates([lived(1, 0), lived(0, 0, codes=1)]) == {
+    # An agent without a second try has no fix rate.
+    assert repair_rates([make_trajectory(1, 0), make_trajectory(0, 0, codes=1)]) == {
         "first_pass_rate": 0.0,
         "no_second_try_rate": 0.5,
         "fix_rate": 1.0,
     }
-    assert repair_rates([lived(1, 1)]) == {"first_pass_rate": 1.0}
-    assert repair_rates([lived(None, None)]) == {} == repair_rates([])
+    assert repair_rates([make_trajectory(1, 1)]) == {"first_pass_rate": 1.0}
+    assert repair_rates([make_trajectory(None, None)]) == {} == repair_rates([])
 
 
-def test_what_could_not_be_judged_is_not_scored(taskset: TaskSet, live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ungraded_solution_is_not_scored(
+    taskset: TaskSet, run_attempts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken(self: Exam, sandbox: Sandbox, solution: str) -> Verdict:
         return Verdict(None, "no more namespaces")
 
     monkeypatch.setattr(Exam, "judge", broken)
-    (attempt,) = live(taskset, taskset.tasks("test")[:1], [block(RIGHT)])
-    assert attempt.rewards == marks(None, 1, None)
+    (attempt,) = run_attempts(taskset, taskset.tasks("test")[:1], [block(RIGHT)])
+    assert attempt.rewards == expected_rewards(None, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +166,14 @@ def test_what_could_not_be_judged_is_not_scored(taskset: TaskSet, live: Any, mon
         ("```pythonic\na\n```", None),
     ],
 )
-def test_a_solution_is_a_whole_block(text: str, solution: str | None) -> None:
+def test_a_solution_is_a_complete_code_block(text: str, solution: str | None) -> None:
     assert extract_solution(text) == solution
 
 
-def test_the_world_is_what_the_doors_need(taskset: TaskSet, rows_file: Any) -> None:
+def test_the_taskset_is_complete(taskset: TaskSet, rows_file: Any) -> None:
     assert taskset.recipe["sandbox"] == "bubblewrap" and taskset.sandbox is not None
     assert taskset.sandbox.startswith("bubblewrap: ")
     assert (len(taskset.tasks("all")), taskset.whole) == (30, "all")
-    for data, corpus, told in ((None, None, "--data for code: got nothing"), (rows_file(), "c", "corpus: got c")):
-        with pytest.raises(InvalidInput, match=told):
+    for data, corpus, expected in ((None, None, "--data for code: got nothing"), (rows_file(), "c", "corpus: got c")):
+        with pytest.raises(InvalidInput, match=expected):
             build("code", data, corpus, 0)

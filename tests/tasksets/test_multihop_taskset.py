@@ -1,4 +1,4 @@
-"""The multi-hop worlds as the doors use them, and the registry that names them."""
+"""The multi-hop task sets as the commands use them, and the registry of task sets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files
 
 
 def official(number: int) -> dict[str, Any]:
-    """A question in HotpotQA's format whose supporting passages share its name."""
+    """Return a question in HotpotQA's format whose supporting passages have its name."""
     name = f"Person{number:02}"
     context = [
         [name, [f"{name} lives in City{number:02}."]],
@@ -67,14 +67,14 @@ def play(env: Env, task: Task, *actions: Action) -> Trajectory:
     return asyncio.run(run())
 
 
-def scored(taskset: TaskSet, trajectory: Trajectory, task: Task) -> Rewards:
+def rewards_of(taskset: TaskSet, trajectory: Trajectory, task: Task) -> Rewards:
     rewards: dict[str, Any] = {}
     for scorer in taskset.scorers:
         rewards |= asyncio.run(scorer.score([trajectory], task))[0]
     return rewards
 
 
-def says(text: str, *queries: str) -> Action:
+def action_of(text: str, *queries: str) -> Action:
     calls = tuple(ToolCall(f"c{i}", "search", {"query": query}, "") for i, query in enumerate(queries))
     return Action(Message.assistant(text, calls), text)
 
@@ -92,23 +92,23 @@ def test_every_split_has_its_own_tasks(data: Path) -> None:
         taskset.tasks("dev")
 
 
-def test_gold_answers_score_full_and_wrong_ones_do_not(data: Path) -> None:
+def test_gold_answers_earn_full_rewards_and_wrong_answers_do_not(data: Path) -> None:
     taskset = build("hotpotqa", data, None, 0)
     for task in (*taskset.tasks("train"), *taskset.tasks("test")):
         (answer,) = task.data["answers"]
-        right = play(taskset.env, task, says("", task.messages[0].text), says(f"<answer>{answer}</answer>"))
-        assert scored(taskset, right, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
-        wrong = play(taskset.env, task, says("<answer>Nowhere</answer>"))
-        assert scored(taskset, wrong, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": 0.0}
-        untagged = play(taskset.env, task, says("", ""), says(answer))
-        assert scored(taskset, untagged, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": -0.5}
+        right = play(taskset.env, task, action_of("", task.messages[0].text), action_of(f"<answer>{answer}</answer>"))
+        assert rewards_of(taskset, right, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
+        wrong = play(taskset.env, task, action_of("<answer>Nowhere</answer>"))
+        assert rewards_of(taskset, wrong, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": 0.0}
+        untagged = play(taskset.env, task, action_of("", ""), action_of(answer))
+        assert rewards_of(taskset, untagged, task) == {"em": 0.0, "f1": 0.0, "sub_match": 0.0, "gated": -0.5}
 
 
-def test_the_recipe_trains_on_the_gated_reward_alone_and_names_every_reward(data: Path) -> None:
+def test_the_recipe_weights_the_gated_reward_only_and_names_every_reward(data: Path) -> None:
     taskset = build("hotpotqa", data, None, 0)
     task = taskset.tasks("test")[0]
     weights = taskset.recipe["reward_weights"]
-    assert weights.keys() == scored(taskset, play(taskset.env, task, says("x")), task).keys()
+    assert weights.keys() == rewards_of(taskset, play(taskset.env, task, action_of("x")), task).keys()
     assert {name for name, weight in weights.items() if weight} == {"gated"}
 
 
@@ -116,19 +116,19 @@ def test_an_agent_can_find_the_answer_in_two_searches(data: Path) -> None:
     taskset = build("hotpotqa", data, None, 0)
     task = taskset.tasks("train")[0]
     number = task.data["answers"][0].removeprefix("River")
-    attempt = play(taskset.env, task, says("", f"Person{number}"), says("", f"City{number}"))
+    attempt = play(taskset.env, task, action_of("", f"Person{number}"), action_of("", f"City{number}"))
     assert [message.role for message in attempt.start] == ["system", "user"]
     assert f"lives in City{number}" in attempt.turns[0].observation[0].text
     assert f"is on River{number}" in attempt.turns[1].observation[0].text
     assert attempt.turns[0].results[0].data[0] == f"Person{number}"
 
 
-def test_naive_rag_reads_what_the_agent_would_for_the_same_query(data: Path) -> None:
+def test_naive_rag_gets_the_passages_of_the_search_tool(data: Path) -> None:
     taskset = build("hotpotqa", data, None, 0)
     task = taskset.tasks("test")[0]
     question = task.messages[-1].text
-    agent = play(taskset.env, task, says("", question))
-    rag = play(taskset.baselines["naive-rag"], task, says("x"))
+    agent = play(taskset.env, task, action_of("", question))
+    rag = play(taskset.baselines["naive-rag"], task, action_of("x"))
     assert rag.start[-1].text == f"{agent.turns[0].observation[0].text}\n\n{question}"
     assert "search tool" in agent.start[0].text
     assert [message.role for message in rag.start] == ["system", "user"]
@@ -136,23 +136,23 @@ def test_naive_rag_reads_what_the_agent_would_for_the_same_query(data: Path) -> 
     assert taskset.baselines["naive-rag"].tools == ()
 
 
-def test_recall_is_that_of_the_supporting_titles(data: Path, tmp_path: Path) -> None:
+def test_recall_counts_supporting_titles(data: Path, tmp_path: Path) -> None:
     own = build("hotpotqa", data, None, 0)
     assert own.retrieval is not None
-    # The question names the person and not the city: one search finds half of what supports the answer.
+    # The question names the person, not the city: one search finds half of the supporting passages.
     assert own.retrieval("test") == {"recall@5": 0.5}
     elsewhere = build("hotpotqa", data, corpus_of(tmp_path, "Nowhere"), 0)
     assert elsewhere.retrieval is not None
     assert elsewhere.retrieval("test") == {"recall@5": 0.0}
 
 
-def test_without_supporting_titles_there_is_no_recall(data: Path, tmp_path: Path) -> None:
+def test_there_is_no_recall_without_supporting_titles(data: Path, tmp_path: Path) -> None:
     rows = [{"question": f"q{i}?", "answer": "x"} for i in range(5)]
     data.write_text(json.dumps(rows))
     assert build("2wiki", data, corpus_of(tmp_path, "X"), 0).retrieval is None
 
 
-def test_a_retriever_that_fails_costs_the_measure_and_not_the_run(
+def test_a_failing_retriever_removes_the_metric_and_does_not_stop_the_run(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Down:
@@ -165,25 +165,25 @@ def test_a_retriever_that_fails_costs_the_measure_and_not_the_run(
     assert "recall@5 of test was not measured: nobody answers" in caplog.text
 
 
-def test_a_corpus_that_is_given_takes_the_place_of_the_questions_own(data: Path, tmp_path: Path) -> None:
+def test_a_given_corpus_replaces_the_questions_passages(data: Path, tmp_path: Path) -> None:
     taskset = build("hotpotqa", data, corpus_of(tmp_path, "Nowhere"), 0)
-    attempt = play(taskset.env, taskset.tasks("test")[0], says("", "Person01 City01 Nowhere"))
+    attempt = play(taskset.env, taskset.tasks("test")[0], action_of("", "Person01 City01 Nowhere"))
     assert attempt.turns[0].results[0].data == ("Nowhere",)
 
 
-def test_without_passages_the_corpus_is_asked_for(data: Path) -> None:
+def test_a_corpus_is_required_without_passages(data: Path) -> None:
     data.write_text(json.dumps([{"question": f"q{i}?", "answer": "x"} for i in range(5)]))
     with pytest.raises(InvalidInput, match="--corpus for musique: got nothing"):
         build("musique", data, None, 0)
 
 
-def test_without_a_file_the_questions_are_asked_for() -> None:
+def test_a_data_file_is_required() -> None:
     for name in ("hotpotqa", "2wiki", "musique"):
         with pytest.raises(InvalidInput, match=f"--data for {name}: got nothing"):
             build(name, None, None, 0)
 
 
-def test_a_folder_without_validation_questions_leaves_the_last_step(tmp_path: Path) -> None:
+def test_without_validation_questions_the_last_step_is_kept(tmp_path: Path) -> None:
     for split, numbers in (("train", range(4)), ("test", range(4, 6))):
         (tmp_path / f"{split}.json").write_text(json.dumps([official(number) for number in numbers]))
     taskset = build("hotpotqa", tmp_path, None, 0)
@@ -199,22 +199,22 @@ def test_a_folder_without_validation_questions_leaves_the_last_step(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "nearest"), [("hotpot", "'hotpotqa'"), ("2wik", "'2wiki'"), ("tiny-wiki", "'tinywiki'")]
 )
-def test_an_unknown_task_names_the_nearest(name: str, nearest: str) -> None:
+def test_an_unknown_taskset_gets_a_suggestion(name: str, nearest: str) -> None:
     with pytest.raises(InvalidInput, match=f"did you mean {nearest}"):
         build(name, None, None, 0)
 
 
-def test_an_unknown_task_like_no_other_gets_the_list() -> None:
+def test_an_unknown_taskset_without_a_similar_name_gets_the_list() -> None:
     with pytest.raises(InvalidInput, match=r"use one of: tinywiki, .*hotpotqa, 2wiki, musique") as caught:
         build("zzz", None, None, 0)
     assert "did you mean" not in str(caught.value)
 
 
-def test_every_world_is_described_in_one_line() -> None:
+def test_every_taskset_has_a_one_line_description() -> None:
     assert all(entry.description and "\n" not in entry.description for entry in TASKSETS.values())
 
 
-def test_naming_worlds_loads_none_and_building_one_loads_no_torch(data: Path) -> None:
+def test_listing_tasksets_imports_none_and_building_one_imports_no_torch(data: Path) -> None:
     program = f"""
 import sys, pathlib
 import agent_r1.tasksets
@@ -241,14 +241,17 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("torch", "tra
         ("musique", "musique_250.json", "2wiki_corpus.jsonl", (175, 25, 50)),
     ],
 )
-def test_worlds_of_the_benchmarks(name: str, data: str, corpus: str | None, sizes: tuple[int, int, int]) -> None:
+def test_tasksets_of_the_benchmarks(name: str, data: str, corpus: str | None, sizes: tuple[int, int, int]) -> None:
     taskset = build(name, SHARED / data, SHARED / corpus if corpus else None, 0)
     assert tuple(len(taskset.tasks(split)) for split in ("train", "validation", "test")) == sizes
     task = taskset.tasks("test")[0]
     attempt = play(
-        taskset.env, task, says("", task.messages[0].text), says(f"<answer>{task.data['answers'][0]}</answer>")
+        taskset.env,
+        task,
+        action_of("", task.messages[0].text),
+        action_of(f"<answer>{task.data['answers'][0]}</answer>"),
     )
-    assert scored(taskset, attempt, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
+    assert rewards_of(taskset, attempt, task) == {"em": 1.0, "f1": 1.0, "sub_match": 1.0, "gated": 1.0}
     assert 100 < len(attempt.turns[0].observation[0].text) <= MAX_OUTPUT + 50
     assert (taskset.retrieval is not None) == (data == "hotpotqa_train_60.json")
 

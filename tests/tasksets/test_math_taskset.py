@@ -1,4 +1,4 @@
-"""Mathematics as it is trained on: answers verified in processes that may be killed, an interpreter per episode."""
+"""The math task set in training: answers verified in processes that may be killed, one interpreter per episode."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from agent_r1.core import packages
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.core import packages
 from agent_r1.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.math.scorer import LONGEST, AnswerChecker, Checked
@@ -30,12 +30,12 @@ def check(*pairs: tuple[str, str], seconds: float = 20.0) -> list[Checked]:
     checker = AnswerChecker(seconds)
 
     async def both() -> list[Checked]:
-        return [await checker.check(gold, said, "") for gold, said in pairs]
+        return [await checker.check(gold, answer, "") for gold, answer in pairs]
 
     return asyncio.run(both())
 
 
-def test_equal_mathematics_is_equal_in_any_form() -> None:
+def test_equal_mathematics_is_equal_in_every_form() -> None:
     same = [("0.5", r"\frac{1}{2}"), ("1,000", "1000"), ("18", r"\$18"), (r"\text{Ann}", "Ann"), ("5", "x=5")]
     other = [
         ("18", "17"),
@@ -48,18 +48,18 @@ def test_equal_mathematics_is_equal_in_any_form() -> None:
     assert [each.correct for each in check(*same, *other)] == [True] * len(same) + [False] * len(other)
 
 
-def test_an_answer_that_hangs_is_wrong_and_the_next_one_has_a_fresh_process() -> None:
-    check(("1", "1"))  # the import is paid before the clock runs
+def test_an_answer_that_hangs_is_wrong_and_its_process_is_replaced() -> None:
+    check(("1", "1"))  # the import takes place before the time limit starts
     began = time.monotonic()
-    found = check(("2^{3}", HANGS), ("2", "2"), seconds=2.0)  # a policy must not be spared a lesson by hanging
+    found = check(("2^{3}", HANGS), ("2", "2"), seconds=2.0)  # otherwise a policy could avoid a reward of 0 by hanging
     assert found == [Checked(False, "it cannot be computed: score timed out"), Checked(True)]
     assert time.monotonic() - began < 20
-    (unknown,) = check(("2", "3"), seconds=1e-4)  # nothing can be computed: nobody knows
+    (unknown,) = check(("2", "3"), seconds=1e-4)  # nothing can be computed, so there is no verdict
     assert unknown.correct is None
-    assert "math_verify" not in sys.modules  # it was never in this process
+    assert "math_verify" not in sys.modules  # sympy is never imported in this process
 
 
-def test_an_answer_that_kills_its_process_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_kills_its_process_has_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.correct for each in check(("2", "2"), ("2", "\x00"), ("2", "2"))] == [True, False, True]
     checker = AnswerChecker(5.0)
 
@@ -71,12 +71,12 @@ def test_an_answer_that_kills_its_process_is_a_value(monkeypatch: pytest.MonkeyP
         return await hanging, await checker.check("2", "2", "")
 
     dead, after = asyncio.run(killed())
-    assert dead.correct is False and "ended" in dead.reason  # as when it took all memory
+    assert dead.correct is False and "ended" in dead.reason  # as after running out of memory
     assert after == Checked(True)
 
 
 def verifiers() -> list[int]:
-    """The processes that were forked to verify."""
+    """Return the forked verifier processes."""
     servers = [pid for pid in children(os.getpid()) if "math.verifier" in Path(f"/proc/{pid}/cmdline").read_text()]
     return [pid for server in servers for pid in children(server)]
 
@@ -100,30 +100,30 @@ def rewards(trajectory: Trajectory) -> dict[str, Any]:
     return dict(trajectory.rewards)
 
 
-def test_right_answers_score_one_and_form_is_told_apart(taskset: TaskSet, live: Any, call: Any) -> None:
+def test_right_answers_score_1_and_form_is_a_separate_reward(taskset: TaskSet, run_attempts: Any, call: Any) -> None:
     task = taskset.tasks("test")[0]
     gold = task.data["answer"]
-    assert rewards(*live(taskset, [task], [rf"So \boxed{{{gold}}}."])) == {"correct": 1.0, "form": 1.0}
-    assert rewards(*live(taskset, [task], [rf"So \boxed{{{gold}0}}."])) == {"correct": 0.0, "form": 1.0}
-    assert rewards(*live(taskset, [task], [f"So {gold}."])) == {"correct": 0.0, "form": 0.0}
-    # A call that cannot be read spoils the form, not the answer.
+    assert rewards(*run_attempts(taskset, [task], [rf"So \boxed{{{gold}}}."])) == {"correct": 1.0, "form": 1.0}
+    assert rewards(*run_attempts(taskset, [task], [rf"So \boxed{{{gold}0}}."])) == {"correct": 0.0, "form": 1.0}
+    assert rewards(*run_attempts(taskset, [task], [f"So {gold}."])) == {"correct": 0.0, "form": 0.0}
+    # A malformed call fails the form, not the answer.
     invalid = ["<tool_call>\nnonsense\n</tool_call>", rf"\boxed{{{gold}}}"]
-    assert rewards(*live(taskset, [task], invalid)) == {"correct": 1.0, "form": 0.0}
-    (endless,) = live(taskset, [task], [call("python", "1")] * 5)
+    assert rewards(*run_attempts(taskset, [task], invalid)) == {"correct": 1.0, "form": 0.0}
+    (endless,) = run_attempts(taskset, [task], [call("python", "1")] * 5)
     assert (endless.status, rewards(endless)) == (Status.OUT_OF_TURNS, {"correct": 0.0, "form": 0.0})
 
 
 def test_an_answer_that_cannot_be_scored_is_neither_right_nor_wrong(
-    taskset: TaskSet, live: Any, monkeypatch: Any
+    taskset: TaskSet, run_attempts: Any, monkeypatch: Any
 ) -> None:
-    async def hung(self: AnswerChecker, gold: str, said: str, question: str) -> Checked:
+    async def hung(self: AnswerChecker, gold: str, answer: str, question: str) -> Checked:
         return Checked(None, "score timed out")
 
     monkeypatch.setattr(AnswerChecker, "check", hung)
-    assert rewards(*live(taskset, taskset.tasks("test")[:1], [r"\boxed{1}"])) == {"correct": None, "form": 1.0}
+    assert rewards(*run_attempts(taskset, taskset.tasks("test")[:1], [r"\boxed{1}"])) == {"correct": None, "form": 1.0}
 
 
-def test_episodes_compute_apart_and_leave_nothing_behind(taskset: TaskSet, live: Any, call: Any) -> None:
+def test_episodes_have_separate_interpreters_that_are_closed(taskset: TaskSet, run_attempts: Any, call: Any) -> None:
     def reply(text: str) -> str:
         turn = text.count("<|im_start|>assistant")
         if turn == 1:
@@ -131,12 +131,12 @@ def test_episodes_compute_apart_and_leave_nothing_behind(taskset: TaskSet, live:
         return call("python", "print('later', n + 41)") if turn == 2 else r"\boxed{1}"
 
     before = set(children(os.getpid())) | set(verifiers())
-    lived = live(taskset, taskset.tasks("train")[:6], reply, 4)
-    said = [[turn.observation[0].text for turn in trajectory.turns[:2]] for trajectory in lived]
-    assert said == [["n is 1\n", "later 42\n"]] * 24
-    again = live(taskset, taskset.tasks("train")[:6], reply, 4)
-    tokens = [[[(turn.new_ids, turn.action_ids) for turn in t.turns] for t in some] for some in (lived, again)]
-    assert tokens[0] == tokens[1]  # the same bits, whatever the timing
+    trajectories = run_attempts(taskset, taskset.tasks("train")[:6], reply, 4)
+    observations = [[turn.observation[0].text for turn in trajectory.turns[:2]] for trajectory in trajectories]
+    assert observations == [["n is 1\n", "later 42\n"]] * 24
+    again = run_attempts(taskset, taskset.tasks("train")[:6], reply, 4)
+    tokens = [[[(turn.new_ids, turn.action_ids) for turn in t.turns] for t in some] for some in (trajectories, again)]
+    assert tokens[0] == tokens[1]  # equal bits, independent of timing
     left = [pid for pid in children(os.getpid()) if pid not in before and "verifier" not in cmdline(pid)]
     assert left == []
 
@@ -145,9 +145,9 @@ def cmdline(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def test_what_is_missing_is_said_in_one_line(rows_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for data, corpus, told in ((None, None, "--data for math: got nothing"), (rows_file(), "c", "corpus: got c")):
-        with pytest.raises(InvalidInput, match=told):
+def test_a_missing_package_is_reported_in_one_line(rows_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for data, corpus, expected in ((None, None, "--data for math: got nothing"), (rows_file(), "c", "corpus: got c")):
+        with pytest.raises(InvalidInput, match=expected):
             build("math", data, corpus, 0)
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"pip install 'agent-r1\[math\]'"):

@@ -1,4 +1,4 @@
-"""Every world there is can be checked, and holds: its right solutions earn full marks and its wrong ones do not."""
+"""Every task set passes its own check: right solutions earn full rewards and wrong solutions do not."""
 
 import json
 from collections.abc import Callable
@@ -72,19 +72,19 @@ SMALL: dict[str, Callable[[Path], TaskSet]] = {
     "math": mathematics,
     "code": code,
 }
-"""Each world, made of little. One that is not here has nobody who checks it: the first test says so."""
+"""A small instance of each task set; the first test fails if one is missing."""
 
 
 def checked(taskset: TaskSet, n: int = 8) -> CheckReport:
     return check(CheckConfig(n=n), taskset, SilentProgress())
 
 
-def test_every_world_that_can_be_named_is_checked_here() -> None:
+def test_every_taskset_is_checked_here() -> None:
     assert set(SMALL) == set(TASKSETS)
 
 
 @pytest.mark.parametrize("name", TASKSETS)
-def test_a_world_holds(name: str, tmp_path: Path) -> None:
+def test_right_solutions_pass_and_wrong_solutions_fail(name: str, tmp_path: Path) -> None:
     found = checked(SMALL[name](tmp_path))
     assert found.passed, found.failures[:5]
     assert found.gold.passed == found.gold.played >= sum(found.tasks.values()) > 0
@@ -93,7 +93,7 @@ def test_a_world_holds(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TASKSETS)
 @pytest.mark.parametrize(("mark", "side"), [(1.0, "wrong"), (0.0, "gold")])
-def test_a_scorer_that_always_says_the_same_does_not_hold(name: str, mark: float, side: str, tmp_path: Path) -> None:
+def test_a_constant_scorer_fails_the_check(name: str, mark: float, side: str, tmp_path: Path) -> None:
     taskset = SMALL[name](tmp_path)
     assert taskset.solutions is not None
     full = taskset.solutions(taskset.tasks(taskset.whole or taskset.evaluation[0])[0]).expected_rewards
@@ -104,24 +104,24 @@ def test_a_scorer_that_always_says_the_same_does_not_hold(name: str, mark: float
     assert {fault.reason.split(",")[0] for fault in found.failures} == {side}
 
 
-def test_every_split_of_tinywiki_is_checked_also_its_variants() -> None:
+def test_every_split_of_tinywiki_is_checked_including_variants() -> None:
     tasks = checked(build("tinywiki", None, None, 0), n=1).tasks
     assert {"train", "validation", "style-a", "three-hop", "paraphrased", "renamed-tool", "unseen-relation"} <= set(
         tasks
     )
 
 
-def test_a_file_of_all_questions_is_checked_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_without_splits_is_checked_as_a_whole(tmp_path: Path) -> None:
     assert checked(multihop("hotpotqa")(tmp_path), n=0).tasks == {"all": len(ROWS)}
 
 
-def test_other_names_of_an_answer_are_right_too(tmp_path: Path) -> None:
+def test_aliases_of_an_answer_are_right(tmp_path: Path) -> None:
     found = checked(multihop("musique")(tmp_path), n=0)
-    assert found.gold.played == 3 * len(ROWS)  # with its search, without, by its other name
+    assert found.gold.played == 3 * len(ROWS)  # with a search, without one, and by its alias
 
 
-def test_an_answer_that_cannot_be_scored_is_found(tmp_path: Path) -> None:
-    """Among the questions is one whose gold answer normalises to nothing, so that nobody can give it."""
+def test_a_gold_answer_that_cannot_be_scored_is_reported(tmp_path: Path) -> None:
+    """One of the questions has a gold answer that is empty after normalization, so that no answer is right."""
     taskset = multihop("musique")(tmp_path)
     task = taskset.tasks("all")[0]
     broken = replace(task, data={**task.data, "answers": ("Bruno",)})
