@@ -34,7 +34,8 @@ def test_the_whole_loop_in_one_file_learns():
 
 def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):
     algorithm = f"{ROOT / 'examples' / 'own_algorithm.py'}:MEDIAN"
-    command = [sys.executable, "-m", "agent_r1.cli", "train", "--algorithm", algorithm, "--algorithm.loss.clip_high", "0.3"]
+    options = ["--algorithm", algorithm, "--algorithm.loss.clip_high", "0.3"]
+    command = [sys.executable, "-m", "agent_r1.cli", "train", *options]
     small = {
         "steps": 2,
         "groups_per_step": 4,

@@ -43,7 +43,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "ppo": {"algorithm": "ppo"},
     "gspo": {"algorithm": "gspo", "trainer.minibatches": 2},
     "dapo with refill": {"algorithm": "dapo", "group_size": 2},
-    "summary context": {"algorithm": "grpo", "group_size": 8, "context_policy.name": "summary", "context_policy.keep_turns": 1},
+    "summary context": {"group_size": 8, "context_policy.name": "summary", "context_policy.keep_turns": 1},
     "process rewards": {"algorithm": "grpo", "reward_weights.found": 0.1},
 }
 
