@@ -1,4 +1,4 @@
-"""Parts of which tests of learning are built: tiny models, hand-made trajectories and groups."""
+"""Tiny models, and trajectories and groups made by hand, for tests of training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.core.trajectory import Group, Rewards, Status, Trajectory, Turn
 
 
 class Make:
-    """Makes the types of core by hand, with sensible values for what a test does not care about."""
+    """Makes trajectories, groups and models by hand, with sensible defaults."""
 
     def turn(
         self,
@@ -31,7 +31,7 @@ class Make:
         version: int = 0,
         **more: Any,
     ) -> Turn:
-        """A turn that saw ``new`` after its parent and sampled ``act``; ``more`` are further fields of it."""
+        """Return a turn that observed ``new`` after its parent and sampled ``act``; ``more`` are further fields."""
         return Turn(
             index=index,
             parent=parent,
@@ -44,7 +44,7 @@ class Make:
         )
 
     def chain(self, *pieces: tuple[Sequence[int], Sequence[int]]) -> tuple[Turn, ...]:
-        """Turns that append: each of (what was observed, what was sampled)."""
+        """Return turns that append to the context, from pairs of observed and sampled tokens."""
         return tuple(
             self.turn(index, new, act, parent=index - 1 if index else None) for index, (new, act) in enumerate(pieces)
         )
@@ -62,26 +62,26 @@ class Make:
         start: Sequence[Message] = (),
     ) -> Trajectory:
         attempt = AttemptId("run", f"task-{group}", group, member)
-        earned = rewards if rewards is not None else {}
-        return Trajectory(attempt, attempt.task, tuple(turns), status, truncated, earned, reason, tuple(start))
+        rewards = rewards if rewards is not None else {}
+        return Trajectory(attempt, attempt.task, tuple(turns), status, truncated, rewards, reason, tuple(start))
 
     def groups(self, *trajectories: Trajectory, greedy: Mapping[int, Trajectory] | None = None) -> list[Group]:
-        """The trajectories, grouped as their attempts say, with the greedy attempts of some groups."""
-        serials = sorted({trajectory.attempt.group_id for trajectory in trajectories})
+        """Return the trajectories grouped by their attempt ids, with the greedy attempts of some groups."""
+        group_ids = sorted({trajectory.attempt.group_id for trajectory in trajectories})
         return [
             Group(
-                serial,
-                Task(f"task-{serial}", ()),
-                tuple(one for one in trajectories if one.attempt.group_id == serial),
-                (greedy or {}).get(serial),
+                group_id,
+                Task(f"task-{group_id}", ()),
+                tuple(one for one in trajectories if one.attempt.group_id == group_id),
+                (greedy or {}).get(group_id),
             )
-            for serial in serials
+            for group_id in group_ids
         ]
 
     def random_groups(
         self, seed: int, *, groups: int = 3, members: int = 4, turns: int = 3, greedy: bool = False
     ) -> list[Group]:
-        """Episodes of random tokens below 16, of random lengths, with random rewards; greedy attempts where asked."""
+        """Return episodes of random tokens below 16, of random lengths, with random rewards."""
         random = torch.Generator().manual_seed(seed)
 
         def draw(low: int, high: int) -> int:
@@ -91,16 +91,16 @@ class Make:
             return torch.randint(0, 16, (draw(low, high),), generator=random).tolist()
 
         def attempt(group: int, member: int) -> Trajectory:
-            lived = self.chain(*((tokens(1, 7), tokens(1, 5)) for _ in range(draw(1, turns + 1))))
+            chain = self.chain(*((tokens(1, 7), tokens(1, 5)) for _ in range(draw(1, turns + 1))))
             score = 3 * float(torch.rand((), generator=random))
-            return self.trajectory(lived, {"score": score}, group=group, member=member)
+            return self.trajectory(chain, {"score": score}, group=group, member=member)
 
         attempts = [attempt(group, member) for group in range(groups) for member in range(members)]
         compared = {group: attempt(group, members) for group in range(groups)} if greedy else None
         return self.groups(*attempts, greedy=compared)
 
     def model(self, seed: int = 0, *, spread: float = 0.2) -> PreTrainedModel:
-        """A Qwen2 of two layers of width 32; with weights of a large spread it has opinions."""
+        """Return a Qwen2 of two layers of width 32; the larger ``spread``, the more peaked its distribution."""
         torch.manual_seed(seed)
         config = Qwen2Config(
             vocab_size=16,
@@ -114,7 +114,7 @@ class Make:
         return Qwen2ForCausalLM(config).eval()
 
     def exact_model(self, seed: int = 0) -> PreTrainedModel:
-        """A GPT-2 in fp64, all of its arithmetic included: Qwen2 normalises in fp32, whatever its weights are."""
+        """Return a GPT-2 that computes in float64 throughout: Qwen2 normalizes in float32, whatever its weights are."""
         torch.manual_seed(seed)
         config = GPT2Config(vocab_size=16, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.2)
         return GPT2LMHeadModel(config).double().eval()

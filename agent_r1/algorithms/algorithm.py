@@ -60,8 +60,8 @@ class Algorithm(Component):
     of older weights), or always the sampler's."""
 
     aggregation: Aggregation = "token_mean"
-    """What has the same weight in the loss: tokens, turns, trajectories or groups; constant: tokens, divided by
-    trajectories times ``length``."""
+    """The unit that has equal weight in the loss: token, turn, trajectory or group; constant: the sum over tokens,
+    divided by trajectories times ``length``."""
 
     length: float | None = Field(default=None, gt=0)
     """The constant of that aggregation, in tokens."""
@@ -91,7 +91,7 @@ class Algorithm(Component):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What a run must provide."""
+        """Requirements on the run."""
         return self.advantage.needs if self.kl is None else self.advantage.needs | {"reference"}
 
     @property
@@ -120,7 +120,7 @@ class Algorithm(Component):
 
         Args:
             batch: N tokens of whole groups: baselines and denominators are those of the whole batch.
-            outputs: What the models give for the batch before the update.
+            outputs: Model outputs for the batch, before the update.
             kl_coef: The present coefficient of the KL penalty.
         """
         # Rewards: shaping, and a KL penalty in the reward.
@@ -150,7 +150,7 @@ class Algorithm(Component):
             observed = ~batch.action_mask  # (N,)
             sft_weight = self.sft_coef * _mean_weights(successful) + self.observation_nll_coef * _mean_weights(observed)
 
-        if targets is not None:
+        if targets is not None:  # the critic is not trained on excluded trajectories either
             weight = replace(targets.weight, before_token=targets.weight.before_token * trained)
             targets = replace(targets, weight=weight)
         return TokenWeights(
@@ -184,6 +184,7 @@ class Algorithm(Component):
             "kl_old": (weights.loss_weight * kl_k3(tokens.old_logprobs, tokens.logprobs)).sum().detach(),
         }
         loss = policy_loss
+        # The terms below have no importance weight: they are not policy gradients.
         if self.entropy_coef:
             loss = loss - self.entropy_coef * (weights.loss_weight * tokens.entropy).sum()
         if self.kl is not None and self.kl.placement == "loss" and tokens.reference_logprobs is not None:
@@ -205,7 +206,7 @@ class Algorithm(Component):
         scattered back to the N tokens, with 0 on observations.
         """
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
-        if not self.masks.loss:
+        if not self.masks.loss:  # observations count as actions
             seen, seen_outputs = replace(batch, action_mask=torch.ones_like(batch.action_mask)), outputs
         elif compact:
             seen, seen_outputs = batch.actions(), outputs.select(batch.action_mask)
@@ -271,10 +272,10 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip:
 
 
 def _mean_weights(mask: Tensor) -> Tensor:
-    """Return equal weights that sum to 1 over the tokens where ``mask`` is true, 0 elsewhere: (N,) float64."""
+    """Return equal weights that sum to 1 over the tokens of ``mask``, and 0 for the others: (N,) float64."""
     return mask.double() / max(int(mask.sum()), 1)
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """Return (N,) with the (n,) numbers of ``x`` where ``mask`` is true, 0 elsewhere."""
+    """Return the (n,) numbers of ``x`` at the tokens of ``mask``, and 0 at the others: (N,)."""
     return torch.zeros(len(mask), dtype=x.dtype).masked_scatter(mask, x)

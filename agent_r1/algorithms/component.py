@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Need = Literal["critic", "group", "greedy", "reference", "teacher"]
-"""What a run must provide: a value model, several attempts at each task, a greedy attempt at each task, a copy of the
+"""A requirement on a run: a value model, several attempts at each task, a greedy attempt at each task, a copy of the
 initial policy, or a teacher policy."""
 
 Level = Literal["token", "turn", "trajectory"]

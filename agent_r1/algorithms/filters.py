@@ -68,7 +68,7 @@ class Filters(Component):
 
     @property
     def formula(self) -> str:
-        """What is filtered, in words; empty if nothing is."""
+        """The active filters in words; empty if there are none."""
         words = {
             "staleness": f"older than {self.staleness} updates",
             "greedy": "without greedy attempt",
@@ -82,7 +82,7 @@ class Filters(Component):
 
 
 def apply_filters(selection: Selection, filters: Filters, version: int) -> Selection:
-    """Return the samples that every filter keeps. Each filter sees what the one before it left."""
+    """Return the samples that every filter keeps. Each filter sees the samples that the previous one kept."""
     for filter_fn in filters.filter_fns(version):
         reasons = filter_fn(selection.samples)
         judged = list(zip(selection.samples, reasons, strict=True))
@@ -142,7 +142,7 @@ def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | 
         return []
     returns, groups = _returns(samples)
     present, place = torch.unique(groups, return_inverse=True)  # (groups,), (samples,)
-    first = segment_first(place)  # (groups,)
+    first = segment_first(place)  # (groups,) one sample of each group; samples are ordered by group
     ranked = group_std(returns, groups)[first].argsort(descending=True, stable=True)
     kept = set(present[ranked[: max(1, round(share * len(present)))]].tolist())
     return [None if sample.group in kept else "little variance" for sample in samples]

@@ -55,6 +55,7 @@ class RewardShaping(Component):
     def apply(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with shaped rewards."""
         if self.process_scale == "largest":
+            # process rewards are the token rewards without the outcomes: (N,)
             outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcome_rewards)
             process = batch.token_rewards - outcome  # (N,)
             largest = discounted_sums(process, batch.token_trajectory, 1.0).abs().max()
@@ -64,10 +65,11 @@ class RewardShaping(Component):
         group = batch.trajectory_group
         lengths = segment_count(batch.actions().token_trajectory).double()  # (M,)
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
+        # share of the group's mean return, relative to its longest trajectory: (M,)
         share = self.length * lengths / segment_max(lengths, group)[group]
         share = share + self.turns * turns / segment_max(turns, group)[group]
         penalty = -segment_mean(batch.returns, group).clamp(min=0)[group] * share  # (M,) none if the mean is negative
-        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)
+        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)  # (N,) part of the outcome
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
 
@@ -144,7 +146,7 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 class Correction(Component):
     """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
 
-    w = pi_old / mu, where pi_old is the trainer's policy before the update and mu the sampler's policy.
+    w = pi_old / mu; pi_old is the trainer's policy before the update, mu the sampler's policy.
     """
 
     rule: Literal["truncate", "window"] = "truncate"
@@ -179,7 +181,7 @@ class Rejection(Component):
     """Rejection of whole tokens, turns or trajectories whose ratio w = pi_old / mu is outside a window."""
 
     level: Level = "trajectory"
-    """What is rejected as one unit."""
+    """The unit that is rejected as a whole."""
 
     statistic: Literal["mean", "product"] = "mean"
     """mean: the geometric mean of the unit's ratios (Geo-RS); product: their product (MIS)."""

@@ -21,7 +21,7 @@ def objective(algorithm: Algorithm) -> str:
 
 
 def clauses(algorithm: Algorithm) -> Iterator[str]:
-    """Yield the clauses of the objective: what is maximized, its symbols, the added terms, and what is filtered."""
+    """Yield the clauses of the objective: the maximized term, its symbols, the added terms and the filters."""
     aggregated = algorithm.aggregation.replace("_", " ")
     if algorithm.length is not None:
         aggregated = f"sum over tokens / ({algorithm.length:g} * trajectories)"

@@ -36,7 +36,7 @@ class PolicyLoss(Component, ABC):
     @property
     @abstractmethod
     def formula(self) -> str:
-        """What is maximized, in terms of A, r and pi, with the values of the settings."""
+        """The maximized term in A, r and pi, with the values of the settings."""
 
     @abstractmethod
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
@@ -80,10 +80,11 @@ class Clip(PolicyLoss):
         loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - self.clip_low, 1 + self.clip_high))
         if self.dual_clip is None:
             return loss
+        # without it a token with A < 0 and a large r has an unbounded loss
         return torch.where(advantage < 0, torch.minimum(loss, -advantage * self.dual_clip), loss)
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        return self.compute(ratio, advantage, tokens) != -advantage * ratio
+        return self.compute(ratio, advantage, tokens) != -advantage * ratio  # the bound differs from r A
 
 
 class PolicyGradient(PolicyLoss):
@@ -137,7 +138,7 @@ class Cispo(PolicyLoss):
         return f"sg(clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g})) A log pi"
 
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)  # (n,)
         return -weight.detach() * advantage * tokens.logprobs
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
@@ -154,7 +155,7 @@ class Topr(PolicyLoss):
         return "A log pi if A > 0, else sg(min(r, 1)) A log pi"
 
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        weight = torch.where(advantage > 0, 1.0, ratio.clamp(max=1.0))
+        weight = torch.where(advantage > 0, 1.0, ratio.clamp(max=1.0))  # (n,)
         return -weight.detach() * advantage * tokens.logprobs
 
 

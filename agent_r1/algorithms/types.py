@@ -21,7 +21,7 @@ Metrics = Mapping[str, Tensor]
 class StateValues:
     """One number for each state that a critic sees: a value, a target, or a loss weight.
 
-    The states before tokens are where advantages are computed. The states after actions are needed only to bootstrap
+    Advantages are computed at the states before tokens. The states after actions are needed only to bootstrap
     truncated episodes: the value before the last token cannot be its own target.
     """
 
@@ -45,7 +45,7 @@ class ModelOutputs:
     """(N,) log-probabilities under the teacher policy."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
-        """Return the outputs for the tokens where ``mask`` (N,) is true. Values after actions are kept."""
+        """Return the outputs for the tokens of ``mask`` (N,). Values after actions are kept."""
         old, reference, teacher = (
             None if column is None else column[mask]
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs)
@@ -64,7 +64,7 @@ class ValueTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenWeights:
-    """What the loss of each of the N tokens is weighted by. float64 on the CPU.
+    """The weights of the N tokens in the loss. float64 on the CPU.
 
     Denominators are those of the whole batch. The loss of a batch is therefore the plain sum over its micro-batches,
     whichever way it is divided.

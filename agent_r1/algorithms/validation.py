@@ -125,4 +125,4 @@ def _without_effect(algorithm: Algorithm) -> Iterator[str]:
         yield "kl.horizon has no effect without kl.target"
     advantage = algorithm.advantage
     if isinstance(advantage, Success) and algorithm.filters.success not in (None, advantage.threshold):
-        yield "filters.success and advantage.threshold both set what counts as success: give them the same number"
+        yield "filters.success and advantage.threshold both define success: give them the same number"

@@ -61,26 +61,29 @@ def assemble_batch(
         reward_weights: Weights by the name of a reward; 1 if missing.
         loss_excluded: For each sample None, or the reason why it counts in baselines only and not in the loss.
     """
+    # first pass: the columns of tokens, and the place of each turn in them
     tokens = _TokenColumns()
     places: list[list[TurnPlace]] = []
     turns = 0
     for sample in samples:
         places.append(_add_tokens(sample, tokens, turns, scope))
         turns += sum(bool(turn.action_ids) for turn in sample.trajectory.turns)
+    # turns without action tokens are not in the batch
     acting = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
+    # NaN would show in the advantage if an algorithm used a missing greedy return
     greedy = [float("nan") if sample.greedy_return is None else sample.greedy_return for sample in samples]
     states = [(sample.group, state) for sample in samples for state in _states(sample.trajectory)]
     return TrainingBatch(
-        ids=torch.tensor(tokens.ids),
+        ids=torch.tensor(tokens.ids),  # (N,)
         sampler_logprobs=torch.tensor(tokens.logprobs, dtype=torch.float64),
         versions=torch.tensor(tokens.versions),
         action_mask=torch.tensor(tokens.action_mask),
         token_rewards=torch.tensor(tokens.rewards, dtype=torch.float64),
-        token_turn=torch.tensor(tokens.turns),
-        turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, acting)])),
-        turn_state_ids=first_seen_ids(states),
+        token_turn=torch.tensor(tokens.turns),  # (N,)
+        turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, acting)])),  # (S,)
+        turn_state_ids=first_seen_ids(states),  # (S,) states of different groups are different
         turn_used_tool=torch.tensor([bool(turn.results) for turn in chain.from_iterable(acting)]),
-        trajectory_group=torch.tensor([sample.group for sample in samples]),
+        trajectory_group=torch.tensor([sample.group for sample in samples]),  # (M,)
         outcome_rewards=torch.tensor([sample.outcome_reward for sample in samples], dtype=torch.float64),
         greedy_return=torch.tensor(greedy, dtype=torch.float64),
         truncated=torch.tensor([sample.trajectory.truncated for sample in samples]),
@@ -111,6 +114,7 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
         number += 1
         position = tokens.add(number, turn.action_ids, turn.logprobs, _versions(turn), is_action=True)
         places.append(TurnPlace(number, position, observation))
+        # dense rewards: a call's on the token that ends it, the turn's on its last token
         for end, reward in zip(turn.call_ends, sample.call_rewards[turn.index], strict=False):
             tokens.rewards[position + end] += reward
         tokens.rewards[position + len(turn.action_ids) - 1] += rewards[turn.index]
@@ -147,12 +151,14 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
         return None
     ids = following[0].new_ids
+    # not sampled: no log-probability, and the version of the action before
     version = turn.version_spans[-1].version
     return tokens.add(number, ids, [float("nan")] * len(ids), [version] * len(ids), is_action=False)
 
 
 def _versions(turn: Turn) -> list[int]:
     """Return the version of the weights that sampled each action token."""
+    # a span ends at the start of the next one
     ends = [*(span.start for span in turn.version_spans[1:]), len(turn.action_ids)]
     return [span.version for span, end in zip(turn.version_spans, ends, strict=True) for _ in range(span.start, end)]
 
@@ -174,6 +180,7 @@ def _states(trajectory: Trajectory) -> list[State]:
 
 
 def _named_rewards(samples: Sequence[TrainingSample], weights: Mapping[str, float]) -> tuple[NamedReward, ...]:
+    # a trajectory without a reward of this name has 0
     names = sorted({name for sample in samples for name in sample.named_rewards})
     return tuple(
         NamedReward(

@@ -79,7 +79,7 @@ class TrainingBatch:
     @property
     def token_trajectory(self) -> Tensor:
         """(N,) the trajectory of each token."""
-        return self.turn_trajectory[self.token_turn]
+        return self.turn_trajectory[self.token_turn]  # token -> turn -> trajectory
 
     @property
     def token_group(self) -> Tensor:
@@ -104,6 +104,7 @@ class TrainingBatch:
     @property
     def process_rewards(self) -> Tensor:
         """(S,) the sum of the rewards of each turn, without the outcome."""
+        # the outcome is on the trajectory's last action token, so in its last turn
         outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcome_rewards)
         return self.turn_rewards - outcome
 
@@ -121,6 +122,7 @@ class TrainingBatch:
     def last_tokens(self) -> Tensor:
         """(M,) the position of each trajectory's last action token."""
         positions = torch.where(self.action_mask, torch.arange(len(self.ids)), -1)  # (N,)
+        # observations after the last action are not counted: their position is -1 here
         initial = torch.full((len(self.outcome_rewards),), -1)
         return initial.scatter_reduce(0, self.token_trajectory, positions, "amax")
 
@@ -137,7 +139,7 @@ class TrainingBatch:
     def actions(self) -> TrainingBatch:
         """Return the batch with its action tokens only, without sequences."""
         if bool(self.action_mask.all()):
-            return self
+            return self  # the common case: no observations in the batch
         positions = self.action_mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,

@@ -41,6 +41,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the micro-batch with the model's inputs on ``device``."""
+        # tokens and turns index columns of the batch, which stays on the CPU
         return replace(
             self,
             ids=self.ids.to(device),
@@ -71,6 +72,7 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[Mic
     ``MAX_PADDING`` of the micro-batch is padding. Longest blocks come first, equal ones in the given order; sequences
     that need a tree attention mask are kept apart from those that do not.
     """
+    # sorting is stable, so the order of equal lengths is reproducible
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
     pending: list[TokenSequence] = []
     for block in ranked:
@@ -83,6 +85,7 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[Mic
 
 
 def _fits(pending: Block, block: Block, max_tokens: int) -> bool:
+    # size of the rectangle with the block, and the tokens in it that are not padding
     padded = (len(pending) + len(block)) * max(_longest(pending), _longest(block))
     num_tokens = sum(map(len, pending)) + sum(map(len, block))
     same_mask = _has_branches(pending) == _has_branches(block)
@@ -99,7 +102,7 @@ def _has_branches(sequences: Block) -> bool:
 
 def _collate(sequences: Block) -> MicroBatch:
     ids = pad_sequence([sequence.ids for sequence in sequences], batch_first=True)  # (B, T)
-    width = ids.shape[1]
+    width = ids.shape[1]  # T
     position_ids = attention_mask = None
     if _has_branches(sequences):
         position_ids = pad_sequence([sequence.position_ids for sequence in sequences], batch_first=True)  # (B, T)

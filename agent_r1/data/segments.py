@@ -34,7 +34,7 @@ def segment_max(x: Tensor, unit: Tensor) -> Tensor:
 
 def segment_last(unit: Tensor) -> Tensor:
     """Return the position of each unit's last element: (N,) -> (units,). Units are contiguous and not empty."""
-    return segment_count(unit).cumsum(0) - 1
+    return segment_count(unit).cumsum(0) - 1  # units are contiguous, so counts add up to positions
 
 
 def segment_first(unit: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def index_within(unit: Tensor) -> Tensor:
 
 def previous_within(unit: Tensor) -> Tensor:
     """Return the position of the element before each one in its unit, -1 for the first: (N,) -> (N,)."""
-    positions = torch.arange(len(unit))
+    positions = torch.arange(len(unit))  # (N,)
     return torch.where(positions == segment_first(unit)[unit], -1, positions - 1)
 
 

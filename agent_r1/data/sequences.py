@@ -108,6 +108,7 @@ def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
     while stack:
         index = stack.pop()
         order.append(index)
+        # reversed, so that the first child is on top of the stack
         stack += reversed(children.get(index, []))
     return order
 
@@ -121,13 +122,14 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
     for index in order:
         turn, place = turns[index], places[index]
         before = -1 if turn.parent is None else path_end[turn.parent]
-        depth = position_ids[before] + 1 if before >= 0 else 0
+        depth = position_ids[before] + 1 if before >= 0 else 0  # siblings begin at the same position
         action_start = len(ids) + len(turn.new_ids)
         if place.observation is not None:
             predicted += _predictions(before, len(ids), len(turn.new_ids), place.observation)
         ids += turn.new_ids + turn.action_ids
         position_ids += range(depth, depth + len(turn.new_ids) + len(turn.action_ids))
         if turn.action_ids:
+            # the first action token is predicted by the last token of the prompt, which may be in the parent turn
             previous = action_start - 1 if turn.new_ids else before
             predicted += _predictions(previous, action_start, len(turn.action_ids), place.action)
             action_ends.append((len(ids) - 1, place.turn))
@@ -157,10 +159,10 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
         trajectory=number,
         ids=torch.tensor([*prompt, *action]),
         position_ids=torch.arange(length),
-        subtree_end=torch.full((length,), length),
+        subtree_end=torch.full((length,), length),  # plain causal attention
         logit_positions=_column(predicted, 0),
         tokens=_column(predicted, 1),
-        post_action_states=torch.tensor([length - 1]),
+        post_action_states=torch.tensor([length - 1]),  # the last token of the action
         turns=torch.tensor([place.turn]),
         has_branches=False,
     )
@@ -169,6 +171,7 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[tuple[int, int]]:
     """Return (logit position, position in the batch) of ``count`` tokens at ``start`` that follow the one at
     ``before``."""
+    # token t is predicted by the logits at t - 1
     logit_positions = (before, *range(start, start + count - 1))
     return list(zip(logit_positions, range(batch_position, batch_position + count), strict=True)) if count else []
 

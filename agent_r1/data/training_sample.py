@@ -79,6 +79,7 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
     """
     samples: list[TrainingSample] = []
     excluded: list[Excluded] = []
+    # sorted, so that sums and batches do not depend on the order in which episodes ended
     for number, group in enumerate(sorted(groups, key=lambda group: group.group_id)):
         greedy_return = greedy_failure = None
         if group.greedy is not None:
@@ -172,6 +173,7 @@ def _weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> I
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
     """Return the sample of a trajectory without defects. Sums are exact, so their order does not matter."""
+    # by (turn, call), with None for the whole trajectory or the whole turn
     by_place: dict[tuple[int | None, int | None], list[float]] = {}
     by_name: dict[str, list[float]] = {}
     for reward in _weighted_rewards(trajectory, weights):

@@ -1,4 +1,4 @@
-"""Filters exclude attempts, each with a reason, and see what the filter before left."""
+"""Filters exclude attempts, each with a reason, and see the attempts that the previous filter kept."""
 
 from __future__ import annotations
 

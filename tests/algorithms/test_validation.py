@@ -45,7 +45,7 @@ INCOMPATIBILITIES: dict[str, tuple[str, dict[str, object]]] = {
     "correction.low has no effect if ratios are truncated": ("grpo", {"correction.low": 0.1}),
     "nothing is between rejection.low 2 and rejection.high 1.01": ("grpo", {"rejection.low": 2.0}),
     "kl.horizon has no effect without kl.target": ("grpo", {"kl.horizon": 10.0}),
-    "filters.success and advantage.threshold both set what counts as success": ("rft", {"advantage.threshold": 0.5}),
+    "filters.success and advantage.threshold both define success": ("rft", {"advantage.threshold": 0.5}),
     "shaping has no effect: advantage separate_rewards": ("gdpo", {"shaping.length": 0.1}),
     "a KL in the reward has no effect": ("gdpo", {"kl.estimator": "k1", "kl.placement": "reward"}),
     "length is given with aggregation 'constant', and only with it": ("grpo", {"length": 10}),

@@ -9,7 +9,7 @@ Five attempts at two tasks; nine tokens t0 .. t8 in seven turns (| between turns
     1     d        t6              3                                         3.0   -
     1     e        t7 t8           1                                         1.0   -
 
-All but the call's reward (named tool) are outcomes (named score). The greedy attempts earned 0.25 and 2.
+All but the call's reward (named tool) are outcomes (named score). The returns of the greedy attempts are 0.25 and 2.
 The state before a's second turn equals the opening messages, word for word; that before b's second turn does not.
 
     token                 t0    t1   t2   t3   t4   t5   t6   t7   t8

@@ -66,7 +66,7 @@ CASES = (
     # 0.5 - 0.6 |
     # 0.3 - 0.1, -0.3 | -0.3 | 2 | 0.7 - 0.5, 0.3: mean 0.322222, std 0.703167; within [0.8, 1.28], no dual:
     # -0.687682 + 0.139053 + 0.600458 + 0.695267 + 1.061862 + 0.707908 - 3.054117 + 0.139053 + 0.047405 = -0.350794; / 9
-    # values as ppo's: 1.67 / 9; imitation of what earned something, 7 tokens of all but b:
+    # values as ppo's: 1.67 / 9; supervised term over successful trajectories, 7 tokens of all but b:
     # 0.1 * 5.955326 / 7 = 0.085076
     Case(
         "vapo",
@@ -85,7 +85,7 @@ CASES = (
         {"advantage.alpha": 1.0},
     ),
     # over turns with gamma 0.95: a 0.5 + 0.95 * 0.6 - 0.2 - 0.095 = 0.775, -0.1; b 0.285 - 0.1 - 0.285 = -0.1, -0.3;
-    # -0.3; 2; 0.5. A + V, earned by a turn's last token: 0.975, 0.5 | 0, 0 | 0.2 | 3 | 1; less V of each token:
+    # -0.3; 2; 0.5. A + V, the reward of a turn's last token: 0.975, 0.5 | 0, 0 | 0.2 | 3 | 1; less V of each token:
     # 0.775, 0.575, -0.1 | -0.1, -0.3 | -0.3 | 2 | 0.5, 0.3: mean 0.372222, std 0.726662; within [0.8, 1.28], dual 3:
     # -0.709484 - 0.139527 + 0.649851 + 1.949553 + 1.110098 + 0.740066 - 2.867295 - 0.087921 + 0.149083 = 0.794424; / 9
     # values: 0.5 (0.675^2 + 0.475^2 + 0.2^2 + 0.2^2 + 0.4^2 + 0.4^2 + 1.5^2 + 0.4^2 + 0.2^2) / 9 = 0.196181

@@ -1,4 +1,4 @@
-"""Algorithms that compare the attempts at one task. See case.py for the numbers.
+"""Group-relative algorithms. See case.py for the numbers.
 
 Task 0: R = 1, 0, 0.2; mean 0.4; differences 0.6, -0.4, -0.2; variance (0.36 + 0.16 + 0.04) / 2 = 0.28, std 0.529150.
 Task 1: R = 3, 1; mean 2; differences 1, -1; std 1.414214.
@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from hand_cases.case import Case
 
-CENTRED = (0.6, 0.6, 0.6, -0.4, -0.4, -0.2, 1.0, -1.0, -1.0)
+CENTERED = (0.6, 0.6, 0.6, -0.4, -0.4, -0.2, 1.0, -1.0, -1.0)
 
 # Task 0: 0.6 / 0.529150 = 1.133893, -0.4 / .. = -0.755929, -0.2 / .. = -0.377964; task 1: 1 / 1.414214 = 0.707107
 STANDARD = (1.133893, 1.133893, 1.133893, -0.755929, -0.755929, -0.377964, 0.707107, -0.707107, -0.707107)
 
 # Each minus the mean of the others: 1 - 0.1, 0 - 0.6, 0.2 - 0.5; 3 - 1, 1 - 3
-AGAINST_OTHERS = (0.9, 0.9, 0.9, -0.6, -0.6, -0.3, 2.0, -2.0, -2.0)
+LEAVE_ONE_OUT = (0.9, 0.9, 0.9, -0.6, -0.6, -0.3, 2.0, -2.0, -2.0)
 
 CASES = (
-    # -min(r A, clip(r, 0.8, 1.2) A), at most 3 |A| where A < 0:
+    # -min(r A, clip(r, 0.8, 1.2) A), at most 3 |A| if A < 0:
     # t0 -1.2 A, t1 -0.5 A, t2 -A; t3 r = 4 -> 3 |A|, t4 1.2 |A|; t5 0.8 |A|; t6 -1.2 A; t7 0.8 |A|, t8 1.5 |A|
     # -1.360672 - 0.566947 - 1.133893 + 2.267787 + 0.907115 + 0.302372 - 0.848528 + 0.565685 + 1.060660 = 1.193578; / 9
     Case("grpo", STANDARD, 0.132620),
     # the sum without the dual clip, over 5 trajectories times 1024:
     # A: -0.72 - 0.3 - 0.6 + 1.6 + 0.48 + 0.16 - 1.2 + 0.8 + 1.5 = 1.72; / 5120
-    Case("dr-grpo", CENTRED, 0.000335938),
+    Case("dr-grpo", CENTERED, 0.000335938),
     # up to 1.28, no dual clip: t0 -1.28 A = -1.451383, t3 4 |A| = 3.023716, t6 -1.28 A = -0.905097; the
     # others as grpo's
     # 1.193578 - 0.090711 + 0.755929 - 0.056569 = 1.802227; / 9
@@ -36,27 +36,27 @@ CASES = (
     # -clip(r, 0, 5) A log pi: 1.5 * 1.133893 * 0.798508 = 1.358134, 0.5 * 1.133893 * 1.609438 = 0.912466, 0.785955,
     # -4 * 0.755929 * 0.223144 = -0.674723, -0.463377, -0.173163, 0.315573, -0.323958, -0.846945; sum 0.889961; / 9
     Case("cispo", STANDARD, 0.098885),
-    # where it is clipped at 1.2: t0 1.086507, t3 -0.202417, t6 0.189344, t8 -0.677556, and t1, t5, t7 at 0.8:
+    # if it is clipped at 1.2: t0 1.086507, t3 -0.202417, t6 0.189344, t8 -0.677556, and t1, t5, t7 at 0.8:
     # t1 1.459945, t5 -0.277060, t7 -0.518332; t2 0.785955, t4 -0.463377; sum 1.383009; / 9
     Case("cispo", STANDARD, 0.153668, {"loss.clip_low": 0.2, "loss.clip_high": 0.2}),
-    # -(4 / tau) sigmoid(tau (r - 1)) A, tau 1 where A > 0, else 1.05; trajectories weigh 1/5:
+    # -(4 / tau) sigmoid(tau (r - 1)) A, tau 1 if A > 0, else 1.05; trajectories weigh 1/5:
     # t0 -4 * 0.622459 A = -2.823210, t1 -4 * 0.377541 A = -1.712364, t2 -2 A = -2.267787;
     # t3 3.809524 * 0.958911 |A| = 2.761398, t4 3.809524 * 0.552308 |A| = 1.590497; t5 3.809524 * 0.371688
     # |A| = 0.535174
     # t6 -4 * 0.731059 A = -2.067746; t7 1.001220, t8 3.809524 * 0.628312 |A| = 1.692521
     # (-6.803361 / 3 + 4.351895 / 2 + 0.535174 - 2.067746 + 2.693740 / 2) / 5
     Case("sapo", STANDARD, -0.055508),
-    # -A log pi where A > 0, else -min(r, 1) A log pi with r the trajectory's geometric mean (see gspo):
+    # -A log pi if A > 0, else -min(r, 1) A log pi with r the trajectory's geometric mean (see gspo):
     # 0.479105, 0.965663, 0.415888; b r > 1: -0.089257, -0.204330; c 0.5: -0.091629; 0.223144;
     # e 0.866025: -0.793531, -0.691528; sum 0.213523; / 9
-    Case("topr", CENTRED, 0.023725),
-    # -min(r, 20) A log pi, dropped where pi rose by more than 0.2 with A > 0 (t6: 0.4), or fell by more with A <= 0
+    Case("topr", CENTERED, 0.023725),
+    # -min(r, 20) A log pi, dropped if pi rose by more than 0.2 with A > 0 (t6: 0.4), or fell by more with A <= 0
     # (t5: 0.4, t7: 0.4): 0.718657, 0.482831, 0.415888, -0.357030, -0.245196, 0, 0, 0, -1.197762; sum -0.182611; / 9
-    Case("dppo", CENTRED, -0.020290),
+    Case("dppo", CENTERED, -0.020290),
     # -min(r, 2) A log pi: 1.077985, 0.724247, 0.623832, r 4 -> 2: -0.267772, -0.367794, -0.137444, 0.892574,
     # -0.916291, -2.395523; sum -0.766185; / 9
-    Case("aipo", AGAINST_OTHERS, -0.085132),
-    # -A exp(mean of log r, at most 0.4 where A > 0, at least -0.4 where A < 0); trajectories weigh 1/5:
+    Case("aipo", LEAVE_ONE_OUT, -0.085132),
+    # -A exp(mean of log r, at most 0.4 if A > 0, at least -0.4 if A < 0); trajectories weigh 1/5:
     # a (0.4 - 0.693147 + 0) / 3 = -0.097716: -1.028336; b (1.386294 + 0.182322) / 2 = 0.784308: 1.656157
     # c -0.4: 0.253357; d 0.4: -1.054879; e (-0.4 + 0.405465) / 2 = 0.002733: 0.709042; sum 0.535341; / 5
     Case("gmpo", STANDARD, 0.107068),
@@ -79,7 +79,7 @@ CASES = (
         0.161059,
     ),
     # grpo's clip: -1.08 - 0.45 - 0.9 + 1.8 + 0.72 + 0.24 - 2.4 + 1.6 + 3 = 2.53; / 9
-    Case("rloo", AGAINST_OTHERS, 0.281111),
+    Case("rloo", LEAVE_ONE_OUT, 0.281111),
     # score 0.5, 0, 0.2: mean 0.233333, std 0.251661: 1.059626, -0.927173, -0.132453; 3, 1: 0.707107, -0.707107
     # tool 0.5, 0, 0: mean 0.166667, std 0.288675: 1.154701, -0.577350, -0.577350; 0, 0: nothing
     # sums 2.214326, -1.504523, -0.709804, 0.707107, -0.707107: mean 0, squares 8.670652; / 4, std 1.472299
@@ -104,6 +104,6 @@ CASES = (
     # 1 - 0.25, 0 - 0.25, 0.2 - 0.25; 3 - 2, 1 - 2.  -A log pi:
     # 0.598881, 1.207078, 0.519860, -0.055786, -0.127706, -0.045815, 0.223144, -0.916291, -0.798508; sum 0.604858; / 9
     Case("remax", (0.75, 0.75, 0.75, -0.25, -0.25, -0.05, 1.0, -1.0, -1.0), 0.067206),
-    # grpo's loss and -0.1 times the mean log pi of what was observed, (-0.693147 - 2 * 1.386294) / 3 = -1.155245
+    # grpo's loss and -0.1 times the mean log pi of observations, (-0.693147 - 2 * 1.386294) / 3 = -1.155245
     Case("echo", STANDARD, 0.248144),
 )

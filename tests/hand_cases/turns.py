@@ -1,4 +1,4 @@
-"""Algorithms that tell turns apart without a critic. See case.py for the numbers; all are clipped as grpo is:
+"""Turn-level algorithms without a critic. See case.py for the numbers; all are clipped as grpo is:
 
 -1.2 A, -0.5 A, -A, then 3 |A|, 1.2 |A|, 0.8 |A|, -1.2 A, 0.8 |A|, 1.5 |A| for the signs they have here.
 """
@@ -34,7 +34,7 @@ CASES = (
         0.359113,
     ),
     # outcomes 0.5, 0, 0.2: 1.059626, -0.927173, (-0.132453); process 0.5, 0, 0: 1.154701, -0.577350 (as for gdpo)
-    # a: 2.214326 before the tool's answer, 1.059626 after; b: -1.504523, -0.927173; without a tool all that was earned
+    # a: 2.214326 before the tool's answer, 1.059626 after; b: -1.504523, -0.927173; without a tool the whole return
     # counts: c -0.377964 (grpo's); 0.707107, -0.707107
     # -2.657192 - 1.107163 - 1.059626 + 4.513569 + 1.112607 + 0.302372 - 0.848528 + 0.565685 + 1.060660 = 1.882384; / 9
     Case(

@@ -18,7 +18,7 @@ class Advantage(Component, ABC):
     name: str = ""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """What a run must provide for this estimator."""
+    """Requirements on the run."""
     over_time: ClassVar[bool] = False
     """Whether tokens between two action tokens would change the advantage, as in GAE over tokens."""
     uses_returns: ClassVar[bool] = True

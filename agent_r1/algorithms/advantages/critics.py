@@ -34,7 +34,7 @@ class WithCritic(Advantage):
     """GAE's lambda: 1 relies on the sampled returns, 0 on the critic."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """Largest change of a value that the clipped value loss rewards."""
+    """Clip range of the value loss, around the value before the update."""
 
     warmup: int = Field(default=0, ge=0)
     """Number of first updates in which only the critic is trained."""
@@ -45,7 +45,7 @@ class WithCritic(Advantage):
 
     @abstractmethod
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
-        """Return what the critic is trained towards."""
+        """Return the regression targets of the critic and their weights."""
 
     def values(self, outputs: ModelOutputs) -> StateValues:
         """Return the critic's values; TypeError if they were not computed."""
@@ -56,9 +56,9 @@ class WithCritic(Advantage):
     def final_values(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         """Return V of the state in which each trajectory stops: (M,); 0 if it terminated."""
         if not self.bootstrap:
-            return torch.zeros_like(batch.outcome_rewards)
+            return torch.zeros_like(batch.outcome_rewards)  # (M,)
         after_last = self.values(outputs).after_action[batch.last_turns]  # (M,)
-        return torch.where(batch.truncated, after_last, 0.0)
+        return torch.where(batch.truncated, after_last, 0.0)  # (M,)
 
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
         """Return GAE over each trajectory's turns and the value of each turn: (S,), (S,).
@@ -66,7 +66,7 @@ class WithCritic(Advantage):
         V of a turn is V of the state before its first token.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
-        final = self.final_values(batch, outputs)
+        final = self.final_values(batch, outputs)  # (M,)
         rewards = batch.turn_rewards  # (S,)
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
@@ -90,7 +90,8 @@ class OverTokens(WithCritic):
     over_time: ClassVar[bool] = True
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        return whiten(self.gae(batch, outputs, self.lam))
+        # Only the policy's advantage is whitened: the critic's targets A + V need the raw one.
+        return whiten(self.gae(batch, outputs, self.lam))  # (N,)
 
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
         returns = self.gae(batch, outputs, self.lam) + self.values(outputs).before_token  # (N,) A + V
@@ -99,8 +100,8 @@ class OverTokens(WithCritic):
 
     def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
         """Return GAE over each trajectory's tokens: (N,). ``lam`` is one number, or one per token (N,)."""
-        values = self.values(outputs).before_token
-        final = self.final_values(batch, outputs)
+        values = self.values(outputs).before_token  # (N,)
+        final = self.final_values(batch, outputs)  # (M,)
         return generalized_advantages(batch.token_rewards, values, final, batch.token_trajectory, self.gamma, lam)
 
 
@@ -149,7 +150,7 @@ class TurnGae(WithCritic):
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         advantage, _ = self.turn_gae(batch, outputs, self.gamma)  # (S,)
-        return whiten(advantage)[batch.token_turn]
+        return whiten(advantage)[batch.token_turn]  # (S,) -> (N,)
 
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
         advantage, values = self.turn_gae(batch, outputs, self.gamma)

@@ -55,11 +55,11 @@ class GroupRelative(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     baseline: Baseline = "mean"
-    """What R is compared with: the group's mean, the mean of the other attempts, or the mean weighted by tokens."""
+    """The baseline of R: the group's mean, the mean of the other attempts, or the mean weighted by tokens."""
 
     scale: Scale = "none"
-    """What the difference is divided by: nothing, the group's standard deviation, the group's mean, or the batch's
-    standard deviation."""
+    """The divisor of the difference: none, the group's standard deviation, the group's mean, or the batch's standard
+    deviation."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Added to a standard deviation."""
@@ -72,17 +72,18 @@ class GroupRelative(Advantage):
         returns, group = batch.returns, batch.trajectory_group  # (M,), (M,)
         match self.baseline:
             case "mean":
-                advantage = center(returns, group)
+                advantage = center(returns, group)  # GRPO, Dr.GRPO
             case "leave_one_out":
-                advantage = leave_one_out(returns, group)
-            case "length_weighted":
-                advantage = center_weighted(returns, group, segment_count(batch.token_trajectory).double())
+                advantage = leave_one_out(returns, group)  # RLOO
+            case "length_weighted":  # OPO
+                lengths = segment_count(batch.token_trajectory).double()  # (M,)
+                advantage = center_weighted(returns, group, lengths)
         match self.scale:
             case "std":
-                advantage = divide_by_std(advantage, returns, group, self.epsilon)
+                advantage = divide_by_std(advantage, returns, group, self.epsilon)  # GRPO
             case "mean":
-                advantage = divide_by_mean(advantage, returns, group)
-            case "batch_std":
+                advantage = divide_by_mean(advantage, returns, group)  # MaxRL
+            case "batch_std":  # Lite PPO: one key for the whole batch
                 advantage = divide_by_std(advantage, returns, torch.zeros_like(group), self.epsilon)
         return advantage[batch.token_trajectory]  # (M,) -> (N,)
 
@@ -127,7 +128,7 @@ class SeparateRewards(Advantage):
         for reward in batch.named_rewards:
             # the sign of the weight is already in the weighted returns
             total += abs(reward.weight) * standardize(reward.returns, batch.trajectory_group, self.epsilon)
-        return whiten(total)[batch.token_trajectory]
+        return whiten(total)[batch.token_trajectory]  # (M,) -> (N,)
 
 
 class AgainstGreedy(Advantage):
@@ -141,4 +142,4 @@ class AgainstGreedy(Advantage):
         return "R - R of the greedy attempt at the same task"
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        return (batch.returns - batch.greedy_return)[batch.token_trajectory]
+        return (batch.returns - batch.greedy_return)[batch.token_trajectory]  # (M,) -> (N,)

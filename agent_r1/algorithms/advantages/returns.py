@@ -46,7 +46,7 @@ class TurnReturns(Advantage):
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
-        return whiten(returns_to_go)[batch.token_turn]
+        return whiten(returns_to_go)[batch.token_turn]  # (S,) -> (N,)
 
 
 class Success(Advantage):
@@ -62,7 +62,7 @@ class Success(Advantage):
         return f"1 if R >= {self.threshold:g}, else 0"
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        return (batch.returns >= self.threshold).double()[batch.token_trajectory]
+        return (batch.returns >= self.threshold).double()[batch.token_trajectory]  # (M,) -> (N,)
 
 
 class Teacher(Advantage):

@@ -43,7 +43,7 @@ class ProcessRelative(TurnRelative):
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         standardized = standardize(batch.turn_rewards, batch.turn_group, self.epsilon)  # (S,)
-        return discounted_sums(standardized, batch.turn_trajectory, 1.0)[batch.token_turn]
+        return discounted_sums(standardized, batch.turn_trajectory, 1.0)[batch.token_turn]  # (S,) -> (N,)
 
 
 class TurnAndOutcome(TurnRelative):
@@ -89,7 +89,7 @@ class SameTurn(TurnRelative):
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
         key = unique_ids(batch.turn_group, index_within(batch.turn_trajectory))  # (S,) group and turn number
-        return standardize(returns_to_go, key, self.epsilon)[batch.token_turn]
+        return standardize(returns_to_go, key, self.epsilon)[batch.token_turn]  # (S,) -> (N,)
 
 
 class SameState(TurnRelative):
@@ -160,9 +160,11 @@ class SameHistory(TurnRelative):
         states = batch.turn_state_ids  # (S,) the state k turns ago, -1 before the first turn
         key = states  # (S,) turns with the same key have the same last k + 1 states
         for k in range(self.history + 1):
+            # 0 if no other turn has this history
             weight = float((k + 1) ** self.alpha) * (segment_count(key)[key] > 1).to(returns_to_go)  # (S,)
             total += weight * standardize(returns_to_go, key, self.epsilon)
             weights += weight
+            # one state further back, and histories that differ in it get different keys
             states = torch.where(previous >= 0, states[previous.clamp(min=0)], -1)
             key = unique_ids(key, states)
         return (total / weights.clamp(min=1))[batch.token_turn]

@@ -32,7 +32,8 @@ def center(x: Tensor, key: Tensor) -> Tensor:
 
 def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
     """Return x - mean of the others in its group, RLOO's advantage (2402.14740); exactly 0 in a constant group."""
-    count = segment_count(key)[key]
+    # x - mean of the others = (x - mean) * count / (count - 1)
+    count = segment_count(key)[key]  # (N,)
     return center(x, key) * count / (count - 1).clamp(min=1)
 
 
@@ -42,7 +43,7 @@ def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     With the lengths as ``weight`` (N,) it is OPO's advantage (2505.23585): the baseline of least variance if the
     squared gradient of a trajectory grows with its length.
     """
-    mean = segment_sum(weight * x, key) / segment_sum(weight, key)
+    mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
 
 
@@ -53,7 +54,7 @@ def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> 
 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
     """Return advantage / mean of x in the group, MaxRL's scale (2602.02710); 0 if that mean is not positive."""
-    mean = segment_mean(x, key)[key]
+    mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
 
 

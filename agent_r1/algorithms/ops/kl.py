@@ -1,6 +1,6 @@
 """KL estimators: KL(pi || q) from the log-probabilities of tokens sampled from pi.
 
-k1, k2 and k3 are those of joschu.net/blog/kl-approx.html. What a KL loss converges to depends on the gradient of the
+k1, k2 and k3 are those of joschu.net/blog/kl-approx.html. The minimum of a KL loss depends on the gradient of the
 estimator, not on its value: the gradient of k1 is 0 in expectation, and that of k3 belongs to KL(q || pi).
 """
 
@@ -30,6 +30,7 @@ def kl_k3(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k3_plus(logprobs: Tensor, other: Tensor) -> Tensor:
     """Return the value of k3 with the gradient of k2: unbiased, never negative, with the gradient of KL(pi || q)."""
     k2 = kl_k2(logprobs, other)
+    # sg(k3) has the value, k2 - sg(k2) is 0 and has the gradient
     return kl_k3(logprobs, other).detach() + k2 - k2.detach()
 
 

@@ -20,7 +20,7 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
         discount: One number, or one per element (N,) that is equal within each unit.
     """
     # Doubling: after k rounds total_t sums the elements t .. t + 2^k - 1, and factor is discount^(2^k).
-    # This takes log2(longest unit) vector operations, where a loop over time takes one operation per element.
+    # This takes log2(longest unit) vector operations; a loop over time would take one operation per element.
     total = x.clone()
     factor = torch.as_tensor(discount, dtype=x.dtype).expand(len(x))
     remaining = segment_last(unit)[unit] - torch.arange(len(x))  # (N,) elements after this one in its unit
@@ -28,7 +28,7 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
     while bool((remaining >= reach).any()):
         earlier = (remaining >= reach).nonzero().squeeze(1)
         later = earlier + reach
-        total = total.index_add(0, earlier, factor[later] * total[later])
+        total = total.index_add(0, earlier, factor[later] * total[later])  # sum over twice as many elements
         factor = factor.square()
         reach *= 2
     return total
@@ -52,5 +52,5 @@ def generalized_advantages(
         lam: lambda; one number, or one per element (N,) that is equal within each unit.
     """
     next_values = values.roll(-1).index_put((segment_last(unit),), final_values)  # (N,) V_{t+1}
-    deltas = rewards + gamma * next_values - values
+    deltas = rewards + gamma * next_values - values  # (N,) delta_t
     return discounted_sums(deltas, unit, gamma * lam)
