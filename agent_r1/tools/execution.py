@@ -91,7 +91,7 @@ async def run_detached(work: Awaitable[T]) -> T:
     """Return the result of ``work``, which runs in a task of its own, so that it cannot swallow a cancellation.
 
     asyncio cancels a task once, and a bare ``except:`` in a retry loop catches that like any other exception. If the
-    caller is cancelled, ``work`` is cancelled too and abandoned after ``GRACE_SECONDS``. Raises what ``work`` raises.
+    caller is cancelled, ``work`` is cancelled too and abandoned after ``GRACE_SECONDS``. Raises the exception of ``work``.
     """
     task = asyncio.ensure_future(_capture(work))
     try:

@@ -114,7 +114,7 @@ def mcp_tools(
 
     The server is queried once for its tools, when this function is called. Each episode that calls one of them then
     gets a connection of its own, from its first call to its end. For a command, that is a server process, so that
-    attempts do not affect each other; for a URL it is a session, and the server decides what sessions share. If a
+    attempts do not affect each other; for a URL it is a session, and the server decides which state is shared. If a
     server crashes or hangs, the calls of its episode fail with an explanation, and other episodes continue.
 
     Args:

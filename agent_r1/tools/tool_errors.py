@@ -1,4 +1,4 @@
-"""Results of tool calls that failed, and the limits on what an agent sees of a result.
+"""Results of tool calls that failed, and the limits on the output that an agent sees.
 
 Each kind of failure is a :class:`ToolErrorKind`, stored in ``ToolResult.error``, so that rewards and metrics can
 distinguish wrong calls from failing tools. The text for the agent is in ``ToolResult.parts``.
@@ -36,7 +36,7 @@ INVALID_CALL_KINDS = frozenset(
 
 
 def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
-    """Return a failed result whose ``text`` explains to the agent what was wrong."""
+    """Return a failed result whose ``text`` explains the error to the agent."""
     return ToolResult((Text(text),), ok=False, error=kind)
 
 
