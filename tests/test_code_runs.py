@@ -27,14 +27,14 @@ Run = Callable[..., tuple[int, str, str]]
 MBPP = {"text": "Double it.", "code": "def double(x): return 2 * x", "test_list": ["assert double(1) == 2"] * 2}
 OWN = """
 from agent_r1 import Message, Task, ToolEnv, exact_match
-from agent_r1.core.reference_solution import Solution, Solutions, script
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script
 from agent_r1.tools.python_tool import python_tool
 from agent_r1.sandbox import SandboxConfig
 env = ToolEnv([python_tool(SandboxConfig(level="none"))], [exact_match])
 tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
 def solutions(task):
-    right, wrong = (Solution(said, script(Message.assistant(f"<answer>{said}</answer>"))) for said in "xy")
-    return Solutions((right,), (wrong,), {"exact_match": 1.0})
+    right, wrong = (ReferenceSolution(said, script(Message.assistant(f"<answer>{said}</answer>"))) for said in "xy")
+    return ReferenceSolutions((right,), (wrong,), {"exact_match": 1.0})
 """
 SMALL = [
     "--steps=1",

@@ -91,7 +91,8 @@ async def run_detached(work: Awaitable[T]) -> T:
     """Return the result of ``work``, which runs in a task of its own, so that it cannot swallow a cancellation.
 
     asyncio cancels a task once, and a bare ``except:`` in a retry loop catches that like any other exception. If the
-    caller is cancelled, ``work`` is cancelled too and abandoned after ``GRACE_SECONDS``. Raises the exception of ``work``.
+    caller is cancelled, ``work`` is cancelled too and abandoned after ``GRACE_SECONDS``. An exception of ``work`` is
+    raised here.
     """
     task = asyncio.ensure_future(_capture(work))
     try:
