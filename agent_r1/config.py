@@ -196,7 +196,7 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key as one dictionary per class; a table gets one flat dictionary."""
+    """Nest settings with dotted keys: one dictionary per settings class. The entries of a table stay flat."""
     nested: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         below = {key.partition(".")[2]: value for key, value in settings.items() if key.partition(".")[0] == name}

@@ -200,7 +200,7 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return the typed settings, and below them those of the file that ``--config`` names."""
+    """Return the layers, the strongest first: the command line, then the file that ``--config`` names."""
     return [settings] if file is None else [settings, read_toml(file)]
 
 

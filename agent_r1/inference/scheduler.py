@@ -133,9 +133,10 @@ class Scheduler:
             del self._running[slot]
 
     def plan_prefill(self) -> tuple[list[PrefillChunk], list[tuple[CacheSlot, PrefillChunk]]]:
-        """Return the chunks to compute, and those to copy instead, each with the slot that holds or will hold it.
+        """Return the chunks to compute, and those to copy instead, each with the slot to copy from.
 
-        After both, every running slot holds all but the last token of its sequence.
+        The chunks to compute must run first: a slot to copy from may be prefilled in the same step. After both, every
+        running slot holds all but the last token of its sequence.
         """
         new: list[PrefillChunk] = []
         for slot, request in self._running.items():

@@ -44,7 +44,10 @@ class ScriptedAgent:
 
 
 class _ScriptedEpisode:
-    """Environment, episode and engine of one attempt: follows the conversation and answers it by the responder."""
+    """One object that is the environment, the episode and the engine of one attempt.
+
+    It follows the conversation; the responder supplies the actions.
+    """
 
     capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
 

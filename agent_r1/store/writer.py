@@ -38,10 +38,9 @@ class _Submission:
 class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    Recording is a group commit: the events that arrive while a transaction is synced form the next transaction, so
-    that many episodes share one fsync. An attempt is started before any other event about it, finishes at most once
+    Events that arrive while a transaction is being synced share the next transaction, and one fsync. An attempt is started before any other event about it, finishes at most once
     and gets at most one fate. Events that contradict this raise RunWriteError to their caller alone. After a failed
-    commit the writer refuses everything, so the disk holds exactly the events that were acknowledged before.
+    commit, every later event is refused: the disk then holds exactly the events for which ``record`` returned.
 
     Events belong to the latest segment. Only one process may write a run at a time.
 

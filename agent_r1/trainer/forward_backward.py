@@ -172,7 +172,7 @@ def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like
 
 
 def join_passes(parts: Sequence[PassStats]) -> PassStats:
-    """Return the statistics of passes over disjoint tokens as those of one pass, on the CPU: losses and metrics add."""
+    """Merge the statistics of passes over disjoint tokens into one, on the CPU. Losses and metrics are summed."""
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),
         metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},

@@ -58,7 +58,7 @@ class PassAtK:
 class Table:
     """Cells by method and split, and the retriever's measures by split and name (``recall@5``).
 
-    ``measure`` names the meaning of the cells' ``em`` (a reward, if the task set has no exact match). ``measures`` are
+    ``measure`` is the name of the number in the field ``em`` of each cell: exact match, or a reward. ``measures`` are
     the task set's own, by method, split and name (``fix_rate``); ``passed`` is pass@k by method, if requested.
     """
 

@@ -53,7 +53,7 @@ def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> 
 
 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
-    """Return advantage / mean of x in the group, MaxRL's scale (2602.02710); 0 if that mean is not positive."""
+    """Divide the advantage by the group's mean of x; 0 if that mean is not positive. MaxRL's scale (2602.02710)."""
     mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
 
