@@ -150,7 +150,7 @@ def test_a_run_is_written_down_whole(taskset, tmp_path):
     assert [step.step for step in metrics] == [1, 2]
     assert {"reward", "em", "tokens_per_second", "rollout_seconds", "update_seconds"} <= set(metrics[0].values)
     assert max(step.values.get("padding", 0) for step in metrics) < 0.1
-    assert [event.kind for event in reader.events()] == ["read", "saved", "saved", "completed"]
+    assert [event.kind for event in reader.events()] == ["fingerprint", "checkpoint_saved", "checkpoint_saved", "completed"]
     assert json.loads((report.run / "config.json").read_text())["group_size"] == 4
     reader.close()
     tokenizer = AutoTokenizer.from_pretrained(report.run / "model")
@@ -197,7 +197,7 @@ def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(task
         ({"model": "no/such/folder"}, "model"),
         ({"algorithm": "gpro"}, "grpo"),
         ({"algorithm": {"loss": {"clip_hihg": 0.3}}}, "did you mean 'algorithm.loss.clip_high'"),
-        ({"algorithm": {"masks": {"advantage": False}}}, "masks.advantage does nothing here"),
+        ({"algorithm": {"masks": {"advantage": False}}}, "masks.advantage has no effect"),
         ({"algorithm": "distillation"}, "teacher: got none"),
         ({"context": 20}, "a prompt of"),
     ],
