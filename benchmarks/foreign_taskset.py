@@ -1,7 +1,7 @@
 """Train a tiny model on a data set of another library: the family problems of reasoning-gym.
 
-    python benchmarks/foreign_taskset.py                    three seeds, each also with shuffled rewards
-    python benchmarks/foreign_taskset.py --seeds 0 --steps 160
+    python -m benchmarks.foreign_taskset                    three seeds, each also with shuffled rewards
+    python -m benchmarks.foreign_taskset --seeds 0 --steps 160
 
 The questions are those of examples/alice.py. Each has two numbers, of brothers and sisters or of male and female
 friends; the answer is one of the two plus 1. In one of three wordings it is the first number, in two the last. The base

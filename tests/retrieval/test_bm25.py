@@ -113,7 +113,7 @@ def test_a_corpus_of_a_single_word_can_be_searched() -> None:
 
 @pytest.mark.parametrize("text", ["a", "the", "?"])
 def test_a_corpus_without_words_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="without a word"):
+    with pytest.raises(InvalidInput, match="without any word"):
         BM25Index([Passage(text, text)])
 
 

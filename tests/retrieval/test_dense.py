@@ -169,7 +169,7 @@ def test_a_toml_file_describes_a_search(config: SearchConfig, tmp_path: Path) ->
     assert isinstance(index, DenseIndex)
     assert index.search(["a king"], 1)[0][0].title == "Bruno"
     path.write_text('corpus = "corpus.jsonl"\npoolin = "cls"\n')
-    with pytest.raises(InvalidInput, match="nearest that exists is 'pooling'"):
+    with pytest.raises(InvalidInput, match="did you mean 'pooling'"):
         open_retriever(path)
 
 
