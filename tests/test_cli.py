@@ -1,7 +1,6 @@
 """The command line: its output and exit codes. Bad input is reported in one line and leaves no file behind."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,11 +17,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 import agent_r1
 from agent_r1 import InvalidInput, Message, Task, ToolEnv, exact_match, tool
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.cli import cli, main
-from agent_r1.config import iter_fields
+from agent_r1.cli import main
 from agent_r1.store import RunReader
 from agent_r1.training.checkpoint.files import save_model
-from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from research.tiny_base.tokenizer import make_tokenizer
 
@@ -186,52 +182,6 @@ def test_torch_is_not_imported_without_need(line: str) -> None:
     code = f"import sys, agent_r1.cli; agent_r1.cli.main({line.split()}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-@pytest.mark.parametrize("command", ["", *cli.commands])
-def test_every_command_has_help(command: str, run) -> None:
-    ended = run(*command.split(), "--help")
-    assert ended.code == 0 and ended.out.startswith(f"Usage: agent-r1 {command}".strip())
-
-
-def test_help_shows_every_setting_with_its_type_its_default_and_its_bounds(run) -> None:
-    shown = " ".join(run("train", "--help").out.split())
-    for key, field in iter_fields(TrainConfig):
-        assert f" --{key}" in shown and field.description, key
-    assert "--steps INT Optimizer steps. [default: 200; >= 1]" in shown
-    assert "--trainer.betas FLOAT,FLOAT" in shown and "[default: 0.9,0.95]" in shown
-    assert "--dtype float32|bfloat16" in shown and "--reward_weights.NAME FLOAT" in shown
-    assert "--algorithm.KEY VALUE" in shown and "trainer: " in shown
-
-
-def test_help_is_fast() -> None:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "agent_r1.cli", "train", "--help"], check=True, capture_output=True)
-    assert time.perf_counter() - began < 10  # far below what importing torch takes on a busy machine
-
-
-def test_the_version_is_that_of_the_package(run) -> None:
-    assert run("--version").out == f"agent-r1, version {version('agent-r1')}\n"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_of_a_shell_is_printed(shell: str, run) -> None:
-    assert "_AGENT_R1_COMPLETE" in run("--completion", shell).out
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("agent-r1 tra", "train"),
-        ("agent-r1 train --trainer.lear", "--trainer.learning_rate"),
-        ("agent-r1 train --dtype bf", "bfloat16"),
-    ],
-)
-def test_commands_options_and_values_are_completed(typed: str, offered: str) -> None:
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_AGENT_R1_COMPLETE": "bash_complete"}
-    command = [sys.executable, "-c", "from agent_r1.cli import enter; enter()"]
-    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
-    assert f"plain,{offered}" in done.stdout.splitlines(), done.stderr
 
 
 def test_hyphens_in_options_are_underscores(run, here: Path) -> None:
