@@ -8,7 +8,7 @@ from typing import Any
 from agent_r1.core.messages import Text
 from agent_r1.core.tool import ToolResult
 from agent_r1.retrieval.passages import Passage
-from agent_r1.retrieval.retriever import TOP_K, Retriever, RetrievalError
+from agent_r1.retrieval.retriever import TOP_K, RetrievalError, Retriever
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 

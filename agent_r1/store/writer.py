@@ -38,9 +38,10 @@ class _Submission:
 class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    Events that arrive while a transaction is being synced share the next transaction, and one fsync. An attempt is started before any other event about it, finishes at most once
-    and gets at most one fate. Events that contradict this raise RunWriteError to their caller alone. After a failed
-    commit, every later event is refused: the disk then holds exactly the events for which ``record`` returned.
+    Events that arrive while a transaction is being synced share the next transaction, and one fsync. An attempt is
+    started before any other event about it, finishes at most once and gets at most one fate. Events that contradict
+    this raise RunWriteError to their caller alone. After a failed commit, every later event is refused: the disk then
+    holds exactly the events for which ``record`` returned.
 
     Events belong to the latest segment. Only one process may write a run at a time.
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -209,11 +210,18 @@ def test_connections_beyond_the_limit_wait(counting, monkeypatch: pytest.MonkeyP
 
 
 def test_a_running_request_is_answered_before_the_server_stops(server, counting) -> None:
-    counting.search = lambda queries, k=5: time.sleep(0.3) or [(Passage("late", "but whole"),)]
+    started = threading.Event()
+
+    def search(queries: Sequence[str], k: int = 5) -> list[tuple[Passage, ...]]:
+        started.set()
+        time.sleep(0.3)
+        return [(Passage("late", "but whole"),)]
+
+    counting.search = search
     answers: list[object] = []
     client = threading.Thread(target=lambda: answers.append(remote(server, tries=1).search(["x"])))
     client.start()
-    time.sleep(0.1)
+    assert started.wait(10)
     server.stop()
     assert answers == []
     client.join()

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_r1.trainer.single_process import SingleProcessTrainer
-from agent_r1.trainer.updater import PolicyUpdater
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
@@ -20,10 +18,12 @@ from agent_r1.store.digest import run_digest
 from agent_r1.store.manifest import check_manifest, checkpoint_step, list_checkpoints
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
-from agent_r1.training.policy import load_policy
+from agent_r1.trainer.single_process import SingleProcessTrainer
+from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.checkpoint import manager
 from agent_r1.training.checkpoint.files import CheckpointError, find_latest_checkpoint, load_checkpoint
 from agent_r1.training.config import TrainConfig
+from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 

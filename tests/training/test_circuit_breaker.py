@@ -40,7 +40,8 @@ def test_the_diagnosis_groups_reasons_with_an_example_and_advice() -> None:
         "         for example run:1.0.0:t",
         "what to do",
         f"  engine_failed: {ADVICE[Status.ENGINE_FAILED]}",
-        "  unscored: a reward is not finite, or the policy sampled no token: call the scorer on the example's trajectory",
+        "  unscored: a reward is not finite, or the policy sampled no token: "
+        "call the scorer on the example's trajectory",
         "  to continue nevertheless: --monitor.failure_share 1",
     ]
 

@@ -10,10 +10,10 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tasksets import build
-from agent_r1.training.run import with_splits
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.evaluate import Method, env_for_method, evaluate
 from agent_r1.training.progress import SilentProgress
+from agent_r1.training.run import with_splits
 
 SMALL = {"model": "tiny-base", "n": 2, "context": 512, "max_tokens": 32}
 

@@ -197,7 +197,9 @@ def test_control_training_on_repeated_tokens_is_detected(model, groups_by_policy
     assert sum(len(turn.action_ids) for t in again for turn in t.turns) > sum(
         len(turn.action_ids) for t in forked(groups) for turn in t.turns
     )
-    batch = assemble_batch(select_trainable([replace(groups[0], trajectories=tuple(again))], {}).samples, pack_prefix_tree)
+    batch = assemble_batch(
+        select_trainable([replace(groups[0], trajectories=tuple(again))], {}).samples, pack_prefix_tree
+    )
     said = ModelSet(model, TEMPERATURE, 4096).logprobs(batch)
     assert float((said - batch.sampler_logprobs).abs().max()) > 1e-3
 

@@ -95,8 +95,8 @@ def without_signal(*reasons: str, skipped: float = 0.0) -> UpdateReport:
 
 
 def test_a_step_without_signal_is_found_with_its_most_common_reasons() -> None:
-    finding = check_no_signal(without_signal("zero variance", "stale: sampled 3 updates ago", "a", "stale: sampled 4 updates ago",
-                                  "b", "zero variance", "zero variance"), 20)  # fmt: skip
+    stale = ("stale: sampled 3 updates ago", "stale: sampled 4 updates ago")
+    finding = check_no_signal(without_signal(*("zero variance",) * 3, *stale, "a", "b"), 20)
     assert finding is not None and finding.patience == 20
     assert (
         finding.value == "3 x zero variance, 2 x stale: sampled # updates ago, 1 x a, 1 other reasons; mean reward 0.25"

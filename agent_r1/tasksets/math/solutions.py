@@ -15,8 +15,8 @@ from agent_r1.tasksets.math.problems import Problem
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return the gold answer in its forms as right solutions.
 
-    Wrong are another problem's answer, the answer plus one, an expression of the question, an uncomputed sum, and answers
-    of the wrong form.
+    Wrong are another problem's answer, the answer plus one, an expression of the question, an uncomputed sum, and
+    answers of the wrong form.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 

@@ -158,7 +158,8 @@ def random_outputs(batch: TrainingBatch, seed: int) -> ModelOutputs:
 
 
 def truncation_equals_a_reward_of_the_next_value(algorithm: Algorithm, episodes: Episodes, seed: int) -> None:
-    """An episode truncated in a state of value V has the advantages of one with a reward of gamma V there that ended."""
+    """An episode truncated in a state of value V has the advantages of one with a reward of gamma V there that
+    ended."""
     batch = assemble_batch(samples(episodes), pack_prefix_tree)
     outputs = random_outputs(batch, seed)
     assert outputs.values is not None
