@@ -171,7 +171,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def reworded(tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks about friends with female friends first. The data set lacks this wording; the first number is right.
+    """Return the tasks about friends with female friends first. The data set lacks this wording.
 
     A model that takes the last number for friends fails here; one that finds the number by its noun does not.
     """
