@@ -111,5 +111,5 @@ TASKSETS: Mapping[str, TaskSetEntry | SandboxedEntry] = {
     ),
     "multihop": TaskSetEntry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
     "math": SandboxedEntry("mathematics with a Python interpreter: GSM8K, MATH; needs --data", _math),
-    "code": SandboxedEntry("functions to write, try and mend: HumanEval, MBPP; needs --data", _code),
+    "code": SandboxedEntry("functions to write, try and fix: HumanEval, MBPP; needs --data", _code),
 }

@@ -57,7 +57,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
         try:
             problem = _humaneval(row) if "entry_point" in row.values else _mbpp(row)
         except (SyntaxError, ValueError) as error:
-            raise row.error(f"code that is not Python ({error})", "mend that row") from error
+            raise row.error(f"code that is not Python ({error})", "fix that row") from error
         if problem.id in problems:
             raise row.error(f"the id {problem.id!r} for a second time", "give every row an id of its own")
         problems[problem.id] = problem
@@ -94,7 +94,7 @@ def _mbpp(row: JsonRecord) -> Problem:
     else:
         exam = Exam(_named(written, tests), "\n".join(tests), setup=setup)
     if not exam.calls:
-        raise row.error("tests that call nothing of the code", "mend that row")
+        raise row.error("tests that call nothing of the code", "fix that row")
     text = f"{row.get_text('text', 'prompt')}\n\nFor example:\n\n```python\n{tests[0].strip()}\n```"
     return Problem(f"MBPP/{row.values.get('task_id', row.number)}", text, _shown(tests[0]), exam, solution)
 

@@ -25,7 +25,7 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
             ReferenceSolution(
                 "its solution, tried first", script(tool_call(RUN_TESTS, code=right), code_message(right))
             ),
-            ReferenceSolution("mended after a failure", script(tool_call(RUN_TESTS, code=none), code_message(right))),
+            ReferenceSolution("fixed after a failure", script(tool_call(RUN_TESTS, code=none), code_message(right))),
         )
         wrong = (
             ReferenceSolution("return None", script(code_message(none))),
