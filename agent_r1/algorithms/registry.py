@@ -135,7 +135,7 @@ def _from_file(name: str) -> Algorithm:
     sys.path.insert(0, str(Path(path).parent.absolute()))  # as for a script, which can import the files beside it
     try:
         values = runpy.run_path(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit in the file must not end the command
         got = f"{path}, which raised {type(error).__name__}: {error}"
         raise InvalidInput("algorithm", got=got, do="fix the file") from error
     algorithm = values.get(variable)

@@ -54,7 +54,10 @@ class TorchEngine:
         config = config or EngineConfig()
         bytes_per_slot = probe_kv_bytes_per_token(model) * round_up(context + 1, LENGTH_MULTIPLE)
         slots = max(1, _kv_cache_bytes(config, model.device) // bytes_per_slot)
-        rows = min(config.max_sequences, slots)
+        # The shape of a decode batch decides bits, so on a CPU it must not depend on the memory that is free now: free
+        # memory bounds the number of batches only.
+        fixed = config.kv_cache_gib or (CPU_LIMIT_GIB if model.device.type == "cpu" else None)
+        rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
         self._context = context
         self._runner = ModelRunner(model, rows)
         self._scheduler = Scheduler(rows, max(1, slots // config.max_sequences), self._runner.add_block)

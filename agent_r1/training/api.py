@@ -6,8 +6,7 @@ import asyncio
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.rewards.scoring import RewardFunction
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
-from agent_r1.training.build import EMBEDDED, Placement
+from agent_r1.training.build import Placement
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
@@ -30,7 +29,7 @@ from agent_r1.training.run import resume as resume_run
 from agent_r1.training.run import train as start_run
 from agent_r1.training.shutdown import request_shutdown
 from agent_r1.training.tables import Table, TrainReport
-from agent_r1.training.user_task import make_taskset
+from agent_r1.training.user_task import check_tasks, make_taskset
 
 Result = TypeVar("Result")
 Callback = Callable[[StepReport], object]
@@ -84,14 +83,20 @@ class Trainer:
         placement: Placement | None = None,
         **settings: Any,
     ) -> None:
-        held_out = [replace(task, split="test") if task.split == "train" else task for task in eval_tasks]
-        every_task = [*tasks, *held_out] if held_out else tasks
+        _check_arguments(settings, rewards, callbacks)
+        every_task: Sequence[Task] = tasks
+        if eval_tasks:
+            check_tasks("tasks", tasks)
+            check_tasks("eval_tasks", eval_tasks)
+            held_out = [replace(task, split="test") if task.split == "train" else task for task in eval_tasks]
+            every_task = [*tasks, *held_out]
         self._taskset = make_taskset(env, every_task, "custom", model or TINY_BASE, rewards)
         given = {key: value for key, value in (("model", model), ("algorithm", algorithm)) if value is not None}
         self._layers = [Layer("agent_r1.train", {**given, **settings})]
         self._progress = _CallbackProgress(progress or make_progress(Console(stderr=True)), callbacks)
         self._placement = placement
         self._run: Path | None = None
+        self._config: TrainConfig | None = None
 
     def train(self, resume: bool = False) -> TrainReport:
         """Train and compare with the baselines.
@@ -108,10 +113,10 @@ class Trainer:
 
         def work() -> TrainReport:
             if resume:
-                config = resolve_resume_config(self._layers)
-                return resume_run(config, self._taskset, self._progress, self._placement)
-            config = resolve_config(TrainConfig, self._layers, self._taskset)
-            return start_run(config, self._taskset, self._progress, self._placement)
+                self._config = resolve_resume_config(self._layers)
+                return resume_run(self._config, self._taskset, self._progress, self._placement)
+            self._config = resolve_config(TrainConfig, self._layers, self._taskset)
+            return start_run(self._config, self._taskset, self._progress, self._placement)
 
         report = _run_outside_event_loop(work)
         self._run = report.run
@@ -119,12 +124,11 @@ class Trainer:
 
     def evaluate(self) -> Table:
         """Evaluate the trained agent and the baselines on the evaluation splits; before training, the base model."""
-        config = resolve_config(TrainConfig, self._layers, self._taskset)
+        config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
         shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
         model = config.model if self._run is None else str(self._run)
         settings = EvalConfig.model_construct(**{**shared, "model": model, "n": config.evaluate_n, "methods": ()})
-        placement = self._placement or EMBEDDED
-        return _run_outside_event_loop(lambda: evaluate(settings, self._taskset, self._progress, placement))
+        return _run_outside_event_loop(lambda: evaluate(settings, self._taskset, self._progress, self._placement))
 
     def save_model(self, folder: str | Path) -> Path:
         """Copy the trained model (Hugging Face format) to ``folder``, which must not exist yet."""
@@ -135,6 +139,16 @@ class Trainer:
             raise InvalidInput("folder", got=f"{target}, which exists", do="name a new folder")
         shutil.copytree(find_trained_model(self._run), target)
         return target
+
+
+def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
+    """Raise InvalidInput for arguments that would be ignored, or fail later."""
+    for name in ("taskset", "data", "corpus", "sandbox"):
+        if name in settings:
+            raise InvalidInput(name, got=repr(settings[name]), do="leave it out: env and tasks are the task set")
+    for name, functions in (("rewards", rewards), ("callbacks", callbacks)):
+        if not isinstance(functions, Sequence) or not all(map(callable, functions)):
+            raise InvalidInput(name, got=repr(functions), do="give a list of functions")
 
 
 class _CallbackProgress:
@@ -163,20 +177,23 @@ def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
     results: list[Result] = []
     errors: list[BaseException] = []
 
+    done = threading.Event()  # an interrupted Thread.join() would report the thread as ended
+
     def run_and_keep() -> None:
         try:
             results.append(work())
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=run_and_keep, name="agent_r1", daemon=True)
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=run_and_keep, name="agent_r1", daemon=True).start()
+    while not done.is_set():
         try:
-            thread.join()
+            done.wait()
         except KeyboardInterrupt:
-            with suppress(RuntimeError):
-                request_shutdown(signal.SIGINT)
+            if not request_shutdown(signal.SIGINT):
+                raise  # nothing that could be saved is running
     if errors:
         raise errors[0]
     return results[0]

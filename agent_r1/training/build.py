@@ -51,6 +51,11 @@ EMBEDDED = Placement()
 """Engine and trainer in this process."""
 
 
+def resolve_placement(placement: Placement | None) -> Placement:
+    """Return the placement, or the default one if none is given."""
+    return EMBEDDED if placement is None else placement
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The services of a run, checked and built before anything is written.
@@ -82,7 +87,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
 
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together.
     """
-    placement = EMBEDDED if placement is None else placement
+    placement = resolve_placement(placement)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)

@@ -21,7 +21,7 @@ from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.store import is_run, run_folder
 from agent_r1.store.reader import RunReader
-from agent_r1.training.build import EMBEDDED, Placement, rollout_limits
+from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.eval_metrics import EvalResult, pass_at_k, score_trajectory
@@ -156,8 +156,9 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
         )
 
 
-def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement = EMBEDDED) -> Table:
+def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
     """Return the table of ``agent-r1 eval``. If the model is a run, its base and its trained model are compared."""
+    placement = resolve_placement(placement)
     torch.set_num_threads(config.threads)
     taskset = replace(taskset, evaluation=config.splits or taskset.evaluation)
     run = run_folder(config.model)

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,12 @@ class TrainingRun:
 
 
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
+    """Train until the last step; see :func:`_train_steps`. Folders of published weights are removed at the end."""
+    with closing(WeightPublisher(run.runtime.engine, run.folder)) as publisher:
+        await _train_steps(run, publisher, shutdown)
+
+
+async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
     """Train until the last step. Raises ShutdownRequested, with the last step saved, if the run is told to stop.
 
     Consumes groups in the order of their requests. Waits for the groups of a step, then for the update in its thread.
@@ -50,7 +56,7 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
     """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     progress = run.start.progress
-    publisher = WeightPublisher(runtime.engine, run.folder)
+    first = await run_in_thread(updater.publish)  # may compute a checksum of all weights
     manager = CheckpointManager(runtime, run.folder, run.start, run.writer)
     monitor = HealthMonitor(config, updater, run.writer, run.folder)
     monitor.load_state(run.start.monitor)
@@ -60,11 +66,11 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
         max_staleness=config.max_staleness,
         refill=config.algorithm.max_refill_rounds,
         taken=progress.groups,
-        version=updater.publish().version.number,
+        version=first.version.number,
     )
     requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups)
     await run.writer.record(*run.start.events)
-    await publisher.publish(updater.publish())
+    await publisher.publish(first)
     async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):
         watch = Stopwatch()
         for _ in range(progress.step, config.steps):
@@ -91,7 +97,6 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
     await run.writer.record(PendingDropped(config.steps, "the run had taken its last step"))
     await manager.finalize()
     await publisher.publish(await run_in_thread(updater.publish))
-    publisher.close()
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
@@ -28,7 +29,7 @@ class WeightPublisher:
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
         self._engine = engine
-        self._parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else run_folder
+        self._run_folder = run_folder
         self._root: Path | None = None
         self._folders: list[Path] = []
 
@@ -47,16 +48,25 @@ class WeightPublisher:
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
 
+    def _make_root(self, model: PreTrainedModel) -> Path:
+        """Return a new folder in shared memory, or beside the run if shared memory has too little room."""
+        needed = (KEPT_VERSIONS + 1) * sum(tensor.nbytes for tensor in model.state_dict().values())
+        fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
+        return Path(tempfile.mkdtemp(prefix="agent-r1-weights-", dir=SHARED_MEMORY if fits else self._run_folder))
+
     def _write(self, update: WeightUpdate) -> Path:
         assert isinstance(update.handle, PreTrainedModel)
-        if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="agent-r1-weights-", dir=self._parent))
-        folder = self._root / f"version-{update.version.number}"
-        if folder in self._folders:
-            return folder
-        temporary = folder.with_suffix(".tmp")
-        update.handle.save_pretrained(temporary)
-        temporary.rename(folder)
+        try:
+            if self._root is None:
+                self._root = self._make_root(update.handle)
+            folder = self._root / f"version-{update.version.number}"
+            if folder in self._folders:
+                return folder
+            temporary = folder.with_suffix(".tmp")
+            update.handle.save_pretrained(temporary)
+            temporary.rename(folder)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"the weights could not be written for the engine: {error}") from error
         self._folders.append(folder)
         while len(self._folders) > KEPT_VERSIONS:
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)

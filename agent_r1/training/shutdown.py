@@ -78,10 +78,12 @@ class GracefulShutdown:
 _active: list[GracefulShutdown] = []
 
 
-def request_shutdown(number: int) -> None:
-    """Ask every run of this process to stop, as the signal ``number`` does: for runs in other threads."""
-    for shutdown in list(_active):
+def request_shutdown(number: int) -> bool:
+    """Ask the runs in other threads to stop, as the signal ``number`` does; return whether there is any."""
+    active = list(_active)
+    for shutdown in active:
         shutdown.handle(number, None)
+    return bool(active)
 
 
 @contextmanager

@@ -107,14 +107,20 @@ def load_task_file(file: Path, model: str) -> TaskSet:
     )
 
 
-def _validate(tasks: Any) -> tuple[Task, ...]:
-    """Return the tasks. Raise InvalidInput if they are no tasks, share an id, or none is in the split train."""
+def check_tasks(name: str, tasks: Any) -> None:
+    """Raise InvalidInput if the argument ``name`` is not a list of tasks."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
-        raise InvalidInput("tasks", got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
-    ids: set[str] = set()
+        raise InvalidInput(name, got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     for index, task in enumerate(tasks):
         if not isinstance(task, Task):
-            raise InvalidInput(f"tasks[{index}]", got=f"an object of type {type(task).__name__}", do="make it a Task")
+            raise InvalidInput(f"{name}[{index}]", got=f"an object of type {type(task).__name__}", do="make it a Task")
+
+
+def _validate(tasks: Any) -> tuple[Task, ...]:
+    """Return the tasks. Raise InvalidInput if they are no tasks, share an id, or none is in the split train."""
+    check_tasks("tasks", tasks)
+    ids: set[str] = set()
+    for index, task in enumerate(tasks):
         if task.id in ids:
             raise InvalidInput(f"tasks[{index}]", got=f"a second task with id {task.id!r}", do="give each its own id")
         ids.add(task.id)

@@ -1,6 +1,8 @@
 """The Python interface: train and Trainer, in a script and in a notebook."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import agent_r1
 from agent_r1 import Message, Task, ToolEnv, Trainer, exact_match
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.training.progress import SilentProgress, StepReport
 
 ENV = ToolEnv(tools=[], rewards=[exact_match])
@@ -64,6 +66,37 @@ def test_validation_tasks_choose_the_best_checkpoint_and_are_not_in_the_table(tm
     )
     assert set(report.table.cells["trained"]) == {"test"}
     assert "validation_em" in steps[0].metrics
+
+
+def interrupt_waiting_thread() -> None:
+    """Raise KeyboardInterrupt in the main thread, as Ctrl-C in a notebook does."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_in_a_notebook_stops_the_run_and_saves_its_last_step(tmp_path: Path) -> None:
+    settings = {**SMALL, "steps": 50, "run": str(tmp_path / "run"), "checkpoint_every": 50}
+
+    async def notebook() -> object:
+        return agent_r1.train(ENV, TASKS, callbacks=[lambda report: interrupt_waiting_thread()], **settings)
+
+    with pytest.raises(Interrupted):
+        asyncio.run(notebook())
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"eval_tasks": [{"id": "x"}]}, r"eval_tasks\[0\]: got an object of type dict"),
+        ({"tasks": None, "eval_tasks": HELD_OUT}, "tasks: got an object of type NoneType"),
+        ({"rewards": exact_match}, "rewards: .* give a list of functions"),
+        ({"callbacks": ["x"]}, "callbacks: .* give a list of functions"),
+        ({"data": "questions.jsonl"}, "data: .* leave it out"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Trainer(ENV, **{"tasks": TASKS, **arguments})
 
 
 def test_an_exception_of_a_callback_stops_the_run(tmp_path: Path) -> None:
