@@ -1,6 +1,7 @@
 """The examples run, and learn."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,5 +63,7 @@ def test_a_game_of_two_is_trained_from_both_sides():
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
 def test_benchmarks_start(file):
-    done = subprocess.run([sys.executable, str(file), "--help"], capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # research/ is not installed
+    command = [sys.executable, str(file), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
