@@ -79,7 +79,7 @@ for _command in (train, evaluate, check, play, verify, tasksets, algorithms, ret
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name, by default those of the process, and return the exit code."""
+    """Run the command that the arguments name, (default: ``sys.argv``), and return the exit code."""
     return run_command(cli, sys.argv[1:] if arguments is None else arguments, PROGRAM)
 
 

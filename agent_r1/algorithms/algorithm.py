@@ -119,7 +119,7 @@ class Algorithm(Component):
         """Compute the advantage and the loss weights of every token of a batch.
 
         Args:
-            batch: N tokens of whole groups: baselines and denominators are those of the whole batch.
+            batch: N tokens of whole groups: baselines and denominators are computed over the whole batch.
             outputs: Model outputs for the batch, before the update.
             kl_coef: The present coefficient of the KL penalty.
         """

@@ -45,10 +45,10 @@ class Filters(Component):
     """Remove groups whose returns have a standard deviation not above this."""
 
     top_variance: float | None = Field(default=None, gt=0, le=1)
-    """Keep only this share of the groups, those of largest variance (StarPO-S, 2504.20073)."""
+    """Keep only this share of the groups: the ones with the largest variance (StarPO-S, 2504.20073)."""
 
     def filter_fns(self, version: int) -> Iterator[FilterFn]:
-        """Yield the filters that remove attempts; ``version`` is that of the present weights."""
+        """Yield the filters that remove attempts; ``version`` is the number of the current weights."""
         if self.staleness is not None:
             yield partial(stale, version=version, bound=self.staleness)
         if self.greedy:

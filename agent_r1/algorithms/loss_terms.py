@@ -91,7 +91,8 @@ class Kl(Component):
     """Weight of the penalty; the initial weight if there is a target."""
 
     estimator: KlEstimator = "k3_plus"
-    """How the divergence is estimated. As a loss, k1 has no gradient in expectation and k3 has that of KL(ref || pi).
+    """How the divergence is estimated. As a loss, k1 has no gradient in expectation, and k3 has the gradient
+    of KL(ref || pi).
     """
 
     placement: Literal["loss", "reward"] = "loss"

@@ -54,7 +54,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), with ``settings`` laid over it.
 
     Settings are nested or have dotted keys. The name of a component replaces it; keys below it set its parameters.
-    Another name is accepted if the settings hold every component, as those of a stored run do.
+    Another name is accepted if the settings hold every component, as the settings of a stored run do.
 
     Raises:
         InvalidInput: if a name or a key is unknown, a value is invalid, or components do not fit together.

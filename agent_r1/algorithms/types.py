@@ -66,8 +66,8 @@ class ValueTargets:
 class TokenWeights:
     """The weights of the N tokens in the loss. float64 on the CPU.
 
-    Denominators are those of the whole batch. The loss of a batch is therefore the plain sum over its micro-batches,
-    whichever way it is divided.
+    Denominators are computed over the whole batch. The loss of a batch is therefore the plain sum over its
+    micro-batches, whichever way it is divided.
     """
 
     advantage: Tensor

@@ -50,7 +50,7 @@ def _describe(algorithm: Algorithm) -> RenderableType:
 
 
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
-    """Yield each option and its explanation; those of a component that is off too, with its defaults."""
+    """Yield each option and its explanation; a component that is off is included, with its defaults."""
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices
 

@@ -44,7 +44,8 @@ class TrainingBatch:
     sampler_logprobs: Tensor
     """(N,) float64: log-probabilities recorded by the sampler, at its temperature; NaN for observations."""
     versions: Tensor
-    """(N,) int64: version of the weights that sampled the token; for an observation, that of the action before it."""
+    """(N,) int64: version of the weights that sampled the token. An observation has the version of the action before.
+    """
     action_mask: Tensor
     """(N,) bool: the token was sampled by the policy."""
     token_rewards: Tensor

@@ -5,7 +5,8 @@
         return (1.0, 0.0) if first > second else (0.0, 1.0)
 
 For each player there is an environment: the game's questions are its observations, the player's answers its actions.
-So agent loop, loss masks and credit assignment are those of a single agent, and each player has its own trajectory.
+So agent loop, loss masks and credit assignment are the same as for a single agent, and each player has its own
+trajectory.
 """
 
 from __future__ import annotations

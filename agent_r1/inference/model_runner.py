@@ -167,8 +167,8 @@ class ModelRunner:
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
     """Return the bytes of keys and values that one token of one sequence takes.
 
-    They are measured on a short prompt, whose logits are compared with those of the model's own forward pass. Raises
-    InvalidInput if they differ, as for models with attention sinks or soft-capped scores.
+    They are measured on a short prompt, whose logits are compared with the logits of the model's own forward pass.
+    Raises InvalidInput if they differ, as for models with attention sinks or soft-capped scores.
     """
     usual = model.config._attn_implementation
     token_ids = torch.arange(PROBE_TOKENS) % model.config.get_text_config().vocab_size

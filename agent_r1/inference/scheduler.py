@@ -200,7 +200,7 @@ class Scheduler:
 
 
 def _common_prefix(held: tuple[int, ...], needed: tuple[int, ...]) -> int:
-    """Return how many tokens at the start of ``needed`` are equal to those of ``held``."""
+    """Return how many tokens at the start of ``needed`` are equal to the start of ``held``."""
     if needed[: len(held)] == held:
         return len(held)
     return next((i for i, (a, b) in enumerate(zip(held, needed, strict=False)) if a != b), len(needed))

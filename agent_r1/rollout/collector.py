@@ -134,7 +134,7 @@ class Collector:
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
         """Make an attempt, and repeat it while its status asks for that. Only the last trajectory counts.
 
-        The ends of the earlier ones are recorded here; their fates are decided with those of the group.
+        The ends of the earlier ones are recorded here; their fates are decided together with the group's.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:

@@ -99,7 +99,7 @@ class Sandbox:
             calls: names that the candidate has to define. In the tests they stand for functions that run in the
                 candidate's process; arguments and results are transferred as plain data.
             setup: trusted source that runs before the tests, in their process.
-            limits: limits of each of the two processes; those of the configuration by default.
+            limits: limits of each of the two processes (default: the configuration's limits).
         """
         async with slot():
             return await grade(self._confine(limits), candidate, tests, calls, setup)

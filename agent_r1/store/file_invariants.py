@@ -48,7 +48,7 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
     sql = "SELECT checksum FROM current_versions WHERE step <= ? ORDER BY version DESC LIMIT 1"
     row = connection.execute(sql, (step,)).fetchone()
     if row is None or row[0] not in (None, manifest.fingerprint.weights):  # None: no checksum was computed
-        raise CorruptCheckpoint(f"{checkpoint} holds other weights than those of step {step}")
+        raise CorruptCheckpoint(f"{checkpoint} does not hold the weights of step {step}")
     return manifest
 
 
@@ -102,8 +102,8 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield the final model if it is corrupt or holds weights that the run never published.
 
-    In a run that is not complete the model may be that of an earlier end, with superseded weights. A model that is
-    replaced during the check is not judged, because the run is being written.
+    In a run that is not complete the model may have been saved at an earlier end, with superseded weights. A model
+    that is replaced during the check is not judged, because the run is being written.
     """
     if files.model is None:
         return
@@ -124,7 +124,7 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
 
 
 def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the configuration file is unreadable or differs from that of the first segment."""
+    """Yield a message if the configuration file is unreadable or differs from the first segment's configuration."""
     file = files.folder / CONFIG_FILE
     recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])
     try:

@@ -23,7 +23,7 @@ def answer_solutions(
     Args:
         task: the question; every entry of ``data["answers"]`` is right.
         searches: tool calls before the answer, one per turn, fewer than ``max_turns``.
-        other: a wrong answer, for example that of another task.
+        other: a wrong answer, for example another task's answer.
         max_turns: bound on the turns of an episode.
         full: rewards by name that a right answer earns and a wrong one does not.
     """

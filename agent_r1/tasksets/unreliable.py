@@ -144,8 +144,8 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 def old(task: Task, title: str, time: int) -> Wiki:
     """Return the wiki with the outdated edition of one page that its ``time``-th search returns.
 
-    No relation keeps its value. The first four editions have no value in common, and those of the first 66 searches all
-    differ: before the 67th, only the true page is read twice with equal content.
+    No relation keeps its value. The first four editions have no value in common, and the values of the first 66
+    searches all differ: before the 67th, only the true page is read twice with equal content.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))

@@ -68,7 +68,7 @@ class ModelSet:
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Group the sequences that must share a micro-batch: those of a trajectory if the ratio is over all of it."""
+    """Return blocks of sequences that must share a micro-batch: a trajectory's, if the ratio is computed over it."""
     return by_trajectory(sequences) if algorithm.ratio_level == "trajectory" else by_sequence(sequences)
 
 

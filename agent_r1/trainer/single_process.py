@@ -146,10 +146,12 @@ class SingleProcessTrainer:
     def load_state(self, state: TrainerState) -> None:
         self._checksum = None
         if state.scalars["policy"] != self._current_checksum():
-            raise InvalidInput("trainer state", got="that of other weights", do="load the model saved beside it first")
+            raise InvalidInput(
+                "trainer state", got="a state saved with other weights", do="load the model saved beside it first"
+            )
         if state.scalars["reference"] != self._reference_checksum():
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
-            raise InvalidInput("trainer state", got="that of a run with another reference policy", do=do)
+            raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
         overwrite(self._tensors(), state.tensors)
         # A larger budget would sum losses in another order, which changes bits. A budget lowered by hand is kept.
         self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)

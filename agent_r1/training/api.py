@@ -56,11 +56,11 @@ class Trainer:
         eval_tasks: tasks to evaluate on; those that name no split become the split "test".
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
-        rewards: reward functions, in addition to those of the environment.
+        rewards: reward functions, added to the environment's own.
         callbacks: called with the :class:`StepReport` of each step; an exception stops the run.
         progress: shows the progress; default: a bar or lines on stderr.
         placement: where to sample and to train; default: this process.
-        settings: those of :class:`~agent_r1.training.config.TrainConfig`; nested ones as mappings:
+        settings: fields of :class:`~agent_r1.training.config.TrainConfig`; nested ones as mappings:
             ``steps=20, trainer={"learning_rate": 1e-5}``.
 
     Example:

@@ -129,7 +129,7 @@ def render_report(report: CheckReport) -> Text:
 def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
     """Play the solutions of ``config.n`` tasks of each split and compare their rewards with the expected ones.
 
-    Raises InvalidInput if the task set has no solutions, or if those of a task cannot be created.
+    Raises InvalidInput if the task set has no solutions, or if a task's solutions cannot be created.
     """
     return asyncio.run(_check(config, taskset, progress))
 

@@ -110,7 +110,7 @@ class RunConfig(TasksetConfig):
     """The embedded engine that generates."""
 
     tool_format: str = "auto"
-    """Format of tool calls: auto (that of the model's chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony,
+    """Format of tool calls: auto (detected from the chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony,
     response (the tokenizer's own response template), or tags, for models without a tool format."""
 
     tags: TagsConfig = TagsConfig()

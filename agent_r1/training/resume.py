@@ -1,4 +1,4 @@
-"""The configuration of a resumed run: that of the run itself, except for the few settings that can change."""
+"""The configuration of a resumed run: the stored one, except for the few settings that can change."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def make_taskset(
     column is ``train``. Tasks of the split ``validation`` choose the best checkpoint.
 
     Args:
-        model: the requested model. For tiny-base, or "", the task set's defaults are those of tiny-base.
-        rewards: reward functions in addition to those of the environment.
+        model: the requested model. For tiny-base, or "", the task set takes its defaults for tiny-base.
+        rewards: reward functions, added to the environment's own.
 
     Raises:
         InvalidInput: if ``env`` is no environment, there are no rewards, or the tasks cannot be used.

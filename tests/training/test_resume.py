@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tm
     shutil.rmtree(folder / "checkpoints" / "step-8")
     shutil.copytree(foreign, folder / "checkpoints" / "step-8")
     assert resume(run.taskset, folder) == run.result
-    assert events(folder)[0].endswith("holds other weights than those of step 8; it was renamed to corrupt-step-8")
+    assert events(folder)[0].endswith("does not hold the weights of step 8; it was renamed to corrupt-step-8")
 
 
 def test_a_best_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the targets, completed by those of the states after actions.
+        """Return the targets of the states before tokens, completed by the targets of the states after actions.
 
         The state after an action has the value of the next turn, ``turn_returns`` (S,), and 0 if the episode ended. If
         it was truncated, its target is unknown and its weight 0.

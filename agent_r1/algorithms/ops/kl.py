@@ -1,7 +1,7 @@
 """KL estimators: KL(pi || q) from the log-probabilities of tokens sampled from pi.
 
-k1, k2 and k3 are those of joschu.net/blog/kl-approx.html. The minimum of a KL loss depends on the gradient of the
-estimator, not on its value: the gradient of k1 is 0 in expectation, and that of k3 belongs to KL(q || pi).
+k1, k2 and k3 are named as in joschu.net/blog/kl-approx.html. The minimum of a KL loss depends on the gradient of the
+estimator, not on its value: the gradient of k1 is 0 in expectation, and k3 has the gradient of KL(q || pi).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
 
 
 def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return log(pi / q)^2 / 2: biased, but its gradient equals that of KL(pi || q) in expectation."""
+    """Return log(pi / q)^2 / 2: biased, but its gradient is in expectation the gradient of KL(pi || q)."""
     return (logprobs - other).square() / 2
 
 
 def kl_k3(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return q / pi - 1 - log(q / pi): unbiased and never negative; its gradient is that of KL(q || pi)."""
+    """Return q / pi - 1 - log(q / pi): unbiased and never negative; its gradient is the gradient of KL(q || pi)."""
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     return difference.exp() - 1 - difference
 
@@ -37,6 +37,6 @@ def kl_k3_plus(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
     """Return (pi / pi_old) * k3, with gradient through both factors (DeepSeek-V3.2, 2512.02556).
 
-    Value and gradient are those of KL(pi || q) for tokens sampled from pi_old.
+    Value and gradient equal KL(pi || q) and its gradient for tokens sampled from pi_old.
     """
     return ratio * kl_k3(logprobs, other)

@@ -28,7 +28,7 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 class DeepSeek(ToolFormat):
-    """``parse`` reads the calls of V3 and of V3.1; a template writes those of its own version."""
+    """``parse`` reads the calls of V3 and of V3.1; a template writes calls of its own version."""
 
     name: ClassVar[str] = "deepseek"
 

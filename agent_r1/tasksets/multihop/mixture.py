@@ -107,7 +107,7 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Return the source of a portion's questions; a file name is relative to that of the mixture."""
+    """Return the source of a portion's questions; a file name is relative to the mixture file."""
     return Path(data) if is_hub(Path(data)) else path.parent / data
 
 

@@ -149,7 +149,7 @@ def save_checkpoint(
     checkpoint is on the disk, and corrupt checkpoints do not count.
 
     Args:
-        model: only its configuration is used; the weights are those of the snapshot.
+        model: only its configuration is used; the weights come from the snapshot.
 
     Raises:
         CheckpointError: if the checkpoint cannot be written. The existing checkpoints are then unchanged.

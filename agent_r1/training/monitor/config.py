@@ -14,7 +14,7 @@ class MonitorConfig(BaseModel):
     """Stop the run if more than this share of recent attempts failed, or all recent calls of a tool; 1: never."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts considered, at most those of three steps. It should span a dozen groups."""
+    """Number of recent attempts considered, at most three steps of them. It should span a dozen groups."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps; warn before."""

@@ -54,8 +54,8 @@ class HealthMonitor:
         """Check a group before it is trained on.
 
         Raises:
-            RunStopped: if it is not the requested group, or if too many recent attempts failed. The weights are then
-                those of the last step.
+            RunStopped: if it is not the requested group, or if too many recent attempts failed. The weights of
+                the last step stay in place.
         """
         finding = check_group_integrity(selected.group, self._groups, self._group_size, self._updater.needs_greedy)
         if finding is not None:
