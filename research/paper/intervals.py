@@ -22,11 +22,13 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """The direction of a difference; "no difference" if its interval includes 0."""
+        """The direction of a difference; "not resolved" if its interval includes 0, "equal" if all seeds agree on 0."""
         if self.half is None:
             return "one seed is not enough"
+        if self.mean == self.half == 0:
+            return "equal"
         if abs(self.mean) <= self.half:
-            return "no difference"
+            return "not resolved"
         return "lower" if self.mean < 0 else "higher"
 
 

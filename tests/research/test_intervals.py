@@ -29,10 +29,10 @@ def test_one_seed_has_no_interval():
 @pytest.mark.parametrize(
     ("differences", "verdict"),
     [
-        ([-0.1, 0.0, -0.2], "no difference"),
+        ([-0.1, 0.0, -0.2], "not resolved"),
         ([-0.10, -0.11, -0.12], "lower"),
         ([0.10, 0.11, 0.12], "higher"),
-        ([0.0, 0.0, 0.0], "no difference"),
+        ([0.0, 0.0, 0.0], "equal"),
         ([-0.1], "one seed is not enough"),
     ],
 )

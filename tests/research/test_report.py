@@ -57,7 +57,7 @@ def test_table_4_by_hand():
     full, halved = ablation_table([GRPO, HALVED], gather(results(), 3)).rows
     assert full == ("GRPO", "0.600 ± 0.248", "-", "-", "-", "-", "0.3877", "-")
     paired = ("-0.100 ± 0.248",) * 3  # -0.1, 0 and -0.2 by seed
-    assert halved == ("GRPO, halved", "0.500 ± 0.248", *paired, "no difference", "0.3667", "-0.0210")
+    assert halved == ("GRPO, halved", "0.500 ± 0.248", *paired, "not resolved", "0.3667", "-0.0210")
 
 
 def test_differences_are_paired_by_seed_and_not_by_position():
@@ -89,7 +89,7 @@ def test_the_report_names_its_command_versions_and_code():
     text = make_document(make_report(results()))
     assert "    python -m research.paper --seeds 3\n" in text and "![Learning curves](c.svg)" in text
     assert "seeds 0 to 2, on 200 questions per split" in text
-    assert "| GRPO | 0.700 ± 0.248 |" in text and "no difference" in text
+    assert "| GRPO | 0.700 ± 0.248 |" in text and "not resolved" in text
     assert "Versions: python 3.11.7, torch 2.13.0." in text and "Hash of the code: 0a1b2c3d." in text
     assert "failed" not in text and "changed between" not in text
 
