@@ -211,8 +211,9 @@ def measure_sampling(
 
 def updater_of(model: PreTrainedModel, config: TrainConfig) -> PolicyUpdater:
     trainer = SingleProcessTrainer(model, config.algorithm, config.trainer, temperature=config.temperature)
+    weights = config.reward_weights
     return PolicyUpdater(
-        trainer, config.algorithm, config.trainer, reward_weights=config.reward_weights, seed=config.seed
+        trainer, config.algorithm, config.trainer, reward_weights=weights, seed=config.seed, steps=config.steps
     )
 
 

@@ -68,7 +68,7 @@ async def main(steps):
     agent = Agent(engine, renderer, SamplingParams(temperature=1.0, max_tokens=4), context_length=128)
     grpo, settings = build_algorithm("grpo", {}), TrainerConfig(learning_rate=3e-3)
     trainer = SingleProcessTrainer(model, grpo, settings, temperature=1.0)
-    updater = PolicyUpdater(trainer, grpo, settings, reward_weights={}, seed=0)
+    updater = PolicyUpdater(trainer, grpo, settings, reward_weights={}, seed=0, steps=steps)
     for step in range(steps):
         groups = [group async for group in matches(agent, step)]
         await updater.update([updater.select(group) for group in groups])

@@ -23,6 +23,7 @@ def make_updater(
     temperature: float = 1.0,
     reward_weights: Mapping[str, float] | None = None,
     seed: int = 0,
+    steps: int = 1000,
     teacher: PreTrainedModel | None = None,
     **config: Any,
 ) -> PolicyUpdater:
@@ -31,7 +32,7 @@ def make_updater(
         algorithm = build_algorithm(algorithm, {})
     settings = TrainerConfig(**config)
     trainer = SingleProcessTrainer(model, algorithm, settings, temperature=temperature, teacher=teacher)
-    return PolicyUpdater(trainer, algorithm, settings, reward_weights=reward_weights or {}, seed=seed)
+    return PolicyUpdater(trainer, algorithm, settings, reward_weights=reward_weights or {}, seed=seed, steps=steps)
 
 
 def update(updater: PolicyUpdater, groups: Sequence[Group]) -> UpdateReport:

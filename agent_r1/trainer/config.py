@@ -2,7 +2,44 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ScheduleConfig(BaseModel):
+    """How the learning rates change over the steps of a run: warm-up, plateau, decay.
+
+    Example:
+        ScheduleConfig(name="cosine", warmup_ratio=0.03, min_ratio=0.1)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    name: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
+    """Shape of the decay that ends with the last step; constant: none."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """First steps, in which the learning rates rise linearly, from min_ratio in the first one."""
+
+    warmup_ratio: float = Field(default=0.0, ge=0, le=1)
+    """The same as a share of all steps; give one of both."""
+
+    decay_ratio: float | None = Field(default=None, gt=0, le=1)
+    """Share of the steps, at the end, in which they fall (warm-up, stable, decay). None: all after the warm-up."""
+
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Where the decay ends, as a share of the learning rates."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError("warmup_steps and warmup_ratio are both given: leave one out")
+        if self.name == "constant" and (self.min_ratio or self.decay_ratio is not None):
+            raise ValueError("min_ratio and decay_ratio have no effect with a constant schedule: name a decay")
+        return self
 
 
 class TrainerConfig(BaseModel):
@@ -10,14 +47,17 @@ class TrainerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0, le=1)
     """Learning rate of AdamW for the policy."""
 
-    critic_learning_rate: float = Field(default=1e-5, gt=0)
+    critic_learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW for the critic, if the algorithm has one."""
 
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of AdamW's first and second moments, each in 0..1."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """How the learning rates change over the steps."""
+
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
+    """Decay rates of AdamW's first and second moments, each at least 0 and below 1."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of AdamW."""

@@ -47,6 +47,7 @@ class Optimizer:
             adamw_groups.append({"params": matrices, "lr": group.learning_rate, "weight_decay": weight_decay})
             adamw_groups.append({"params": vectors, "lr": group.learning_rate, "weight_decay": 0.0})
         self._adamw = torch.optim.AdamW(adamw_groups, betas=betas, fused=True)
+        self._learning_rates = [group["lr"] for group in self._adamw.param_groups]
         for parameter in (p for module in groups for p in self.parameters(module)):
             self._adamw.state[parameter] = {
                 "step": torch.zeros((), device=parameter.device),
@@ -54,9 +55,10 @@ class Optimizer:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
 
-    def step(self, loss: Tensor, modules: Collection[Module]) -> OptimStats:
+    def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
         """Apply the gradients of ``loss`` to ``modules``, and clear all gradients.
 
+        The learning rates are multiplied by ``learning_rate_factor``, in this step only.
         If the loss or a gradient is not finite, no weight and no moment changes.
         """
         for module, parameters in self._parameters.items():
@@ -69,6 +71,8 @@ class Optimizer:
         gradient_norms = dict(zip(norms, torch.stack([norm.double() for norm in norms.values()]).tolist(), strict=True))
         finite = math.isfinite(float(loss.detach())) and all(map(math.isfinite, gradient_norms.values()))
         if finite:
+            for group, learning_rate in zip(self._adamw.param_groups, self._learning_rates, strict=True):
+                group["lr"] = learning_rate_factor * learning_rate
             self._adamw.step()
         self.clear_gradients()
         return OptimStats(finite, gradient_norms)

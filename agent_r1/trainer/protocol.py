@@ -138,8 +138,11 @@ class Trainer(Protocol):
         """
         ...
 
-    def optim_step(self) -> OptimStats:
-        """Clip and apply the gradients of the last :meth:`forward_backward`, and clear them."""
+    def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
+        """Clip and apply the gradients of the last :meth:`forward_backward`, and clear them.
+
+        The configured learning rates are multiplied by ``learning_rate_factor`` in this step.
+        """
         ...
 
     def publish(self, number: int, step: int) -> WeightUpdate:

@@ -111,12 +111,12 @@ class SingleProcessTrainer:
         self._last_pass = (stats.loss, frozenset(modules))
         return stats
 
-    def optim_step(self) -> OptimStats:
+    def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
         if self._last_pass is None:
             raise RuntimeError("optim_step needs the gradients of a forward_backward")
         loss, modules = self._last_pass
         self._last_pass = None
-        stats = self._optimizer.step(loss, modules)
+        stats = self._optimizer.step(loss, modules, learning_rate_factor)
         if stats.applied and POLICY in modules:
             self._checksum = None
         return stats

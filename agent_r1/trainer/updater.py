@@ -25,6 +25,7 @@ from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.metrics import OptimizerStep, kl_reference, pass_metrics, reward_metrics
 from agent_r1.trainer.oom_retry import explain_oom
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Trainer, TrainerState
+from agent_r1.trainer.schedule import learning_rate_factor
 
 NOT_FINITE = "the loss or a gradient was not finite"
 NO_ADVANTAGE = "no advantage in the whole batch"
@@ -85,9 +86,10 @@ class PolicyUpdater:
     Args:
         trainer: holds the models.
         algorithm: gives advantages, filters and the number of epochs.
-        config: gives the number of minibatches.
+        config: gives the number of minibatches and the schedule of the learning rates.
         reward_weights: weight of each reward by its name, 1 if absent.
         seed: decides which trajectories share a minibatch.
+        steps: number of updates of the whole run, over which the learning rates change.
     """
 
     def __init__(
@@ -98,10 +100,11 @@ class PolicyUpdater:
         *,
         reward_weights: Mapping[str, float],
         seed: int,
+        steps: int,
     ) -> None:
         check_algorithm(algorithm)
-        self._trainer, self._algorithm, self._seed = trainer, algorithm, seed
-        self._minibatch_count = config.minibatches
+        self._trainer, self._algorithm, self._config = trainer, algorithm, config
+        self._seed, self._steps = seed, steps
         self._reward_weights = dict(reward_weights)
         self._step = self._version = 0
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
@@ -143,7 +146,7 @@ class PolicyUpdater:
             self._published = None
             selection = _join_selections(groups)
             kept = apply_filters(selection, self._algorithm.filters, self._version)
-            metrics = reward_metrics(selection, kept)
+            metrics = reward_metrics(selection, kept) | self._learning_rates()
             outcomes: list[Outcome] = [*kept.excluded, *_untrained_outcomes([selected.group for selected in groups])]
             if kept.samples:
                 prepared = self._prepare(kept.samples)
@@ -213,7 +216,7 @@ class PolicyUpdater:
         """Whether a forward pass must compute pi_old first. In a single pass pi_old is the policy of that pass."""
         if self._algorithm.corrects_mismatch:
             return True
-        passes = self._algorithm.epochs * min(self._minibatch_count, len(batch.attempts))
+        passes = self._algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
 
     def _trained_modules(self, weights: TokenWeights) -> frozenset[Module]:
@@ -230,7 +233,8 @@ class PolicyUpdater:
     def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
         """Take one optimizer step per minibatch and epoch. Minibatches are random sets of whole trajectories."""
         total = len(prepared.batch.attempts)
-        count = min(self._minibatch_count, total)
+        count = min(self._config.minibatches, total)
+        factor = self._learning_rate_factor()
         steps = []
         for epoch in range(self._algorithm.epochs):
             order = list(range(total))
@@ -240,8 +244,19 @@ class PolicyUpdater:
                 # Scaled up so that the expected gradient of a minibatch is the gradient of the batch.
                 scale = total / len(trajectories)
                 passed = self._trainer.forward_backward(minibatch, scale=scale, modules=modules)
-                steps.append(OptimizerStep(trajectories, passed, self._trainer.optim_step()))
+                steps.append(OptimizerStep(trajectories, passed, self._trainer.optim_step(factor)))
         return steps
+
+    def _learning_rate_factor(self) -> float:
+        return learning_rate_factor(self._config.schedule, self._step, self._steps)
+
+    def _learning_rates(self) -> dict[str, float]:
+        """Return the learning rates of this step as metrics."""
+        factor = self._learning_rate_factor()
+        rates = {"learning_rate": factor * self._config.learning_rate}
+        if "critic" in self._algorithm.needs:
+            rates["critic_learning_rate"] = factor * self._config.critic_learning_rate
+        return rates
 
     def _update_kl_coef(self, prepared: PreparedBatch) -> None:
         """Move the KL coefficient towards the one that gives the target divergence."""

@@ -96,7 +96,12 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     check_memory(policy.model, config.algorithm, policy.context_length, available_memory(policy.model.device))
     trainer = placement.trainer(policy, config, load_teacher(config, policy))
     updater = PolicyUpdater(
-        trainer, config.algorithm, config.trainer, reward_weights=config.reward_weights, seed=config.seed
+        trainer,
+        config.algorithm,
+        config.trainer,
+        reward_weights=config.reward_weights,
+        seed=config.seed,
+        steps=config.steps,
     )
     # The engine has weights of its own: the trainer changes the policy's while attempts are being sampled.
     engines = {"policy": placement.engine(replace(policy, model=copy.deepcopy(policy.model)), config)}

@@ -138,7 +138,7 @@ def gradient_of(groups: Sequence[Group], micro_tokens: int) -> torch.Tensor:
     settings = TrainerConfig(micro_tokens=micro_tokens, max_grad_norm=1e9)
     algorithm = build_algorithm("reinforce++", {})
     trainer = SingleProcessTrainer(policy_of(small_taskset()).model, algorithm, settings, temperature=1.0)
-    updater = PolicyUpdater(trainer, algorithm, settings, reward_weights={}, seed=0)
+    updater = PolicyUpdater(trainer, algorithm, settings, reward_weights={}, seed=0, steps=1000)
     asyncio.run(updater.update([updater.select(group) for group in groups]))
     moments = updater.state().tensors.items()
     return torch.cat([tensor.flatten() for name, tensor in moments if name.endswith("exp_avg")])

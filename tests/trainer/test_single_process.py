@@ -93,7 +93,7 @@ def test_a_trainer_reads_back_the_folder_that_it_saved(make: Any, tmp_path: Path
 
     model = make.model()
     trained: Trainer = trainer_of(model)
-    updater = PolicyUpdater(trained, build_algorithm("ppo", {}), TrainerConfig(), reward_weights={}, seed=0)
+    updater = PolicyUpdater(trained, build_algorithm("ppo", {}), TrainerConfig(), reward_weights={}, seed=0, steps=1)
     update(updater, make.random_groups(0))
     trained.save(tmp_path)
     fresh = trainer_of(make.model())

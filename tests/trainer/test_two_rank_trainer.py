@@ -21,7 +21,7 @@ CONFIG = TrainerConfig(learning_rate=1e-2, critic_learning_rate=1e-2, minibatche
 
 
 def updater_of(trainer: Trainer, name: str) -> PolicyUpdater:
-    return PolicyUpdater(trainer, build_algorithm(name, {}), CONFIG, reward_weights={}, seed=0)
+    return PolicyUpdater(trainer, build_algorithm(name, {}), CONFIG, reward_weights={}, seed=0, steps=1000)
 
 
 def weights_of(updater: PolicyUpdater) -> dict[str, torch.Tensor]:

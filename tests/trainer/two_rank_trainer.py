@@ -57,7 +57,7 @@ class RankTrainer(SingleProcessTrainer):
         self._last_pass = (torch.zeros(()), frozenset(modules))
         return None
 
-    def optim_step(self) -> OptimStats:
+    def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
         assert self._last_pass is not None
         loss, modules = self._last_pass
         loss = loss.double()
@@ -68,7 +68,7 @@ class RankTrainer(SingleProcessTrainer):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad)
-        return super().optim_step()
+        return super().optim_step(learning_rate_factor)
 
 
 def own_share(batch: TrainingBatch) -> TrainingBatch:
@@ -127,8 +127,8 @@ class TwoRankTrainer:
         parts = self._call(methodcaller("own_pass", batch, scale, modules))
         return join_passes([part for part in parts if part is not None])
 
-    def optim_step(self) -> OptimStats:
-        first, second = self._call(methodcaller("optim_step"))
+    def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
+        first, second = self._call(methodcaller("optim_step", learning_rate_factor))
         assert first == second, "the ranks took different optimizer steps"
         return first
 

@@ -87,7 +87,7 @@ def test_training_can_continue_from_the_newest_checkpoint(taskset: TaskSet, run:
     saved = load_checkpoint(found.folder, policy.model, policy.tokenizer)
     algorithm = build_algorithm("grpo", {})
     trainer = SingleProcessTrainer(policy.model, algorithm, config.trainer, temperature=1.0)
-    updater = PolicyUpdater(trainer, algorithm, config.trainer, reward_weights={}, seed=config.seed)
+    updater = PolicyUpdater(trainer, algorithm, config.trainer, reward_weights={}, seed=config.seed, steps=config.steps)
     updater.load_state(saved.trainer)
     with closing(RunReader(run)) as reader:
         last = list(reader.versions())[-1]

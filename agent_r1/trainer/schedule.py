@@ -1,0 +1,35 @@
+"""The learning-rate schedule: transformers' schedules as a factor that depends on the step alone."""
+
+from __future__ import annotations
+
+import torch
+from transformers import get_scheduler
+
+from agent_r1.trainer.config import ScheduleConfig
+
+
+def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
+    """Return the factor on all learning rates in update ``step`` of ``steps``, counted from 1.
+
+    It is computed from its arguments alone, so a resumed run continues with the same bits.
+
+    Example:
+        learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=2, steps=12) == 0.5
+    """
+    warmup = config.warmup_steps or round(config.warmup_ratio * steps)
+    decay = max(1, steps - warmup if config.decay_ratio is None else round(config.decay_ratio * steps))
+    # transformers attaches schedules to an optimizer; this one only carries the learning rate 1.
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    if config.name == "constant":
+        schedule = get_scheduler("constant_with_warmup", optimizer, num_warmup_steps=warmup)
+    else:
+        shape = {
+            "decay_type": config.name,
+            "min_lr_ratio": config.min_ratio,
+            "num_decay_steps": decay,
+            "num_stable_steps": max(0, steps - warmup - decay),
+        }
+        schedule = get_scheduler(
+            "warmup_stable_decay", optimizer, num_warmup_steps=warmup, scheduler_specific_kwargs=shape
+        )
+    return float(schedule.lr_lambdas[0](step - 1))
