@@ -1,9 +1,11 @@
-"""Controls for the demo: several seeds, several algorithms, and training on shuffled rewards.
+"""Controls for the demo: what simpler methods reach, other seeds, and training on shuffled rewards.
 
-    make controls                                     every run (about ten minutes)
-    python benchmarks/controls.py --only grpo-1       one run
+    make controls                            every row (about fifteen minutes)
+    python benchmarks/controls.py --only untrained logit-bias grpo-1
 
-Each run starts from tiny-base and differs from ``agent-r1 train`` only in its algorithm, seed or shuffled rewards.
+Every row starts from tiny-base and is measured on the same test questions, greedily and sampled at temperature 1.
+The row logit-bias trains nothing: it adds one number to the logit of the token that begins an answer. The number is
+chosen on the validation encyclopedia, as the checkpoints of the other rows are.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ import asyncio
 import random
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
@@ -28,11 +33,20 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.evaluate import Method, evaluate_split
-from agent_r1.training.policy import load_policy
+from agent_r1.training.eval_metrics import score_trajectory
+from agent_r1.training.evaluate import Method, attempts, evaluate_split, sampling_agent
+from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
-from agent_r1.training.tables import TrainReport
+from agent_r1.training.tables import make_cell, normal_interval
+
+ANSWER = "<answer>"
+"""The token that begins an answer. The untrained model is inclined to answer one search too early."""
+
+BIASES = tuple(-0.25 * step for step in range(17))
+QUESTIONS = 200
+SAMPLES = 4
+"""Sampled attempts at each question; the interval is over questions, whose attempts are not independent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,76 +62,156 @@ class ShuffledScorer:
         return tuple(rewards)
 
 
-@dataclass(frozen=True, slots=True)
-class ControlRun:
-    """One run: an algorithm, a seed, and whether its training rewards are shuffled."""
-
-    algorithm: str
-    seed: int
-    shuffled: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{'shuffled-' if self.shuffled else ''}{self.algorithm}-{self.seed}"
-
-    def run(self) -> TrainReport:
-        taskset = build("tinywiki", None, None, self.seed)
-        with tempfile.TemporaryDirectory() as folder:
-            wanted: dict[str, str | int] = {"algorithm": self.algorithm, "seed": self.seed}
-            wanted["run"] = str(Path(folder) / "run")
-            if self.shuffled:  # choosing the best checkpoint by true answers would be learning by selection
-                wanted["evaluate_every"] = 0
-            config = resolve(TrainConfig, [Layer("controls", wanted), Layer("recipe of tinywiki", taskset.recipe)])
-            return train(config, with_shuffled_rewards(taskset) if self.shuffled else taskset, SilentProgress())
-
-
 def with_shuffled_rewards(taskset: TaskSet) -> TaskSet:
     """Return the task set with rewards shuffled within groups; single attempts, as in evaluation, keep theirs."""
     return replace(taskset, scorers=tuple(ShuffledScorer(scorer) for scorer in taskset.scorers))
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Exact match on one split: greedy with its 95 % interval, and sampled with its own.
+
+    Example:
+        Measurement(greedy=0.95, greedy_interval=(0.92, 0.98), sampled=0.4, sampled_interval=(0.35, 0.45))
+    """
+
+    greedy: float
+    greedy_interval: tuple[float, float]
+    sampled: float
+    sampled_interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A row that trains: an algorithm and a seed, shuffled rewards or true ones.
+
+    ``selected`` keeps the weights that were best on validation, as ``agent-r1 train`` does; otherwise the last ones.
+    """
+
+    algorithm: str
+    seed: int
+    shuffled: bool = False
+    selected: bool = True
+
+    @property
+    def name(self) -> str:
+        name = f"{'shuffled-' if self.shuffled else ''}{self.algorithm}-{self.seed}"
+        return name if self.selected else f"{name}-last"
+
+    def run(self) -> list[Measurement]:
+        taskset = build("tinywiki", None, None, self.seed)
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            wanted: dict[str, str | int] = {
+                "algorithm": self.algorithm,
+                "seed": self.seed,
+                "run": str(run),
+                "pass_k": 0,
+            }
+            if not self.selected:
+                wanted["evaluate_every"] = 0
+            config = resolve(TrainConfig, [Layer("controls", wanted), Layer("recipe of tinywiki", taskset.recipe)])
+            train(config, with_shuffled_rewards(taskset) if self.shuffled else taskset, SilentProgress())
+            return measure(load(str(run / "model")))
+
+
 RUNS = [
-    *(ControlRun("grpo", seed) for seed in (0, 1, 2)),
-    *(ControlRun(name, 0) for name in ("ppo", "rloo", "reinforce++")),
-    ControlRun("grpo", 0, shuffled=True),
+    *(TrainingRun("grpo", seed) for seed in (0, 1, 2)),
+    *(TrainingRun(name, 0) for name in ("rft", "ppo", "rloo", "reinforce++")),
+    TrainingRun("grpo", 0, selected=False),
+    TrainingRun("grpo", 0, shuffled=True),
+    TrainingRun("grpo", 0, shuffled=True, selected=False),
 ]
 
 
-def table_row(run: ControlRun, report: TrainReport) -> list[str]:
-    cells = report.table.cells
-    ems = {method: [f"{cell.em:.2f}" for cell in row.values()] for method, row in cells.items()}
-    return [run.name, f"{report.train_seconds:.0f}", *(" ".join(values) for values in ems.values()), _passes(report)]
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that can be measured on TinyWiki."""
+
+    policy: Policy
+    taskset: TaskSet
+    config: TrainConfig
+
+    def method(self, name: str = "base-tool-call") -> Method:
+        engine = TorchEngine(deepcopy(self.policy.model), self.policy.context_length)  # it changes the attention
+        agent = self.policy.agent(engine, self.config, 1.0)
+        return Method(name, agent, self.taskset.baselines.get(name, self.taskset.env))
 
 
-def _passes(report: TrainReport) -> str:
-    shares: Mapping[str, float] = report.pass_at_k.shares if report.pass_at_k else {}
-    return " ".join(f"{share:.2f}" for share in shares.values())
-
-
-def one_hop(count: int = 200) -> float:
-    """Return the exact match of naive RAG with tiny-base on one-hop questions, which one page answers."""
+def load(model: str = "tiny-base") -> Loaded:
     taskset = build("tinywiki", None, None, 0)
-    config = resolve(TrainConfig, [Layer("recipe of tinywiki", taskset.recipe)])
-    policy = load_policy(config, taskset)
-    agent = policy.agent(TorchEngine(policy.model, policy.context_length), config, 1.0)
-    method = Method("naive-rag", agent, taskset.baselines["naive-rag"])
-    answers = asyncio.run(evaluate_split(method, taskset, "one-hop", count, rollout_limits(config)))
-    return statistics.fmean(answer.em for answer in answers)
+    config = resolve(TrainConfig, [Layer("controls", {"model": model}), Layer("recipe of tinywiki", taskset.recipe)])
+    return Loaded(load_policy(config, taskset), taskset, config)
+
+
+def add_logit_bias(loaded: Loaded, bias: float) -> Loaded:
+    """Return the model with ``bias`` added to the logit of the token that begins an answer."""
+    model = deepcopy(loaded.policy.model)
+    weight = model.get_output_embeddings().weight  # (V, H)
+    head = nn.Linear(weight.shape[1], weight.shape[0])
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.zero_()
+        head.bias[loaded.policy.tokenizer.convert_tokens_to_ids(ANSWER)] = bias
+    model.set_output_embeddings(head)
+    return replace(loaded, policy=replace(loaded.policy, model=model))
+
+
+def choose_bias(loaded: Loaded) -> float:
+    """Return the bias with the greatest greedy exact match on the validation split, the weakest of equal ones."""
+
+    def validate(bias: float) -> float:
+        biased = add_logit_bias(loaded, bias)
+        limits = rollout_limits(biased.config)
+        answers = evaluate_split(biased.method(), biased.taskset, "validation", biased.config.evaluate_n, limits)
+        return statistics.fmean(answer.em for answer in asyncio.run(answers))
+
+    return max(BIASES, key=validate)
+
+
+def measure(loaded: Loaded, name: str = "base-tool-call") -> list[Measurement]:
+    """Return the exact match of a model on each evaluation split of TinyWiki."""
+    method, taskset, limits = loaded.method(name), loaded.taskset, rollout_limits(loaded.config)
+    sampling = replace(method, agent=sampling_agent(method.agent))
+    measured = []
+    for split in taskset.evaluation:
+        greedy = make_cell(asyncio.run(evaluate_split(method, taskset, split, QUESTIONS, limits)))
+        tasks = taskset.tasks(split)[:QUESTIONS]
+        groups = asyncio.run(attempts(sampling, taskset.scorers, tasks, SAMPLES, limits))
+        means = [statistics.fmean(score_trajectory(one).em for one in group.trajectories) for group in groups]
+        interval = (greedy.low, greedy.high)
+        measured.append(Measurement(greedy.em, interval, statistics.fmean(means), normal_interval(means)))
+    return measured
+
+
+def table_row(name: str, measured: Sequence[Measurement]) -> list[str]:
+    greedy = [f"{one.greedy:.2f} ({one.greedy_interval[0]:.2f}-{one.greedy_interval[1]:.2f})" for one in measured]
+    sampled = [f"{one.sampled:.2f} ({one.sampled_interval[0]:.2f}-{one.sampled_interval[1]:.2f})" for one in measured]
+    return [name, *greedy, *sampled]
+
+
+def biased_row(untrained: Loaded) -> list[str]:
+    bias = choose_bias(untrained)
+    return table_row(f"logit-bias ({bias:+.2f})", measure(add_logit_bias(untrained, bias)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=[run.name for run in RUNS])
-    wanted = parser.parse_args().only
-    console = Console(width=140)
-    console.print(f"naive-rag on 200 one-hop questions: {one_hop():.3f}")
-    table = Table(
-        "run", "train s", "naive-rag", "base-tool-call", "trained", "base pass@16", title="EM by split, in order"
-    )
-    for run in RUNS:
-        if wanted in (None, run.name):
-            table.add_row(*table_row(run, run.run()))
-            console.print(table)
+    untrained = load()
+    rows = {
+        "naive-rag": lambda: table_row("naive-rag", measure(untrained, "naive-rag")),
+        "untrained": lambda: table_row("untrained", measure(untrained)),
+        "logit-bias": lambda: biased_row(untrained),
+        **{run.name: (lambda run=run: table_row(run.name, run.run())) for run in RUNS},
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=rows, default=list(rows))
+    splits = untrained.taskset.evaluation
+    columns = ("row", *(f"{split} greedy" for split in splits), *(f"{split} T=1" for split in splits))
+    title = f"exact match, {QUESTIONS} questions a split, 95 % intervals; T = 1: {SAMPLES} attempts a question"
+    console, table = Console(width=180), Table(*columns, title=title)
+    for name in parser.parse_args().only:
+        table.add_row(*rows[name]())
+        console.print(table)
 
 
 if __name__ == "__main__":
