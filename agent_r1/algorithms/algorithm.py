@@ -17,16 +17,18 @@ from torch import Tensor
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.component import Component, Level, Need
-from agent_r1.algorithms.filters import Filters
+from agent_r1.algorithms.filters import Filters, apply_filters, drop_constant_groups
 from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, RewardShaping, with_kl_penalty
 from agent_r1.algorithms.ops.importance_sampling import importance_ratio
 from agent_r1.algorithms.ops.kl import kl_k3
 from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
+from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import TokenScope
 from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.training_sample import Selection
 
 
 class Algorithm(Component):
@@ -83,6 +85,17 @@ class Algorithm(Component):
     filters: Filters = Filters()
     masks: Masks = Masks()
 
+    token_mask: SerializeAsAny[TokenMask | None] = None
+    """The tokens that have a policy loss, chosen once per update; none: all."""
+
+    off_policy_mask: OffPolicyMask | None = None
+    kl_cov: KlCov | None = None
+
+    constant_groups: Literal["keep", "drop"] = "keep"
+    """Groups whose returns are all equal, which have no advantage. keep: they count in the denominators of the loss,
+    as in GRPO. drop: they are removed before the denominators (dynamic sampling of DAPO, 2503.14476, section 3.2).
+    Rewards count as they are before shaping and before a KL in the reward."""
+
     max_refill_rounds: int = Field(default=0, ge=0)
     """Rounds of further groups that a step may request in place of filtered ones (DAPO, 2503.14476, section 3.2)."""
 
@@ -102,12 +115,28 @@ class Algorithm(Component):
     @property
     def corrects_mismatch(self) -> bool:
         """Whether sampler and trainer are compared, which takes a forward pass before the update."""
-        return self.correction is not None or self.rejection is not None
+        masks = self.token_mask is not None and self.token_mask.compares_sampler
+        return self.correction is not None or self.rejection is not None or masks
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the entropy before the update is needed, which takes a forward pass."""
+        return self.token_mask is not None and self.token_mask.needs_entropy
+
+    @property
+    def needs_whole_trajectories(self) -> bool:
+        """Whether all tokens of a trajectory must be in one micro-batch."""
+        return self.ratio_level == "trajectory" or self.off_policy_mask is not None
 
     @property
     def warmup(self) -> int:
         """Number of first updates in which only the critic is trained."""
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
+
+    def select(self, selection: Selection, version: int) -> Selection:
+        """Return the samples that count in the loss; ``version`` is the number of the current weights."""
+        varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
+        return apply_filters(varied, self.filters, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
         """Return the turn or trajectory of each token that share one importance ratio, (N,); None if none do."""
@@ -132,6 +161,10 @@ class Algorithm(Component):
         # Loss mask: action tokens of trajectories that are trained on. Excluded trajectories count in baselines only.
         trained = ~batch.token_loss_excluded  # (N,)
         loss_mask = trained & batch.action_mask if self.masks.loss else trained  # (N,)
+        accepted = self._accepted_mask(batch, outputs.old_logprobs)  # (N,)
+        if self.rejection is not None and self.rejection.denominator == "accepted":
+            loss_mask = loss_mask & accepted
+        kept, drift_weight = self._apply_token_rules(batch, outputs, advantage, loss_mask)  # (N,)
         units = {
             "turn_mean": batch.token_turn,
             "trajectory_mean": batch.token_trajectory,
@@ -151,24 +184,28 @@ class Algorithm(Component):
             sft_weight = self.sft_coef * _mean_weights(successful) + self.observation_nll_coef * _mean_weights(observed)
 
         if targets is not None:  # the critic is not trained on excluded trajectories either
-            weight = replace(targets.weight, before_token=targets.weight.before_token * trained)
+            acting = torch.tensor([reason is None for reason in batch.loss_excluded])[batch.turn_trajectory]  # (S,)
+            weight = targets.weight
+            weight = StateValues(weight.before_token * trained, weight.after_action * acting)
             targets = replace(targets, weight=weight)
         return TokenWeights(
             advantage=advantage,
             loss_weight=loss_weight,
-            importance_weight=self._compute_importance_weights(batch, outputs.old_logprobs),
+            importance_weight=self._correction_weights(batch, outputs.old_logprobs) * accepted * kept,
             sft_weight=sft_weight,
             value_targets=targets,
             kl_coef=kl_coef,
+            drift_weight=drift_weight,
         )
 
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
         """Compute the loss of a micro-batch; the losses of all micro-batches of a batch are summed.
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
-                - sum_t s_t log pi_t + value loss
+                - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
 
-        w is the loss weight, c the importance weight of the sampler correction, s the supervised weight.
+        w is the loss weight, c the importance weight of the sampler correction, s the supervised weight, d the weight of
+        KL-Cov.
 
         Args:
             tokens: Model outputs for the n tokens of the micro-batch, with gradient.
@@ -176,6 +213,8 @@ class Algorithm(Component):
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)
+        if self.off_policy_mask is not None:
+            weight = weight * self.off_policy_mask.kept(weights.advantage, tokens)
         policy_loss = (weight * self.loss.compute(ratio, weights.advantage, tokens)).sum()
         clipped = self.loss.clipped_mask(ratio, weights.advantage, tokens)  # (n,)
         metrics = {
@@ -191,6 +230,9 @@ class Algorithm(Component):
             token_ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs)  # (n,)
             kl = self.kl.divergence(tokens.logprobs, tokens.reference_logprobs, token_ratio)  # (n,)
             loss = loss + weights.kl_coef * (weights.loss_weight * kl).sum()
+        if weights.drift_weight is not None:
+            drift = (tokens.logprobs - tokens.old_logprobs).abs()  # (n,)
+            loss = loss + (weights.loss_weight * weights.drift_weight * drift).sum()
         if weights.sft_weight is not None:
             sft_loss = -(weights.sft_weight * tokens.logprobs).sum()
             loss, metrics["sft_loss"] = loss + sft_loss, sft_loss.detach()
@@ -198,6 +240,20 @@ class Algorithm(Component):
             value_loss = self._compute_value_loss(tokens.values, tokens.old_values, weights.value_targets)
             loss, metrics["value_loss"] = loss + value_loss, value_loss.detach()
         return loss, metrics
+
+    def policy_gradient_mask(self, weights: TokenWeights) -> Tensor:
+        """Return which tokens have a nonzero weight in a term of the loss that trains the policy: (N,) bool."""
+        in_loss = weights.loss_weight != 0  # (N,)
+        mask = in_loss & (weights.importance_weight != 0)
+        if not self.loss.regularizes:
+            mask &= weights.advantage != 0
+        if self.entropy_coef or (self.kl is not None and self.kl.placement == "loss" and weights.kl_coef):
+            mask |= in_loss
+        if weights.drift_weight is not None:
+            mask |= in_loss & (weights.drift_weight != 0)
+        if weights.sft_weight is not None:
+            mask |= weights.sft_weight != 0
+        return mask
 
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
         """Compute the advantages of all N tokens, and the critic's targets.
@@ -236,25 +292,35 @@ class Algorithm(Component):
         if not bool(advantage.isfinite().all()):
             raise InvalidInput(field, got="a number that is not finite", do="return finite advantages")
 
-    def _compute_importance_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Compute the factor on each token's policy loss that corrects the mismatch of sampler and trainer: (N,)."""
+    def _apply_token_rules(
+        self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return which tokens the token mask keeps, (N,) bool, and the weight of KL-Cov's penalty, (N,) or None."""
+        kept, drift_weight = torch.ones_like(loss_mask), None
+        if (self.token_mask is None and self.kl_cov is None) or not bool(loss_mask.any()):
+            return kept, drift_weight
+        seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
+        if self.token_mask is not None:
+            kept = kept.masked_scatter(loss_mask, self.token_mask.kept(seen, seen_outputs, seen_advantage))
+        if self.kl_cov is not None:
+            drift_weight = _scatter(self.kl_cov.weight(seen, seen_outputs, seen_advantage), loss_mask)
+        return kept, drift_weight
+
+    def _correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
+        """Return the factor on each token's policy loss that corrects the mismatch of sampler and trainer: (N,)."""
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
-        if old_logprobs is None or not self.corrects_mismatch:
+        if self.correction is None or old_logprobs is None:
             return weight
-        # Observations have no sampler, and would dilute the mean ratio of the actions beside them.
-        actions = batch.actions()
-        log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,) log(pi_old / mu)
-        units: Mapping[Level, Tensor] = {
-            "token": torch.arange(len(log_ratio)),
-            "turn": actions.token_turn,
-            "trajectory": actions.token_trajectory,
-        }
-        factor = torch.ones_like(log_ratio)  # (n,)
-        if self.correction is not None:
-            factor = self.correction.weight(log_ratio, units[self.correction.level])
-        if self.rejection is not None:
-            factor = factor * self.rejection.accepted(log_ratio, units[self.rejection.level])
-        return weight.masked_scatter(batch.action_mask, factor)
+        log_ratio, unit = _mismatch(batch, old_logprobs, self.correction.level)
+        return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
+
+    def _accepted_mask(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
+        """Return which tokens are accepted by the rejection, (N,) bool. Observations are: they have no sampler."""
+        accepted = torch.ones(len(batch.ids), dtype=torch.bool)
+        if self.rejection is None or old_logprobs is None:
+            return accepted
+        log_ratio, unit = _mismatch(batch, old_logprobs, self.rejection.level)
+        return accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
 
     def _compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
         """Compute the critic's loss over the states before tokens and after actions."""
@@ -269,6 +335,21 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip:
     """Return PPO's value loss 0.5 * max((V - G)^2, (V_clipped - G)^2), with V_clipped within ``clip`` of V_old."""
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())
+
+
+def _mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+    """Return log(pi_old / mu) and the unit of each of the n action tokens: (n,) and (n,).
+
+    Observations have no sampler, and would dilute the mean ratio of the actions beside them.
+    """
+    actions = batch.actions()
+    log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)
+    units: Mapping[Level, Tensor] = {
+        "token": torch.arange(len(log_ratio)),
+        "turn": actions.token_turn,
+        "trajectory": actions.token_trajectory,
+    }
+    return log_ratio, units[level]
 
 
 def _mean_weights(mask: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 Need = Literal["critic", "group", "greedy", "reference", "teacher"]
 """A requirement on a run: a value model, several attempts at each task, a greedy attempt at each task, a copy of the
@@ -12,6 +12,9 @@ initial policy, or a teacher policy."""
 
 Level = Literal["token", "turn", "trajectory"]
 """The unit that a ratio or a correction belongs to."""
+
+LARGEST = 10**9
+"""The largest number that a parameter may have."""
 
 
 class Component(BaseModel):
@@ -24,3 +27,19 @@ class Component(BaseModel):
         use_attribute_docstrings=True,
         ignored_types=(str,),  # a formula without settings may be a plain class attribute
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false for a number: they would count as 1 and 0."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("it should be a number or a name, not true or false")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _refuse_huge_numbers(cls, value: object) -> object:
+        if isinstance(value, int | float) and abs(value) > LARGEST:
+            raise ValueError(f"it should be at most {LARGEST:.0e}")
+        return value

@@ -15,6 +15,8 @@ from agent_r1.core.trajectory import Turn
 from agent_r1.data.segments import segment_first
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample
 
+CONSTANT = "all returns of its group are equal"
+
 FilterFn = Callable[[Sequence[TrainingSample]], Sequence[str | None]]
 """Returns for each sample None, or the reason why it is filtered out."""
 
@@ -41,9 +43,6 @@ class Filters(Component):
     success: float | None = None
     """Remove attempts whose return is below this."""
 
-    zero_variance: float | None = Field(default=None, ge=0)
-    """Remove groups whose returns have a standard deviation not above this."""
-
     top_variance: float | None = Field(default=None, gt=0, le=1)
     """Keep only this share of the groups: the ones with the largest variance (StarPO-S, 2504.20073)."""
 
@@ -55,8 +54,6 @@ class Filters(Component):
             yield without_greedy
         if self.success is not None:
             yield partial(unsuccessful, threshold=self.success)
-        if self.zero_variance is not None:
-            yield partial(zero_variance, tolerance=self.zero_variance)
         if self.top_variance is not None:
             yield partial(top_variance, share=self.top_variance)
 
@@ -75,7 +72,6 @@ class Filters(Component):
             "overlong": "out of turns or tokens (still in the baseline)",
             "empty_turn": "with an empty turn (still in the baseline)",
             "success": f"return below {self.success}",
-            "zero_variance": f"group without variance ({self.zero_variance})",
             "top_variance": f"group not among the {self.top_variance} of most variance",
         }
         return "; ".join(words[name] for name, value in self if value is not None and value is not False)
@@ -84,12 +80,22 @@ class Filters(Component):
 def apply_filters(selection: Selection, filters: Filters, version: int) -> Selection:
     """Return the samples that every filter keeps. Each filter sees the samples that the previous one kept."""
     for filter_fn in filters.filter_fns(version):
-        reasons = filter_fn(selection.samples)
-        judged = list(zip(selection.samples, reasons, strict=True))
-        removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
-        kept = tuple(sample for sample, reason in judged if reason is None)
-        selection = Selection(kept, (*selection.excluded, *removed))
+        selection = _without(selection, filter_fn(selection.samples))
     return selection
+
+
+def drop_constant_groups(selection: Selection) -> Selection:
+    """Return the samples without groups whose returns are all equal, and without groups of one."""
+    returns, groups = _returns(selection.samples)
+    return _without(selection, [None if varies else CONSTANT for varies in has_variance(returns, groups).tolist()])
+
+
+def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
+    """Return the selection without the samples that have a reason to be excluded."""
+    judged = list(zip(selection.samples, reasons, strict=True))
+    removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
+    kept = tuple(sample for sample, reason in judged if reason is None)
+    return Selection(kept, (*selection.excluded, *removed))
 
 
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
@@ -128,12 +134,6 @@ def _is_empty(turn: Turn) -> bool:
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
     """Remove samples whose return is below ``threshold``."""
     return [None if sample.total >= threshold else "unsuccessful" for sample in samples]
-
-
-def zero_variance(samples: Sequence[TrainingSample], tolerance: float) -> list[str | None]:
-    """Remove groups whose attempts have equal returns, and groups of one: their advantages would be 0."""
-    returns, groups = _returns(samples)
-    return [None if varies else "zero variance" for varies in has_variance(returns, groups, tolerance).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:

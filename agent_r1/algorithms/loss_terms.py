@@ -28,6 +28,37 @@ class Masks(Component):
     """Only action tokens are trained on. Off: the policy is also trained to produce the observations."""
 
 
+class SoftOverlong(Component):
+    """The soft overlong punishment of DAPO (2503.14476, equation 13), a penalty for nearly too long trajectories.
+
+        R_length = 0                                  if |y| <= L_max - L_cache
+                   ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
+                   -1                                 if |y| > L_max
+
+    |y| is the number of action tokens of the trajectory. The default lengths are the paper's.
+    """
+
+    max_tokens: int = Field(default=20480, ge=1)
+    """L_max: longer trajectories get the whole penalty."""
+
+    cache_tokens: int = Field(default=4096, ge=1)
+    """L_cache: the last tokens before L_max, over which the penalty grows."""
+
+    penalty: float = Field(default=1.0, gt=0)
+    """The whole penalty."""
+
+    @property
+    def formula(self) -> str:
+        """The penalty in words, with the values of its settings."""
+        start = self.max_tokens - self.cache_tokens
+        return f"R less {self.penalty:g} clip((|y| - {start}) / {self.cache_tokens}, 0, 1) for its |y| action tokens"
+
+    def penalties(self, lengths: Tensor) -> Tensor:
+        """Return the penalty, at most 0, of trajectories with ``lengths`` action tokens: (M,) -> (M,)."""
+        over = lengths - (self.max_tokens - self.cache_tokens)
+        return -self.penalty * (over / self.cache_tokens).clamp(0, 1)
+
+
 class RewardShaping(Component):
     """Changes of the rewards before advantages are computed."""
 
@@ -42,6 +73,8 @@ class RewardShaping(Component):
     process_scale: Literal["none", "largest"] = "none"
     """largest: divide process rewards by the batch's largest sum of them from a token on (Agent-R1)."""
 
+    overlong: SoftOverlong | None = None
+
     @property
     def formula(self) -> str:
         """The changes in words; empty if there are none."""
@@ -50,7 +83,9 @@ class RewardShaping(Component):
             f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"
         )
         scaled = "process rewards over their largest sum from a turn on"
-        return "; ".join([*([scaled] if self.process_scale == "largest" else []), *([penalty] if penalties else [])])
+        overlong = [] if self.overlong is None else [self.overlong.formula]
+        parts = [*([scaled] if self.process_scale == "largest" else []), *([penalty] if penalties else []), *overlong]
+        return "; ".join(parts)
 
     def apply(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with shaped rewards."""
@@ -60,17 +95,23 @@ class RewardShaping(Component):
             process = batch.token_rewards - outcome  # (N,)
             largest = discounted_sums(process, batch.token_trajectory, 1.0).abs().max()
             batch = replace(batch, token_rewards=outcome + process / (largest + 1e-6))
-        if not self.length and not self.turns:
+        if not self.length and not self.turns and self.overlong is None:
             return batch
-        group = batch.trajectory_group
         lengths = segment_count(batch.actions().token_trajectory).double()  # (M,)
+        penalty = torch.zeros_like(lengths) if self.overlong is None else self.overlong.penalties(lengths)  # (M,)
+        if self.length or self.turns:
+            penalty = penalty + self._relative_penalties(batch, lengths)
+        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)  # (N,) part of the outcome
+        return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
+
+    def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
+        """Return the penalties relative to the group's longest trajectory, (M,)."""
+        group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
         # share of the group's mean return, relative to its longest trajectory: (M,)
         share = self.length * lengths / segment_max(lengths, group)[group]
         share = share + self.turns * turns / segment_max(turns, group)[group]
-        penalty = -segment_mean(batch.returns, group).clamp(min=0)[group] * share  # (M,) none if the mean is negative
-        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)  # (N,) part of the outcome
-        return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
+        return -segment_mean(batch.returns, group).clamp(min=0)[group] * share  # none if the mean is negative
 
 
 KlEstimator = Literal["k1", "k2", "k3", "k3_plus", "k3_unbiased"]
@@ -95,6 +136,16 @@ class Kl(Component):
     of KL(ref || pi).
     """
 
+    bound: float | None = Field(default=None, gt=0)
+    """Largest value of the k3 estimators at a token; none: unbounded. verl's is 10. Beyond it k3 has no gradient."""
+
+    sync_steps: int = Field(default=0, ge=0)
+    """Steps after which the reference moves towards the policy: reference <- alpha policy + (1 - alpha) reference; 0:
+    never, the reference stays the policy before training."""
+
+    sync_alpha: float = Field(default=0.6, gt=0, le=1)
+    """That alpha (TRL's ref_model_mixup_alpha, 2404.09656); 1: the reference becomes the policy."""
+
     placement: Literal["loss", "reward"] = "loss"
     """Whether the penalty is a term of the loss, or subtracted from the reward of each token (then it is k1)."""
 
@@ -110,17 +161,27 @@ class Kl(Component):
         """The penalty in words, with the values of its settings."""
         adapted = "" if self.target is None else f", adapted to {self.target:g} over {self.horizon:g} trajectories"
         place = "in the loss" if self.placement == "loss" else "off each token's reward"
-        return f"{self.coefficient:g} KL {place}{adapted}; KL = {KL_FORMULAS[self.estimator]}"
+        bounded = "" if self.bound is None else f", k3 at most {self.bound:g}"
+        moved = f"; every {self.sync_steps} steps ref <- {self.sync_alpha:g} pi + {1 - self.sync_alpha:g} ref"
+        formula = f"{self.coefficient:g} KL {place}{adapted}; KL = {KL_FORMULAS[self.estimator]}{bounded}"
+        return formula + (moved if self.sync_steps else "")
 
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
         """Return the estimate of KL(pi || ref) at each token, with the estimator's gradient: (n,).
 
         ``ratio`` (n,) is pi / pi_old of each token.
         """
-        if self.estimator == "k3_unbiased":
-            return kl_k3_unbiased(logprobs, reference_logprobs, ratio)
-        estimators = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3, "k3_plus": kl_k3_plus}
-        return estimators[self.estimator](logprobs, reference_logprobs)
+        match self.estimator:
+            case "k1":
+                return kl_k1(logprobs, reference_logprobs)
+            case "k2":
+                return kl_k2(logprobs, reference_logprobs)
+            case "k3":
+                return kl_k3(logprobs, reference_logprobs, self.bound)
+            case "k3_plus":
+                return kl_k3_plus(logprobs, reference_logprobs, self.bound)
+            case "k3_unbiased":
+                return kl_k3_unbiased(logprobs, reference_logprobs, ratio, self.bound)
 
     def adapt_coefficient(self, coefficient: float, divergence: float, trajectories: int) -> float:
         """Return the coefficient for the next update (1909.08593, section 2.2).
@@ -193,11 +254,15 @@ class Rejection(Component):
     high: float = Field(default=1.01, gt=0)
     """Largest ratio that is accepted."""
 
+    denominator: Literal["all", "accepted"] = "all"
+    """Tokens that the loss is averaged over: all of them, or the accepted ones only (verl), also for KL and entropy."""
+
     @property
     def formula(self) -> str:
         """The rule in words, with the values of its settings."""
         return (
             f"each {self.level} left out whose {self.statistic} of pi_old / mu is not in [{self.low:g}, {self.high:g}]"
+            + (", and out of the denominators" if self.denominator == "accepted" else "")
         )
 
     def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:

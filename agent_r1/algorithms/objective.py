@@ -32,7 +32,8 @@ def clauses(algorithm: Algorithm) -> Iterator[str]:
     yield f"A = {algorithm.advantage.formula}"
     if algorithm.shaping.formula:
         yield algorithm.shaping.formula
-    terms = (algorithm.kl, algorithm.correction, algorithm.rejection)
+    masks = (algorithm.token_mask, algorithm.off_policy_mask, algorithm.kl_cov)
+    terms = (algorithm.kl, algorithm.correction, algorithm.rejection, *masks)
     yield from (term.formula for term in terms if term is not None)
     added = (
         (algorithm.entropy_coef, "the entropy"),
@@ -44,6 +45,8 @@ def clauses(algorithm: Algorithm) -> Iterator[str]:
         yield from _critic_clauses(algorithm.advantage)
     if algorithm.filters.formula:
         yield f"left out: {algorithm.filters.formula}"
+    if algorithm.constant_groups == "drop":
+        yield "groups whose returns are all equal are dropped before the denominators"
     if algorithm.max_refill_rounds:
         yield f"up to {algorithm.max_refill_rounds} rounds of further groups in their place"
     yield from (f"{name} mask off" for name, is_on in algorithm.masks if not is_on)

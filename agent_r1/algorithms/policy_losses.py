@@ -32,6 +32,8 @@ class PolicyLoss(Component, ABC):
     """Levels of the importance ratio that this loss is defined for."""
     uses_ratio: ClassVar[bool] = True
     """Whether the loss depends on r. If not, it is right only for one pass over on-policy samples."""
+    regularizes: ClassVar[bool] = False
+    """Whether a token has a gradient even if its advantage is 0, such as from a penalty on its ratio."""
 
     @property
     @abstractmethod

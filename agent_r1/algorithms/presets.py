@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent_r1.algorithms.advantages.critics import BiLevelGae, LengthAdaptiveGae, TokenGae, TurnGae
-from agent_r1.algorithms.advantages.groups import AgainstGreedy, GroupRelative, SeparateRewards, WhitenedGroup
+from agent_r1.algorithms.advantages.groups import AgainstGreedy, BestOfK, GroupRelative, SeparateRewards, WhitenedGroup
 from agent_r1.algorithms.advantages.returns import Success, Teacher, TokenReturns, TurnReturns
 from agent_r1.algorithms.advantages.turns import ProcessRelative, SameHistory, SameState, SameTurn, TurnAndOutcome
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.loss_terms import Kl
-from agent_r1.algorithms.ops.group_stats import MIN_STD
+from agent_r1.algorithms.off_policy_losses import Ipo, Vespo
 from agent_r1.algorithms.policy_losses import Cispo, Clip, Dppo, Gmpo, ImportanceSampling, PolicyGradient, Sapo, Topr
+from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 
 STANDARDIZED = GroupRelative(scale="std")
 """GRPO's advantage: (R - mean) / std of the group."""
-WITH_VARIANCE = Filters(zero_variance=MIN_STD)
-"""Groups without variance have advantage 0: they are filtered out, and cost no forward pass."""
 
 # Group-relative: the attempts at one task are compared with each other.
 
@@ -26,7 +25,6 @@ GRPO = Algorithm(
     paper="2402.03300",
     deviations="token mean (DAPO) instead of equal weights of trajectories; no KL (--algorithm.kl.coefficient adds it)",
     advantage=STANDARDIZED,
-    filters=WITH_VARIANCE,
 )
 DR_GRPO = Algorithm(
     name="dr-grpo",
@@ -35,16 +33,61 @@ DR_GRPO = Algorithm(
     loss=Clip(dual_clip=None),
     aggregation="constant",
     length=1024,
-    filters=WITH_VARIANCE,
 )
 DAPO = Algorithm(
     name="dapo",
     paper="2503.14476",
-    deviations="attempts out of turns or tokens are excluded from the loss, instead of a soft length penalty",
+    deviations="attempts out of turns or tokens are excluded from the loss, instead of a soft length penalty; constant "
+    "groups are replaced in at most 3 rounds, after which a step may have fewer groups",
     advantage=STANDARDIZED,
     loss=Clip(clip_high=0.28, dual_clip=None),
-    filters=Filters(overlong=True, zero_variance=MIN_STD),
+    filters=Filters(overlong=True),
+    constant_groups="drop",
     max_refill_rounds=3,
+)
+FORKING_TOKENS = Algorithm(
+    name="forking-tokens",
+    paper="2506.01939",
+    deviations="as dapo; the entropy is the policy's before the update, over the whole batch",
+    advantage=STANDARDIZED,
+    loss=Clip(clip_high=0.28, dual_clip=None),
+    token_mask=TopEntropy(),
+    filters=Filters(overlong=True),
+    constant_groups="drop",
+    max_refill_rounds=3,
+)
+CLIP_COV = Algorithm(
+    name="clip-cov",
+    paper="2505.22617",
+    deviations="with PPO's clip, as in verl; the covariance is the policy's before the update, over the whole batch",
+    advantage=STANDARDIZED,
+    loss=Clip(dual_clip=None),
+    token_mask=ClipCov(),
+)
+KL_COV = Algorithm(
+    name="kl-cov",
+    paper="2505.22617",
+    deviations="the covariance is the policy's before the update, over the whole batch",
+    advantage=STANDARDIZED,
+    loss=ImportanceSampling(),
+    kl_cov=KlCov(),
+)
+M2PO = Algorithm(
+    name="m2po",
+    paper="2510.01161",
+    deviations="tokens are masked by the policy before the update, as in AReaL; not by clip bounds as in the paper's code",
+    advantage=STANDARDIZED,
+    loss=ImportanceSampling(),
+    ratio_denominator="sampler",
+    token_mask=SecondMoment(),
+)
+OPSM = Algorithm(
+    name="opsm",
+    paper="2512.02556",
+    deviations="threshold 0.5 as TRL suggests (slime 1e-4), as the paper gives none; no KL (kl.estimator k3_unbiased is "
+    "the paper's); routes and sampling masks are not kept",
+    advantage=STANDARDIZED,
+    off_policy_mask=OffPolicyMask(),
 )
 GSPO = Algorithm(
     name="gspo",
@@ -53,7 +96,6 @@ GSPO = Algorithm(
     loss=Clip(clip_low=3e-4, clip_high=4e-4, dual_clip=None),
     ratio_level="trajectory",
     aggregation="trajectory_mean",
-    filters=WITH_VARIANCE,
 )
 CISPO = Algorithm(
     name="cispo",
@@ -61,7 +103,16 @@ CISPO = Algorithm(
     deviations="importance weights up to 5 (ScaleRL, 2510.13786), as the paper gives no bound; no length penalty",
     advantage=STANDARDIZED,
     loss=Cispo(),
-    filters=WITH_VARIANCE,
+)
+LUSPO = Algorithm(
+    name="luspo",
+    paper="2602.05261",
+    deviations="GSPO with the sum over tokens: that is its loss times the length of each trajectory",
+    advantage=STANDARDIZED,
+    loss=Clip(clip_low=2e-3, clip_high=2.5e-3, dual_clip=None),
+    ratio_level="trajectory",
+    aggregation="constant",
+    length=1,
 )
 SAPO = Algorithm(
     name="sapo",
@@ -69,7 +120,6 @@ SAPO = Algorithm(
     advantage=STANDARDIZED,
     loss=Sapo(),
     aggregation="trajectory_mean",
-    filters=WITH_VARIANCE,
 )
 TOPR = Algorithm(
     name="topr",
@@ -80,7 +130,6 @@ TOPR = Algorithm(
     loss=Topr(),
     ratio_level="trajectory",
     ratio_denominator="sampler",
-    filters=WITH_VARIANCE,
 )
 DPPO = Algorithm(
     name="dppo",
@@ -88,7 +137,22 @@ DPPO = Algorithm(
     advantage=GroupRelative(),
     loss=Dppo(),
     ratio_denominator="sampler",
-    filters=WITH_VARIANCE,
+)
+IPO = Algorithm(
+    name="ipo",
+    deviations="the symmetric trust region of prime-rl (ipo_loss_fn); without a paper of its own",
+    advantage=GroupRelative(),
+    loss=Ipo(),
+    ratio_denominator="sampler",
+)
+VESPO = Algorithm(
+    name="vespo",
+    paper="2602.10693",
+    deviations="token mean, as in TRL",
+    advantage=STANDARDIZED,
+    loss=Vespo(),
+    ratio_level="trajectory",
+    ratio_denominator="sampler",
 )
 AIPO = Algorithm(
     name="aipo",
@@ -96,7 +160,6 @@ AIPO = Algorithm(
     advantage=GroupRelative(baseline="leave_one_out"),
     loss=ImportanceSampling(max_ratio=2.0),
     ratio_denominator="sampler",
-    filters=WITH_VARIANCE,
 )
 GMPO = Algorithm(
     name="gmpo",
@@ -105,41 +168,52 @@ GMPO = Algorithm(
     loss=Gmpo(),
     ratio_level="trajectory",
     aggregation="trajectory_mean",
-    filters=WITH_VARIANCE,
 )
 MAXRL = Algorithm(
     name="maxrl",
     paper="2602.02710",
     advantage=GroupRelative(scale="mean"),
     loss=PolicyGradient(),
-    filters=WITH_VARIANCE,
 )
 OPO = Algorithm(
     name="opo",
     paper="2505.23585",
     advantage=GroupRelative(baseline="length_weighted"),
     loss=PolicyGradient(),
-    filters=WITH_VARIANCE,
 )
 LITE_PPO = Algorithm(
     name="lite-ppo",
     paper="2508.08221",
     advantage=GroupRelative(scale="batch_std"),
     loss=Clip(dual_clip=None),
-    filters=WITH_VARIANCE,
 )
 RLOO = Algorithm(
     name="rloo",
     paper="2402.14740",
     deviations="clipped as in PPO, so that a batch can be used more than once; no KL in the reward",
     advantage=GroupRelative(baseline="leave_one_out"),
-    filters=WITH_VARIANCE,
+)
+GPG = Algorithm(
+    name="gpg",
+    paper="2504.02546",
+    deviations="groups without variance are not sampled again until a share is left: constant_groups drop with "
+    "max_refill_rounds does that instead, and scales alike",
+    advantage=GroupRelative(scale="with_variance"),
+    loss=PolicyGradient(),
+    aggregation="trajectory_mean",
+)
+PASS_AT_K = Algorithm(
+    name="pass-at-k",
+    paper="2503.19595",
+    deviations="clipped as in PPO; k is the group unless advantage.k is given (PKPO, 2505.15201); not divided by the "
+    "standard deviation, as verl does (advantage.divide_by_std)",
+    advantage=BestOfK(),
 )
 GDPO = Algorithm(name="gdpo", paper="2601.05242", advantage=SeparateRewards(), loss=Clip(dual_clip=None))
 REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     name="reinforce++-baseline",
     paper="2501.03262",
-    deviations="the KL is k3 with the gradient of k2, instead of k2",
+    deviations="the KL is k3 with the gradient of k2, instead of k2; not bounded, while verl bounds k3 at 10 (kl.bound)",
     advantage=WhitenedGroup(),
     kl=Kl(coefficient=0.001),
 )
@@ -257,7 +331,6 @@ ECHO = Algorithm(
     deviations="GRPO plus a world model, as in prime-rl; without a paper of its own",
     advantage=STANDARDIZED,
     observation_nll_coef=0.1,
-    filters=WITH_VARIANCE,
 )
 
 ALGORITHMS: Mapping[str, Algorithm] = {
@@ -277,16 +350,26 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         REMAX,
         DR_GRPO,
         DAPO,
+        FORKING_TOKENS,
+        CLIP_COV,
+        KL_COV,
+        M2PO,
+        OPSM,
         GSPO,
+        LUSPO,
         CISPO,
         SAPO,
         TOPR,
         DPPO,
+        IPO,
+        VESPO,
         AIPO,
         GMPO,
         MAXRL,
         OPO,
         LITE_PPO,
+        GPG,
+        PASS_AT_K,
         GDPO,
         GIGPO,
         HGPO,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import types
@@ -17,6 +18,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Component
 from agent_r1.algorithms.policy_losses import PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.token_masks import TokenMask
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.suggest import suggest
@@ -27,7 +29,7 @@ NONE = "none"
 DESCRIPTIVE = ("name", "paper", "deviations")
 """Fields that describe an algorithm and are no parameters."""
 
-NAMED = (Advantage, PolicyLoss)
+NAMED = (Advantage, PolicyLoss, TokenMask)
 """Kinds of components of which there are several, each with a name."""
 
 
@@ -130,7 +132,7 @@ def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
 
 def _from_file(name: str) -> Algorithm:
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of an Algorithm")
     sys.path.insert(0, str(Path(path).parent.absolute()))  # as for a script, which can import the files beside it
     try:

@@ -43,15 +43,17 @@ class ModelOutputs:
     """(N,) log-probabilities under the reference policy."""
     teacher_logprobs: Tensor | None = None
     """(N,) log-probabilities under the teacher policy."""
+    entropy: Tensor | None = None
+    """(N,) entropy of the policy before the update at each token."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
         """Return the outputs for the tokens of ``mask`` (N,). Values after actions are kept."""
-        old, reference, teacher = (
+        old, reference, teacher, entropy = (
             None if column is None else column[mask]
-            for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs)
+            for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)
         )
         values = self.values and replace(self.values, before_token=self.values.before_token[mask])
-        return ModelOutputs(old, values, reference, teacher)
+        return ModelOutputs(old, values, reference, teacher, entropy)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,13 +77,16 @@ class TokenWeights:
     loss_weight: Tensor
     """(N,) the token's weight in the aggregated loss; 0 if the loss mask excludes it."""
     importance_weight: Tensor
-    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without correction."""
+    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without correction, 0 if a
+    rejection or the token mask leaves the token out."""
     sft_weight: Tensor | None = None
     """(N,) weight of -log pi of the token (imitation of successes, prediction of observations); None if unused."""
     value_targets: ValueTargets | None = None
     """Targets of the critic; None without one."""
     kl_coef: float = 0.0
     """The present coefficient of the KL penalty."""
+    drift_weight: Tensor | None = None
+    """(N,) weight of |log(pi / pi_old)| at the token, times its loss weight (KL-Cov); None if unused."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,3 +111,8 @@ class TokenOutputs:
     """The critic's values, (n,) and (s,)."""
     old_values: StateValues | None = None
     """The critic's values before the update, (n,) and (s,)."""
+    sampler_logprobs: Tensor | None = None
+    """(n,) log-probabilities recorded by the sampler; those of pi for observations."""
+    trajectory: Tensor | None = None
+    """(n,) int64: the trajectory of each token, a different number for its observations. All its tokens are here if the
+    algorithm trains on whole trajectories."""

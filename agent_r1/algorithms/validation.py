@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent_r1.algorithms.advantages.critics import WithCritic
+from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.advantages.returns import Success
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.loss_terms import Correction, Kl, RewardShaping
+from agent_r1.algorithms.token_masks import ClipCov
 from agent_r1.core.errors import InvalidInput
 
 COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
@@ -35,6 +37,7 @@ def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
     """Yield every reason why the components do not make an algorithm, or why one of them would have no effect."""
     yield from _ratio(algorithm)
     yield from _masks(algorithm)
+    yield from _token_rules(algorithm)
     yield from _kl(algorithm)
     yield from _groups(algorithm)
     yield from _rewards(algorithm)
@@ -73,6 +76,20 @@ def _masks(algorithm: Algorithm) -> Iterator[str]:
         yield "observation_nll_coef and masks.loss off are two ways of training on observations: choose one"
 
 
+def _token_rules(algorithm: Algorithm) -> Iterator[str]:
+    rules = {"token_mask": algorithm.token_mask, "off_policy_mask": algorithm.off_policy_mask, "kl_cov": algorithm.kl_cov}
+    given = [name for name, rule in rules.items() if rule is not None]
+    if given and not algorithm.masks.loss:
+        yield f"{given[0]} is a rule for actions: leave masks.loss on"
+    mask = algorithm.token_mask
+    if isinstance(mask, ClipCov) and mask.low >= mask.high:
+        yield f"no covariance is between token_mask.low {mask.low:g} and token_mask.high {mask.high:g}"
+    if algorithm.kl_cov is not None and not algorithm.loss.uses_ratio:
+        yield f"kl_cov needs the policy before the update: loss {algorithm.loss.name} has no ratio to it"
+    if algorithm.kl_cov is not None and algorithm.ratio_denominator == "sampler":
+        yield "kl_cov penalizes the distance from pi_old: give ratio_denominator old_policy"
+
+
 def _kl(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.kl is None:
         return
@@ -86,19 +103,21 @@ def _groups(algorithm: Algorithm) -> Iterator[str]:
     filters, shaping = algorithm.filters, algorithm.shaping
     kl_in_reward = algorithm.kl is not None and algorithm.kl.placement == "reward"
     if "group" not in algorithm.needs:
-        if filters.zero_variance is not None or filters.top_variance is not None:
-            yield "this advantage compares no groups: set filters.zero_variance and filters.top_variance to none"
+        if algorithm.constant_groups == "drop" or filters.top_variance is not None:
+            yield "this advantage compares no groups: set constant_groups to keep, and filters.top_variance to none"
         if shaping.length or shaping.turns:
             yield "this advantage compares no groups: leave out shaping.length and shaping.turns"
+    scaled = isinstance(algorithm.advantage, GroupRelative) and algorithm.advantage.scale == "with_variance"
+    if scaled and algorithm.constant_groups == "drop":
+        yield "advantage.scale with_variance counts the groups that constant_groups drop removes: leave out one of them"
     if filters.greedy and "greedy" not in algorithm.needs:
         yield "filters.greedy needs a greedy attempt, which this advantage does not use"
     if "greedy" in algorithm.needs and not filters.greedy:
         yield "attempts without a greedy one to compare with have no advantage: set filters.greedy"
-    removing = (filters.success, filters.zero_variance, filters.staleness)
-    if algorithm.max_refill_rounds and all(value is None for value in removing) and not filters.greedy:
-        yield "max_refill_rounds has no effect without a filter that removes whole groups, such as zero_variance"
-    if (shaping.length or shaping.turns or kl_in_reward) and filters.zero_variance is not None:
-        yield "zero_variance sees rewards before shaping and before a KL in the reward: set it to none"
+    removes = algorithm.constant_groups == "drop" or filters.greedy
+    removes |= filters.success is not None or filters.staleness is not None
+    if algorithm.max_refill_rounds and not removes:
+        yield "max_refill_rounds has no effect if nothing removes whole groups, as constant_groups drop does"
     if (shaping != RewardShaping() or kl_in_reward) and "greedy" in algorithm.needs:
         yield "the greedy attempt's reward is neither shaped nor penalized: leave out shaping and a KL in the reward"
 
@@ -123,6 +142,14 @@ def _without_effect(algorithm: Algorithm) -> Iterator[str]:
             yield f"nothing is between {field}.low {window.low:g} and {field}.high {window.high:g}"
     if kl is not None and kl.target is None and kl.horizon != Kl().horizon:
         yield "kl.horizon has no effect without kl.target"
+    if kl is not None and kl.bound is not None and kl.estimator in ("k1", "k2"):
+        yield f"kl.bound has no effect: it bounds k3, and kl.estimator is {kl.estimator}"
+    if kl is not None and not kl.sync_steps and kl.sync_alpha != Kl().sync_alpha:
+        yield "kl.sync_alpha has no effect without kl.sync_steps"
+    overlong = algorithm.shaping.overlong
+    if overlong is not None and overlong.cache_tokens >= overlong.max_tokens:
+        limits = f"cache_tokens {overlong.cache_tokens}, max_tokens {overlong.max_tokens}"
+        yield f"shaping.overlong leaves no length without penalty: give fewer cache_tokens than max_tokens ({limits})"
     advantage = algorithm.advantage
     if isinstance(advantage, Success) and algorithm.filters.success not in (None, advantage.threshold):
         yield "filters.success and advantage.threshold both define success: give them the same number"

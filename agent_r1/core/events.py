@@ -39,7 +39,7 @@ class AttemptFate:
         credit: the sum of the advantages of its action tokens in that step; None if it was not trained.
 
     Example:
-        AttemptFate(attempt, "dropped", step=3, reason="no advantage in the whole batch")
+        AttemptFate(attempt, "dropped", step=3, reason="advantage 0 on every token")
     """
 
     attempt: AttemptId

@@ -42,15 +42,15 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
     """Return the metrics of the optimizer steps over a batch.
 
-    ``entropy``: mean over the action tokens. ``first_ratio_deviation``: largest |pi / pi_old - 1| before any weight
-    changed. ``logprob_gap``: largest difference between the trainer's and the sampler's log-probability of a token,
+    ``entropy``: mean over the action tokens that the model read. ``first_ratio_deviation``: largest |pi / pi_old - 1|
+    before any weight changed. ``logprob_gap``: largest difference between the trainer's and the sampler's log-probability of a token,
     before any weight changed; on stale data this includes the change of the policy since. ``staleness``: updates
     since the oldest token was sampled. ``padding``: share of the tokens that the model read.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
 
-    entropy = torch.empty(len(batch.ids), dtype=torch.float64)  # (N,)
+    entropy = torch.full((len(batch.ids),), math.nan, dtype=torch.float64)  # (N,) NaN where the model read nothing
     for one in reversed(passes):  # with several epochs the first pass over a token counts
         entropy[one.tokens] = one.entropy.double()
 
@@ -60,10 +60,11 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
     gap = (logprobs - batch.sampler_logprobs[tokens])[actions[tokens]]
 
     return {
-        "entropy": float(entropy[actions].mean()),
+        "entropy": float(entropy[actions].nanmean()),
         "advantage_std": float(prepared.weights.advantage[actions].std(correction=0)),
         "first_ratio_deviation": float((first.ratios - 1).abs().max()),
         "logprob_gap": float(gap.abs().max()),
+        "logprob_gap_mean": float(gap.abs().mean()),
         "staleness": float(version - int(batch.versions.min())),
         "action_tokens": float(actions.sum()),
         "model_tokens": float(sum(map(len, batch.sequences))),

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.filters import apply_filters
-from agent_r1.algorithms.types import ModelOutputs, TokenWeights
+from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.threads import run_in_thread
@@ -28,9 +27,10 @@ from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Tra
 from agent_r1.trainer.schedule import learning_rate_factor
 
 NOT_FINITE = "the loss or a gradient was not finite"
-NO_ADVANTAGE = "no advantage in the whole batch"
+NO_ADVANTAGE = "advantage 0 on every token"
 GREEDY = "greedy attempt, to compare with"
 REJECTED = "rejected: sampler and trainer disagree"
+MASKED = "no token has a policy loss: all are masked or rejected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SelectedGroup:
         group: as it was sampled.
         selection: the attempts that can be trained, with their rewards, and the excluded ones with reasons. The
             algorithm's filters have not been applied.
-        has_signal: whether an attempt passes the algorithm's filters; those that compare groups count as passed.
+        has_signal: whether the algorithm keeps an attempt of it. Filters that compare groups keep a group by itself.
     """
 
     group: Group
@@ -110,10 +110,10 @@ class PolicyUpdater:
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
         self._published: WeightUpdate | None = None
         packing: Packing = pack_prefix_tree if trainer.supports_tree_attention else pack_causal
-        # All sequences of a trajectory share a micro-batch if the ratio is over trajectories. Splitting a long tree
+        # All sequences of a trajectory share a micro-batch if the algorithm needs whole trajectories. Splitting a long tree
         # into paths would only make that micro-batch larger.
-        over_trajectory = algorithm.ratio_level == "trajectory"
-        self._packing = packing if over_trajectory else with_length_limit(packing, lambda: trainer.micro_tokens)
+        whole = algorithm.needs_whole_trajectories
+        self._packing = packing if whole else with_length_limit(packing, lambda: trainer.micro_tokens)
 
     @property
     def needs_greedy(self) -> bool:
@@ -128,8 +128,8 @@ class PolicyUpdater:
     def select(self, group: Group) -> SelectedGroup:
         """Return the group with its trainable attempts. Each group is selected once, when it arrives."""
         selection = select_trainable([group], self._reward_weights)
-        filtered = apply_filters(selection, self._algorithm.filters, self._version)
-        return SelectedGroup(group, selection, has_signal=bool(filtered.samples))
+        kept = self._algorithm.select(selection, self._version)
+        return SelectedGroup(group, selection, has_signal=bool(kept.samples))
 
     async def update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
         """Train on ``groups``, in a worker thread. Weights and version stay the same if nothing can be trained.
@@ -145,18 +145,21 @@ class PolicyUpdater:
             self._step += 1
             self._published = None
             selection = _join_selections(groups)
-            kept = apply_filters(selection, self._algorithm.filters, self._version)
+            kept = self._algorithm.select(selection, self._version)
             metrics = reward_metrics(selection, kept) | self._learning_rates()
             outcomes: list[Outcome] = [*kept.excluded, *_untrained_outcomes([selected.group for selected in groups])]
             if kept.samples:
                 prepared = self._prepare(kept.samples)
-                modules = self._trained_modules(prepared.weights)
-                steps = self._optimize(prepared, modules) if modules else []
+                gradients = self._gradients(prepared)
+                trained = prepared.minibatch(frozenset[int]().union(*gradients.values()))
+                steps = self._optimize(trained, frozenset(gradients)) if gradients else []
                 if steps:
-                    metrics |= pass_metrics(prepared, steps, self._version)
-                self._version += POLICY in modules and any(step.optim.applied for step in steps)
+                    metrics |= pass_metrics(trained, steps, self._version)
+                self._version += POLICY in gradients and any(step.optim.applied for step in steps)
                 self._update_kl_coef(prepared)
-                outcomes = [*_batch_outcomes(prepared, steps), *outcomes]
+                without_loss = REJECTED if self._algorithm.token_mask is None else MASKED
+                outcomes = [*_batch_outcomes(prepared, steps, without_loss), *outcomes]
+            metrics |= self._sync_reference()
             return UpdateReport(self._step, self.publish().version, metrics, tuple(outcomes), self.micro_tokens)
 
     def publish(self) -> WeightUpdate:
@@ -199,6 +202,7 @@ class PolicyUpdater:
             values=trainer.values(batch) if "critic" in needs else None,
             reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
             teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in needs else None,
+            entropy=trainer.entropy(batch) if algorithm.needs_entropy else None,
         )
 
         # Stale tokens are compared with the policy that sampled them, so that clipping bounds the distance to it. With
@@ -219,25 +223,32 @@ class PolicyUpdater:
         passes = self._algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
 
-    def _trained_modules(self, weights: TokenWeights) -> frozenset[Module]:
-        """Return the modules that get a gradient from this batch. A step without one would still apply momentum."""
-        modules = set[Module]()
-        has_gradient = bool((weights.advantage * weights.loss_weight * weights.importance_weight).any())
-        has_gradient |= weights.sft_weight is not None and bool(weights.sft_weight.any())
-        if has_gradient and self._step > self._algorithm.warmup:  # during the warm-up only the critic is trained
-            modules.add(POLICY)
-        if weights.value_targets is not None:
-            modules.add(CRITIC)
-        return frozenset(modules)
+    def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
+        """Return the trajectories that give each module a gradient, without the modules that get none.
+
+        An optimizer step without a gradient would still apply momentum. Trajectories without one, such as those of
+        constant groups, count in the denominators only, and the models do not read them.
+        """
+        batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
+        found: dict[Module, frozenset[int]] = {}
+        if self._step > self._algorithm.warmup:  # during the warm-up only the critic is trained
+            mask = self._algorithm.policy_gradient_mask(weights)  # (N,)
+            found[POLICY] = frozenset(batch.token_trajectory[mask].tolist())
+        if targets is not None:
+            before, after = targets.weight.before_token > 0, targets.weight.after_action > 0  # (N,), (S,)
+            states = (*batch.token_trajectory[before].tolist(), *batch.turn_trajectory[after].tolist())
+            found[CRITIC] = frozenset(states)
+        return {module: trajectories for module, trajectories in found.items() if trajectories}
 
     def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
         """Take one optimizer step per minibatch and epoch. Minibatches are random sets of whole trajectories."""
-        total = len(prepared.batch.attempts)
+        numbers = sorted({sequence.trajectory for sequence in prepared.batch.sequences})
+        total = len(numbers)
         count = min(self._config.minibatches, total)
         factor = self._learning_rate_factor()
         steps = []
         for epoch in range(self._algorithm.epochs):
-            order = list(range(total))
+            order = list(numbers)
             random.Random(f"{self._seed}|{self._step}|{epoch}").shuffle(order)
             for trajectories in (frozenset(order[first::count]) for first in range(count)):
                 minibatch = prepared.minibatch(trajectories)
@@ -257,6 +268,16 @@ class PolicyUpdater:
         if "critic" in self._algorithm.needs:
             rates["critic_learning_rate"] = factor * self._config.critic_learning_rate
         return rates
+
+    def _sync_reference(self) -> dict[str, float]:
+        """Move the reference towards the policy if that is due, and return whether it was, as a metric."""
+        kl = self._algorithm.kl
+        if kl is None or not kl.sync_steps:
+            return {}
+        is_due = self._step % kl.sync_steps == 0
+        if is_due:
+            self._trainer.sync_reference(kl.sync_alpha)
+        return {"reference_synced": float(is_due)}
 
     def _update_kl_coef(self, prepared: PreparedBatch) -> None:
         """Move the KL coefficient towards the one that gives the target divergence."""
@@ -279,9 +300,13 @@ def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
     )
 
 
-def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> list[Outcome]:
-    """Return the outcome of each attempt of the batch: trained if an applied optimizer step used it."""
+def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
+    """Return the outcome of each attempt of the batch: trained if an applied optimizer step used it.
+
+    ``without_loss`` is the reason for attempts none of whose tokens has a policy loss.
+    """
     batch, weights = prepared.batch, prepared.weights
+    used = frozenset[int]().union(*(step.trajectories for step in steps))
     trained = frozenset[int]().union(*(step.trajectories for step in steps if step.optim.applied))
     accepted = segment_sum(weights.importance_weight * batch.action_mask, batch.token_trajectory).tolist()  # (M,)
     advantage_sum = segment_sum(weights.advantage, batch.token_trajectory).tolist()  # (M,)
@@ -291,11 +316,11 @@ def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> 
         if reason is not None:
             outcomes.append(Excluded(attempt, reason))
         elif not accepted[number]:
-            outcomes.append(Excluded(attempt, REJECTED))
+            outcomes.append(Excluded(attempt, without_loss))
         elif number in trained:
             outcomes.append(Trained(attempt, advantage_sum[number]))
         else:
-            outcomes.append(Excluded(attempt, NOT_FINITE if steps else NO_ADVANTAGE))
+            outcomes.append(Excluded(attempt, NOT_FINITE if number in used else NO_ADVANTAGE))
     return outcomes
 
 

@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 
-from agent_r1.algorithms.filters import Filters, apply_filters, empty_turn, stale, top_variance, zero_variance
-from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.filters import (
+    CONSTANT,
+    Filters,
+    apply_filters,
+    drop_constant_groups,
+    empty_turn,
+    stale,
+    top_variance,
+)
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.trajectory import Status, Turn
-from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
+from agent_r1.data.training_sample import Selection, select_trainable
 
 Make = Any
 
@@ -49,11 +56,15 @@ def test_without_filters_all_attempts_stay(make: Make) -> None:
     assert apply_filters(selection, Filters(), 9) == selection
 
 
-def test_groups_without_variance_are_removed_also_with_float_noise_or_of_one(make: Make) -> None:
+def test_constant_groups_are_dropped_also_with_float_noise_or_of_one(make: Make) -> None:
     selection = scored(make, (0.1 + 0.2, 0.3), (1.0, 0.0), (1.0,))
-    zero = "zero variance"
-    assert reasons(selection, Filters(zero_variance=1e-6)) == {(0, 0): zero, (0, 1): zero, (2, 0): zero}
-    assert (0, 0) not in reasons(selection, Filters(zero_variance=0.0))  # control: the tolerance decides
+    dropped = drop_constant_groups(selection).excluded
+    assert [(one.attempt.group_id, one.attempt.sample_index, one.reason) for one in dropped] == [
+        (0, 0, CONSTANT),
+        (0, 1, CONSTANT),
+        (2, 0, CONSTANT),
+    ]
+    assert drop_constant_groups(scored(make, (0.3, 0.3 + 1e-5))).excluded == ()  # control
 
 
 def test_the_groups_of_largest_variance_are_kept_and_of_equal_ones_the_earlier(make: Make) -> None:
@@ -62,7 +73,7 @@ def test_the_groups_of_largest_variance_are_kept_and_of_equal_ones_the_earlier(m
         found = top_variance(samples, share)
         assert {one.group for one, reason in zip(samples, found, strict=True) if reason is None} == kept
         assert set(found) <= {None, "little variance"}
-    assert top_variance([], 0.5) == zero_variance([], 0.0) == []
+    assert top_variance([], 0.5) == [] and drop_constant_groups(Selection((), ())) == Selection((), ())
 
 
 def test_attempts_of_lower_return_are_removed(make: Make) -> None:
@@ -127,21 +138,19 @@ def test_a_void_turn_neither_calls_nor_answers(action: Action, finish_reason: st
 
 
 def test_each_filter_sees_what_the_one_before_left(make: Make) -> None:
-    # without the unsuccessful attempts the first group has no variance
-    selection = scored(make, (0.0, 1.0, 1.0), (1.0, 2.0))
-    found = reasons(selection, Filters(success=1.0, zero_variance=0.0))
-    assert found == {(0, 0): "unsuccessful", (0, 1): "zero variance", (0, 2): "zero variance"}
-    assert reasons(selection, Filters(zero_variance=0.0)) == {}  # control
+    # without the unsuccessful attempts the first group has the least variance
+    selection = scored(make, (-9.0, 1.0, 1.0), (1.0, 2.0))
+    found = reasons(selection, Filters(success=1.0, top_variance=0.5))
+    assert found == {(0, 0): "unsuccessful", (0, 1): "little variance", (0, 2): "little variance"}
+    assert reasons(selection, Filters(top_variance=0.5)).keys() == {(1, 0), (1, 1)}  # control
 
 
 def test_filters_are_applied_in_the_order_of_their_settings() -> None:
-    everything = Filters(
-        staleness=1, greedy=True, overlong=True, empty_turn=True, success=1.0, zero_variance=0.0, top_variance=0.5
-    )
+    everything = Filters(staleness=1, greedy=True, overlong=True, empty_turn=True, success=1.0, top_variance=0.5)
     loss_only = {"overlong", "empty_turn"}
     names = [(fn.func if isinstance(fn, partial) else fn).__name__ for fn in everything.filter_fns(0)]
     assert names == [
-        "stale", "without_greedy", "unsuccessful", "zero_variance", "top_variance",
+        "stale", "without_greedy", "unsuccessful", "top_variance",
     ]  # fmt: skip
     assert len(names) + len(loss_only) == len(Filters.model_fields) == everything.formula.count(";") + 1
     assert list(Filters().filter_fns(0)) == [] and Filters().formula == ""
@@ -151,22 +160,5 @@ def test_attempts_that_were_excluded_before_stay_excluded(make: Make) -> None:
     selection = scored(make, (1.0, 1.0))
     (first, second) = selection.samples
     before = apply_filters(Selection((first,), selection.excluded), Filters(success=2.0), 0).excluded
-    after = apply_filters(Selection((second,), before), Filters(zero_variance=0.0), 0)
-    assert [excluded.reason for excluded in after.excluded] == ["unsuccessful", "zero variance"]
-
-
-GROUP_RELATIVE = {name for name, algorithm in ALGORITHMS.items() if "group" in algorithm.needs} - {
-    "gdpo",
-    "reinforce++-baseline",
-}
-
-
-def test_group_relative_algorithms_remove_groups_without_variance(make: Make) -> None:
-    samples: Sequence[TrainingSample] = scored(make, (1.0, 1.0), (1.0, 2.0)).samples
-    for name in GROUP_RELATIVE - {"gigpo", "hgpo", "process-grpo", "mt-grpo", "gtpo"}:
-        assert reasons(Selection(tuple(samples), ()), ALGORITHMS[name].filters) == {
-            (0, 0): "zero variance",
-            (0, 1): "zero variance",
-        }, name
-    for name in ("ppo", "reinforce++", "gigpo", "hgpo", "process-grpo", "mt-grpo", "gtpo"):
-        assert ALGORITHMS[name].filters == Filters()  # turns may differ even if totals are equal
+    after = drop_constant_groups(Selection((second,), before))
+    assert [excluded.reason for excluded in after.excluded] == ["unsuccessful", CONSTANT]

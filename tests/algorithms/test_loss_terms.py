@@ -12,9 +12,10 @@ from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.loss_terms import Kl, RewardShaping, with_kl_penalty
+from agent_r1.algorithms.loss_terms import Kl, RewardShaping, SoftOverlong, with_kl_penalty
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
+from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
@@ -66,9 +67,7 @@ def test_process_rewards_are_divided_by_their_largest_sum_from_a_token_on(make: 
 
 def test_shaping_reaches_the_advantage(batch: TrainingBatch) -> None:
     plain, shaped = (
-        build_algorithm("dr-grpo", {"shaping.length": share, "filters.zero_variance": "none"})
-        .compute_token_weights(batch, ModelOutputs())
-        .advantage
+        build_algorithm("dr-grpo", {"shaping.length": share}).compute_token_weights(batch, ModelOutputs()).advantage
         for share in (0.0, 0.2)
     )
     assert close(plain, numbers(0.5, 0.5, 0.5, -0.5))
@@ -158,3 +157,54 @@ def test_importance_weights_apply_to_the_policy_loss_only(batch: TrainingBatch) 
         build_algorithm("grpo", others)
     )
     assert close(found, difference) and not close(found, torch.zeros(()))
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(5, 0.0), (6, 0.0), (7, -0.25), (9, -0.75), (10, -1.0), (30, -1.0)])
+def test_the_soft_overlong_penalty_is_the_papers(length: int, penalty: float) -> None:
+    lengths = numbers(length)  # L_max 10, L_cache 4: equation 13 of 2503.14476
+    assert close(SoftOverlong(max_tokens=10, cache_tokens=4).penalties(lengths), numbers(penalty))
+
+
+def test_a_trajectory_is_penalized_for_its_own_action_tokens_beyond_the_limit(batch: TrainingBatch) -> None:
+    settings = {"shaping.overlong.max_tokens": 4, "shaping.overlong.cache_tokens": 2, "shaping.overlong.penalty": 0.5}
+    algorithm = build_algorithm("dapo", settings)  # lengths 3 and 1; beside dapo's filter of constant groups
+    assert "0.5 clip((|y| - 2) / 2, 0, 1)" in algorithm.shaping.formula
+    shaped = algorithm.shaping.apply(batch)
+    assert close(shaped.returns, numbers(2 - 0.25, 1)) and close(shaped.outcome_rewards, numbers(1.5 - 0.25, 1))
+    assert build_algorithm("dapo", {}).shaping.apply(batch) is batch
+    with pytest.raises(InvalidInput, match="fewer cache_tokens than max_tokens"):
+        build_algorithm("dapo", {"shaping.overlong.max_tokens": 512})
+
+
+def test_a_bound_limits_k3_and_its_gradient() -> None:
+    logprobs = numbers(-1.0, -9.0, -1.0).requires_grad_()
+    reference = numbers(-1.5, -1.0, -30.0)  # k3: e^-0.5 - 0.5, e^8 - 9 and e^-29 + 28
+    ratio = torch.ones(3, dtype=torch.float64)
+    for estimator in ("k3", "k3_plus", "k3_unbiased"):
+        bounded = Kl(estimator=estimator, bound=10.0).divergence(logprobs, reference, ratio)
+        free = Kl(estimator=estimator).divergence(logprobs, reference, ratio)
+        assert close(bounded, free.clamp(max=10)) and free[1] > 1000
+        (gradient,) = torch.autograd.grad(bounded.sum(), logprobs)
+        # k3_plus has the gradient of k2, log(pi / ref), whatever its value
+        assert close(gradient[1:], numbers(-8, 29) if estimator == "k3_plus" else numbers(0, 0))
+    with pytest.raises(InvalidInput, match=r"kl\.bound has no effect"):
+        build_algorithm("grpo", {"kl.estimator": "k2", "kl.bound": 10.0})
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "everything", "accepted"),
+    [
+        ("token_mean", (1 / 4,) * 4, (0, 0, 1 / 2, 1 / 2)),
+        ("trajectory_mean", (1 / 6, 1 / 6, 1 / 6, 1 / 2), (0, 0, 0.5, 0.5)),
+    ],
+)
+def test_rejected_tokens_stay_in_the_denominator_or_leave_it(
+    aggregation: str, everything: tuple[float, ...], accepted: tuple[float, ...], batch: TrainingBatch
+) -> None:
+    settings = {"aggregation": aggregation, "rejection.level": "turn", "rejection.high": 1.2}
+    mismatched = ModelOutputs(old_logprobs=batch.sampler_logprobs + MISMATCH)
+    for denominator, expected in (("all", everything), ("accepted", accepted)):
+        algorithm = build_algorithm("grpo", {**settings, "rejection.denominator": denominator})
+        weights = algorithm.compute_token_weights(batch, mismatched)
+        assert close(weights.loss_weight, numbers(*expected))
+        assert close(weights.importance_weight, numbers(0, 0, 1, 1))

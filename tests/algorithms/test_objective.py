@@ -62,7 +62,7 @@ def test_enough_settings_were_changed() -> None:
         ("grpo", {"masks.loss": False}, "loss mask off"),
         (
             "grpo",
-            {"shaping.turns": 0.1, "filters.zero_variance": "none"},
+            {"shaping.turns": 0.1},
             "R less mean R of the group (if above 0) times (0.1 turns",
         ),
         ("dr-grpo", {"length": 77}, "maximize the sum over tokens / (77 * trajectories) of"),
@@ -70,6 +70,7 @@ def test_enough_settings_were_changed() -> None:
         ("dppo", {}, "r = pi / mu"),
         ("ppo", {"advantage.bootstrap": True}, "if an episode was truncated, V of its last state follows"),
         ("vapo", {}, "only the critic for 2 updates"),
+        ("grpo", {"constant_groups": "drop"}, "groups whose returns are all equal are dropped before the denominators"),
         ("dapo", {}, "up to 3 rounds of further groups"),
         ("remax", {}, "left out: without greedy attempt"),
     ],

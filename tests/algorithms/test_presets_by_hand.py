@@ -9,6 +9,7 @@ import pytest
 import torch
 from hand_cases import critics, groups, returns, turns
 from hand_cases.case import (
+    ENTROPY,
     GREEDY,
     KL_COEFFICIENT,
     OBSERVED_PI,
@@ -91,16 +92,19 @@ def weights_and_loss(make: Any, algorithm: Algorithm) -> tuple[TrainingBatch, To
     after_action = torch.zeros(7, dtype=torch.float64)
     old_values = StateValues(column(batch, OLD_VALUES), after_action)
     teacher = column(batch, TEACHER, OBSERVED_PI).log()
-    outputs = ModelOutputs(None, old_values, reference, teacher)
+    before = logprobs if algorithm.corrects_mismatch else None
+    outputs = ModelOutputs(before, old_values, reference, teacher, column(batch, ENTROPY))
     weights = algorithm.compute_token_weights(batch, outputs, KL_COEFFICIENT)
     tokens = TokenOutputs(
-        logprobs=logprobs.requires_grad_(),
+        logprobs=logprobs.clone().requires_grad_(),
         entropy=torch.zeros_like(logprobs),
         old_logprobs=column(batch, OLD, OBSERVED_PI).log(),
         ratio_unit=algorithm.ratio_unit(batch),
         reference_logprobs=reference,
         values=StateValues(column(batch, VALUES), after_action) if "critic" in algorithm.needs else None,
         old_values=old_values,
+        sampler_logprobs=column(batch, OLD, OBSERVED_PI).log(),
+        trajectory=batch.token_trajectory,
     )
     return batch, weights, algorithm.compute_loss(tokens, weights)[0].detach()
 

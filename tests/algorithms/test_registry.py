@@ -57,7 +57,7 @@ def test_a_parameter_is_set_in_its_component() -> None:
     assert algorithm.loss == Clip(clip_high=0.3, dual_clip=None)  # the rest keeps the preset's values, not the class's
     assert algorithm.advantage == GroupRelative(scale="std", epsilon=0.1)
     assert (algorithm.epochs, algorithm.filters.overlong) == (4, False)
-    assert algorithm.filters.zero_variance == ALGORITHMS["dapo"].filters.zero_variance
+    assert algorithm.constant_groups == ALGORITHMS["dapo"].constant_groups == "drop"
 
 
 def test_a_component_is_exchanged_by_its_name_in_any_order() -> None:
@@ -79,7 +79,7 @@ def test_a_parameter_adds_an_optional_component_and_none_removes_it() -> None:
 
 def test_none_removes_an_optional_number_unless_it_is_a_value_itself() -> None:
     assert build_algorithm("grpo", {"loss.dual_clip": "none"}).loss == Clip(dual_clip=None)
-    assert build_algorithm("grpo", {"filters.zero_variance": "none"}).filters.zero_variance is None
+    assert build_algorithm("rft", {"filters.success": "none"}).filters.success is None
     assert build_algorithm("grpo", {"advantage.scale": "none"}).advantage == GroupRelative(scale="none")
 
 

@@ -61,7 +61,7 @@ PPO = Scenario("ppo", {"algorithm": "ppo"})
 REFILL = Scenario(
     "grpo with refill",
     {
-        "algorithm": {"name": "grpo", "max_refill_rounds": 2, "filters.zero_variance": 0.0},
+        "algorithm": {"name": "grpo", "max_refill_rounds": 2, "constant_groups": "drop"},
         "reward_weights.found": 0.0,
     },
 )

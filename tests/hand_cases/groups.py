@@ -28,11 +28,27 @@ CASES = (
     # others as grpo's
     # 1.193578 - 0.090711 + 0.755929 - 0.056569 = 1.802227; / 9
     Case("dapo", STANDARD, 0.200247),
+    # dapo at the two of nine tokens with the largest entropy, t1 and t5: -0.566947 + 0.302372 = -0.264575; / 9
+    Case("forking-tokens", STANDARD, -0.029397),
+    # cov = (A - 0.089417) (log pi_old + 0.853616): only t3 0.638931 and t8 0.279068 are above 0.2, two tokens may be
+    # masked; grpo's sum without the dual clip and without them: 1.193578 - 2.267787 - 1.060660; / 9
+    Case("clip-cov", STANDARD, -0.237208, {"token_mask.low": 0.2, "token_mask.share": 0.3}),
+    # the same two tokens get |log r|: 1.386294 + 0.405465; cispo's sum, which bounds no ratio: 0.889961; / 9
+    Case("kl-cov", STANDARD, 0.297969, {"kl_cov.share": 0.3}),
+    # (log r)^2 ascending: t2 0, t4 0.033241, t0 and t8 0.164402, then 0.480453: means 0, 0.016621, 0.065881, 0.090511,
+    # 0.168500; of cispo's terms these four: 1.358134 + 0.785955 - 0.463377 - 0.846945 = 0.833767; / 9
+    Case("m2po", STANDARD, 0.092641, {"token_mask.threshold": 0.1}),
+    # mean of log(pi_old / pi) where A < 0: b -0.784308, c 0.693147, e 0.143841: grpo's sum without c,
+    # 1.193578 - 0.302372 = 0.891206; / 9
+    Case("opsm", STANDARD, 0.099023),
     # one ratio per trajectory, the geometric mean, within [0.9997, 1.0004]; trajectories weigh 1/5 each:
     # a 0.75^(1/3) = 0.908560 -> -0.908560 A; b (4 * 1.2)^(1/2) = 2.190890 -> 2.190890 |A|; c 0.5 -> 0.9997 |A|
     # d 2 -> -1.0004 A; e 0.75^(1/2) -> 0.9997 |A|
     # (-1.030211 + 1.656157 + 0.377851 - 0.707390 + 0.706895) / 5
     Case("gspo", STANDARD, 0.200661),
+    # gspo's ratios within [0.998, 1.0025], times the tokens of the trajectory: a -3 * 1.030211; b 2 * 1.656157;
+    # c 0.998 |A| = 0.377208; d -1.0025 A = -0.708875; e 2 * 0.998 |A| = 1.411386; sum 1.301400; / 5
+    Case("luspo", STANDARD, 0.260280),
     # -clip(r, 0, 5) A log pi: 1.5 * 1.133893 * 0.798508 = 1.358134, 0.5 * 1.133893 * 1.609438 = 0.912466, 0.785955,
     # -4 * 0.755929 * 0.223144 = -0.674723, -0.463377, -0.173163, 0.315573, -0.323958, -0.846945; sum 0.889961; / 9
     Case("cispo", STANDARD, 0.098885),
@@ -53,6 +69,15 @@ CASES = (
     # -min(r, 20) A log pi, dropped if pi rose by more than 0.2 with A > 0 (t6: 0.4), or fell by more with A <= 0
     # (t5: 0.4, t7: 0.4): 0.718657, 0.482831, 0.415888, -0.357030, -0.245196, 0, 0, 0, -1.197762; sum -0.182611; / 9
     Case("dppo", CENTERED, -0.020290),
+    # -r A + 0.001 (log r)^2, without r A if pi moved by more than 0.17 (t1, t3, t5, t6, t7): -0.9 - 0.6 + 0.48 + 1.5
+    # = 0.48; (log r)^2: 0.164402, 0.480453, 0, 1.921812, 0.033241, 3 * 0.480453, 0.164402, sum 4.205669;
+    # (0.48 + 0.004206) / 9
+    Case("ipo", CENTERED, 0.053801, {"loss.threshold": 0.17}),
+    # -phi(W) A log pi, W the product of the trajectory's ratios: a 0.75 -> 0.75^2 e^(3 * 0.25) = 1.190813;
+    # b 4.8 -> 4.8^3 e^(-2 * 3.8) = 0.055346; c 0.5 -> 0.5^3 e^(2 * 0.5) = 0.339785; d 2 -> 2^2 e^-3 = 0.199148;
+    # e 0.75 -> 0.75^3 e^(2 * 0.25) = 0.695554
+    # 1.078188 + 2.173150 + 0.935925 - 0.009336 - 0.021372 - 0.117676 + 0.031423 - 0.450660 - 0.392731 = 3.226911; / 9
+    Case("vespo", STANDARD, 0.358546),
     # -min(r, 2) A log pi: 1.077985, 0.724247, 0.623832, r 4 -> 2: -0.267772, -0.367794, -0.137444, 0.892574,
     # -0.916291, -2.395523; sum -0.766185; / 9
     Case("aipo", LEAVE_ONE_OUT, -0.085132),
@@ -78,6 +103,15 @@ CASES = (
         (0.505650, 0.505650, 0.505650, -0.337100, -0.337100, -0.168550, 0.842750, -0.842750, -0.842750),
         0.161059,
     ),
+    # all groups vary, so nothing is scaled. -A log pi, the mean over each trajectory's tokens:
+    # a (0.479105 + 0.965663 + 0.415888) / 3 = 0.620219; b (-0.089258 - 0.204330) / 2 = -0.146794; c -0.183258;
+    # d 0.223144; e (-0.916291 - 0.798508) / 2 = -0.857399; sum -0.344089; / 5
+    Case("gpg", CENTERED, -0.068818),
+    # the best of each group alone: 1 - 0.2, 3 - 1.  clip: -0.96 - 0.4 - 0.8 - 2.4 = -4.56; / 9
+    Case("pass-at-k", (0.8, 0.8, 0.8, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0), -0.506667),
+    # subsets of two of task 0: a beats b by 1 and c by 0.8, c beats b by 0.2: 1.8 / 3, 0, 0.2 / 3; task 1: one subset
+    # clip: -0.72 - 0.3 - 0.6 + 0 + 0 - 0.5 * 0.066667 - 2.4 = -4.053333; / 9
+    Case("pass-at-k", (0.6, 0.6, 0.6, 0.0, 0.0, 0.066667, 2.0, 0.0, 0.0), -0.450370, {"advantage.k": 2}),
     # grpo's clip: -1.08 - 0.45 - 0.9 + 1.8 + 0.72 + 0.24 - 2.4 + 1.6 + 3 = 2.53; / 9
     Case("rloo", LEAVE_ONE_OUT, 0.281111),
     # score 0.5, 0, 0.2: mean 0.233333, std 0.251661: 1.059626, -0.927173, -0.132453; 3, 1: 0.707107, -0.707107

@@ -41,7 +41,7 @@ def test_a_run_resumed_from_any_step_equals_an_uninterrupted_one(
 def test_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
     refilling: dict[str, Any] = {
         "reward_weights.found": 0.0,
-        "algorithm": {"max_refill_rounds": 2, "filters.zero_variance": 0.0},
+        "algorithm": {"max_refill_rounds": 2, "constant_groups": "drop"},
     }
     run = whole(steps=6, **refilling)
     with closing(RunReader(run.place / "whole")) as reader:

@@ -19,7 +19,9 @@ from agent_r1.algorithms.ops.group_stats import (
     center_weighted,
     divide_by_mean,
     divide_by_std,
+    has_variance,
     leave_one_out,
+    marginal_maximum,
     standardize,
     whiten,
 )
@@ -28,7 +30,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_count
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted"]
-Scale = Literal["none", "std", "mean", "batch_std"]
+Scale = Literal["none", "std", "mean", "batch_std", "with_variance"]
 
 BASELINE_FORMULAS: Mapping[Baseline, str] = {
     "mean": "mean R of the group",
@@ -40,6 +42,7 @@ SCALE_FORMULAS: Mapping[Scale, str] = {
     "std": " / (std R of the group + {epsilon:g})",
     "mean": " / mean R of the group",
     "batch_std": " / (std R of the batch + {epsilon:g})",
+    "with_variance": " times the batch's trajectories over those in groups with variance",
 }
 
 
@@ -48,7 +51,7 @@ class GroupRelative(Advantage):
 
     baseline mean, scale std: GRPO (2402.03300, section 4.1.2); mean, none: Dr.GRPO (2503.20783); leave_one_out, none:
     RLOO (2402.14740); length_weighted, none: OPO (2505.23585); mean, mean: MaxRL (2602.02710); mean, batch_std: Lite
-    PPO (2508.08221).
+    PPO (2508.08221); mean, with_variance: GPG (2504.02546).
     """
 
     name: Literal["group_relative"] = "group_relative"
@@ -58,8 +61,8 @@ class GroupRelative(Advantage):
     """The baseline of R: the group's mean, the mean of the other attempts, or the mean weighted by tokens."""
 
     scale: Scale = "none"
-    """The divisor of the difference: none, the group's standard deviation, the group's mean, or the batch's standard
-    deviation."""
+    """The divisor of the difference: none, the group's standard deviation, the group's mean, the batch's standard
+    deviation, or the share of the batch's trajectories that are in groups with variance."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Added to a standard deviation."""
@@ -85,6 +88,42 @@ class GroupRelative(Advantage):
                 advantage = divide_by_mean(advantage, returns, group)  # MaxRL
             case "batch_std":  # Lite PPO: one key for the whole batch
                 advantage = divide_by_std(advantage, returns, torch.zeros_like(group), self.epsilon)
+            case "with_variance":  # GPG: alpha = B / (B - M), M trajectories without gradient among B
+                advantage = advantage / has_variance(returns, group).double().mean().clamp(min=1 / len(returns))
+        return advantage[batch.token_trajectory]  # (M,) -> (N,)
+
+
+class BestOfK(Advantage):
+    """A = by how much the attempt raises the best return of k attempts at the task, for a policy that may try k times.
+
+    The group's best attempt alone gets an advantage if k is the whole group (2503.19595; ``grpo_passk`` in verl), the
+    better ones do if k is smaller: PKPO (2505.15201, equation 33).
+    """
+
+    name: Literal["best_of_k"] = "best_of_k"
+    needs: ClassVar[frozenset[Need]] = frozenset({"group"})
+
+    k: int | None = Field(default=None, ge=2)
+    """Number of attempts whose best one counts, at most the group; none: the whole group."""
+
+    divide_by_std: bool = False
+    """Whether the advantage is divided by the group's standard deviation, as in verl."""
+
+    epsilon: float = Field(default=1e-6, ge=0)
+    """Added to a standard deviation."""
+
+    @property
+    def formula(self) -> str:
+        scale = f" / (std R of the group + {self.epsilon:g})" if self.divide_by_std else ""
+        if self.k is None:
+            return f"(R - second largest R of the group){scale} for its best attempt, 0 for the others"
+        return f"mean over the group's subsets of {self.k} of (max R - max R without the attempt){scale}"
+
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        returns, group = batch.returns, batch.trajectory_group  # (M,), (M,)
+        advantage = marginal_maximum(returns, group, self.k)
+        if self.divide_by_std:
+            advantage = divide_by_std(advantage, returns, group, self.epsilon)
         return advantage[batch.token_trajectory]  # (M,) -> (N,)
 
 

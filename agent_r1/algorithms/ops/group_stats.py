@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -69,3 +71,26 @@ def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
 def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Return x with mean 0 and standard deviation 1 (Bessel) over all elements; 0 if all are equal."""
     return standardize(x, torch.zeros_like(x, dtype=torch.int64), epsilon)
+
+
+def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
+    """Return by how much each element raises the maximum of k elements of its group; exactly 0 in a constant group.
+
+        A_i = sum over the subsets S of k elements with i of (max S - max of the others in S) / number of subsets of k
+
+    It is PKPO's gradient weight with the baseline of k - 1 (2505.15201, equation 33). The default k is the whole group:
+    the best element minus the second best for the best one, 0 for the others (2503.19595).
+    """
+    advantage = torch.zeros_like(x)
+    for unit in key.unique():
+        places = (key == unit).nonzero().squeeze(1)  # (n,) the group's elements
+        ordered, order = x[places].sort()  # (n,) ascending
+        n = len(ordered)
+        size = min(k or n, n)
+        if size < 2:
+            continue  # nothing to compare with
+        # i is the best of a subset and j < i the second best: the other k - 2 elements are among the j below j
+        subsets = torch.tensor([math.comb(j, size - 2) for j in range(n)], dtype=x.dtype)  # (n,)
+        lead = (ordered[:, None] - ordered[None, :]).tril()  # (n, n) x_i - x_j for j < i
+        advantage[places[order]] = lead @ subsets / math.comb(n, size)
+    return torch.where(has_variance(x, key), advantage, 0.0)

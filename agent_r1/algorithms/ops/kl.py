@@ -21,22 +21,26 @@ def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
     return (logprobs - other).square() / 2
 
 
-def kl_k3(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return q / pi - 1 - log(q / pi): unbiased and never negative; its gradient is the gradient of KL(q || pi)."""
+def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
+    """Return q / pi - 1 - log(q / pi): unbiased and never negative; its gradient is the gradient of KL(q || pi).
+
+    With ``bound`` it is at most that, and has no gradient beyond.
+    """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
-    return difference.exp() - 1 - difference
+    k3 = difference.exp() - 1 - difference
+    return k3 if bound is None else k3.clamp(max=bound)
 
 
-def kl_k3_plus(logprobs: Tensor, other: Tensor) -> Tensor:
+def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return the value of k3 with the gradient of k2: unbiased, never negative, with the gradient of KL(pi || q)."""
     k2 = kl_k2(logprobs, other)
     # sg(k3) has the value, k2 - sg(k2) is 0 and has the gradient
-    return kl_k3(logprobs, other).detach() + k2 - k2.detach()
+    return kl_k3(logprobs, other, bound).detach() + k2 - k2.detach()
 
 
-def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
+def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
     """Return (pi / pi_old) * k3, with gradient through both factors (DeepSeek-V3.2, 2512.02556).
 
     Value and gradient equal KL(pi || q) and its gradient for tokens sampled from pi_old.
     """
-    return ratio * kl_k3(logprobs, other)
+    return ratio * kl_k3(logprobs, other, bound)

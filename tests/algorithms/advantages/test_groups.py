@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
+import pytest
 from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.core.trajectory import Trajectory
 from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
@@ -71,3 +75,49 @@ def test_grpo_and_maxrl_have_closed_forms_for_binary_rewards(make: Any) -> None:
     bessel = math.sqrt(4 / 5)
     expected = numbers(math.sqrt((1 - p) / p) * bessel, -math.sqrt(p / (1 - p)) * bessel)
     assert close(advantage_of("grpo", batch)[:2], expected, 1e-5)
+
+
+def test_only_the_best_attempt_counts_for_pass_at_k_of_the_whole_group(make: Any) -> None:
+    batch = batch_of(make, {}, *({"em": reward} for reward in (0.5, 3.0, 1.0, 0.5)))
+    assert advantage_of("pass-at-k", batch).tolist() == [0.0, 2.0, 0.0, 0.0]
+    # as grpo_passk of verl: (best - second best) / (std + 1e-6)
+    scaled = build_algorithm("pass-at-k", {"advantage.divide_by_std": True})
+    found = scaled.compute_token_weights(batch, ModelOutputs()).advantage
+    assert close(found, numbers(0, 2 / (math.sqrt(4.25 / 3) + 1e-6), 0, 0))
+
+
+def test_pass_at_k_of_fewer_attempts_has_the_gradient_of_the_expected_maximum(make: Any) -> None:
+    # a policy that succeeds with probability s(w): d/dw of 1 - (1 - s)^k, from all outcomes of four attempts
+    attempts, k, p = 4, 2, 0.3
+    algorithm = build_algorithm("pass-at-k", {"advantage.k": k})
+    gradient = 0.0
+    for outcome in product((0.0, 1.0), repeat=attempts):
+        batch = batch_of(make, {}, *({"em": reward} for reward in outcome))
+        advantage = algorithm.compute_token_weights(batch, ModelOutputs()).advantage.tolist()
+        probability = math.prod(p if reward else 1 - p for reward in outcome)
+        score = [reward - p for reward in outcome]  # d/dw of log pi, if p is the sigmoid of w
+        gradient += probability * sum(one * pull for one, pull in zip(advantage, score, strict=True))
+    assert gradient == pytest.approx(k * (1 - p) ** (k - 1) * p * (1 - p))
+
+
+def test_gpg_scales_as_if_groups_without_variance_were_left_out(make: Any) -> None:
+    turns = make.chain(([1], [2]))
+    scores = ((1.0, 0.0), (2.0, 2.0), (0.0, 3.0), (1.0, 1.0))
+    attempts = [
+        make.trajectory(turns, {"score": score}, group=group, member=member)
+        for group, pair in enumerate(scores)
+        for member, score in enumerate(pair)
+    ]
+
+    def pulls(name: str, attempts: Sequence[Trajectory], settings: Mapping[str, object]) -> list[float]:
+        """Return advantage times loss weight of the tokens that have an advantage."""
+        samples = select_trainable(make.groups(*attempts), {}).samples
+        weights = build_algorithm(name, settings).compute_token_weights(
+            assemble_batch(samples, pack_prefix_tree), ModelOutputs()
+        )
+        return [pull for pull in (weights.advantage * weights.loss_weight).tolist() if pull]
+
+    varied = [attempt for attempt in attempts if attempt.attempt.group_id in (0, 2)]
+    mean = {"advantage.scale": "none"}
+    assert pulls("gpg", attempts, {}) == pytest.approx(pulls("gpg", varied, mean))
+    assert pulls("gpg", attempts, {}) == pytest.approx([2 * pull for pull in pulls("gpg", attempts, mean)])

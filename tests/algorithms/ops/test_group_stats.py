@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from agent_r1.algorithms.ops.group_stats import (
     group_std,
     has_variance,
     leave_one_out,
+    marginal_maximum,
     standardize,
     whiten,
 )
@@ -46,6 +48,7 @@ EVERY = [
     lambda x, key: center_weighted(x, key, numbers(3, 1, 2, 1, 1, 1)),
     lambda x, key: divide_by_mean(center(x, key), x, key),
 ]
+BEST = [marginal_maximum, lambda x, key: marginal_maximum(x, key, 2)]
 
 
 @pytest.mark.parametrize("advantage", EVERY)
@@ -57,6 +60,30 @@ def test_a_constant_group_and_a_group_of_one_have_advantage_exactly_zero(
     assert found[:4].tolist() == [0.0, 0.0, 0.0, 0.0]
     assert found[4] == -found[5] != 0  # control: a group with variance has advantages
     assert has_variance(noisy, units(0, 0, 0, 1, 2, 2)).tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("advantage", BEST)
+def test_equal_rewards_raise_no_maximum(advantage: Callable[[Tensor, Tensor], Tensor]) -> None:
+    found = advantage(numbers(0.1 + 0.2, 0.3, 0.3, 7.0, 1.0, 2.0), units(0, 0, 0, 1, 2, 2))
+    assert found.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+@given(st.lists(st.integers(-3, 3), min_size=2, max_size=6), st.integers(2, 7))
+@settings(deadline=None, max_examples=40)
+def test_an_attempt_gets_the_mean_rise_of_the_maximum_over_all_subsets(rewards: list[int], k: int) -> None:
+    size = min(k, len(rewards))
+    subsets = list(combinations(range(len(rewards)), size))
+    expected = [
+        math.fsum(
+            max(rewards[i] for i in subset) - max(rewards[i] for i in subset if i != member)
+            for subset in subsets
+            if member in subset
+        )
+        / len(subsets)
+        for member in range(len(rewards))
+    ]
+    found = marginal_maximum(numbers(*rewards, 5, 9), units(*[0] * len(rewards), 1, 1), k)
+    assert close(found, numbers(*expected, 0, 4))
 
 
 def test_scaling_by_a_mean_that_is_not_positive_gives_zero() -> None:

@@ -1,0 +1,85 @@
+"""Policy losses for samples of older weights or of another sampler: VESPO and IPO. See policy_losses.py."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from agent_r1.algorithms.component import Level
+from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
+from agent_r1.algorithms.policy_losses import TOKEN_LEVEL, PolicyLoss
+from agent_r1.algorithms.types import TokenOutputs
+from agent_r1.data.segments import segment_sum
+
+
+class Vespo(PolicyLoss):
+    """VESPO: -sg(phi(W)) A log pi, phi(W) = W^k exp(lambda (1 - W)) (2602.10693, section 3.4; ``vespo`` in TRL).
+
+    W is the product of the unit's token ratios, not their geometric mean. phi is 1 at W = 1 and fades on both sides, at
+    a rate that depends on the sign of A.
+    """
+
+    name: Literal["vespo"] = "vespo"
+    levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
+
+    power_positive: float = Field(default=2.0, ge=0)
+    """k if A >= 0: how fast phi fades below W = 1."""
+
+    decay_positive: float = Field(default=3.0, gt=0)
+    """lambda if A >= 0: how fast phi fades above W = 1."""
+
+    power_negative: float = Field(default=3.0, ge=0)
+    """k if A < 0."""
+
+    decay_negative: float = Field(default=2.0, gt=0)
+    """lambda if A < 0."""
+
+    @property
+    def formula(self) -> str:
+        return (
+            f"sg(W^k exp(l (1 - W))) A log pi, W = product of r; k = {self.power_positive:g}, "
+            f"l = {self.decay_positive:g} if A >= 0, else k = {self.power_negative:g}, l = {self.decay_negative:g}"
+        )
+
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        if tokens.ratio_unit is None:
+            raise TypeError("vespo needs the turn or trajectory of each token")
+        log_ratio = (tokens.logprobs - tokens.old_logprobs).detach()  # (n,) of each token
+        log_weight = clamp_log_ratio(segment_sum(log_ratio, tokens.ratio_unit))[tokens.ratio_unit]  # (n,) log W
+        rises = advantage >= 0
+        power = torch.full_like(advantage, self.power_negative).masked_fill(rises, self.power_positive)  # (n,) k
+        decay = torch.full_like(advantage, self.decay_negative).masked_fill(rises, self.decay_positive)  # (n,) lambda
+        phi = (power * log_weight + decay * (1 - log_weight.exp())).exp()  # (n,)
+        return -phi * advantage * tokens.logprobs
+
+
+class Ipo(PolicyLoss):
+    """IPO of prime-rl: -r A + drift_coef (log r)^2, without r A if |pi - pi_old| > threshold (``ipo_loss_fn``).
+
+    Unlike in DPPO, a token that moved too far is masked in both directions. All tokens are pulled back to r = 1.
+    """
+
+    name: Literal["ipo"] = "ipo"
+    levels: ClassVar[Set[Level]] = TOKEN_LEVEL
+    regularizes: ClassVar[bool] = True
+
+    threshold: float = Field(default=0.1, gt=0)
+    """Largest change of a probability."""
+
+    drift_coef: float = Field(default=0.001, ge=0)
+    """Weight of the squared log-ratio."""
+
+    @property
+    def formula(self) -> str:
+        return f"r A, dropped if |pi - pi_old| > {self.threshold:g}, less {self.drift_coef:g} (log r)^2"
+
+    def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        kept = ~self.clipped_mask(ratio, advantage, tokens)  # (n,)
+        return -(kept * advantage * ratio) + self.drift_coef * ratio.log().square()
+
+    def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        return (tokens.logprobs.detach().exp() - tokens.old_logprobs.exp()).abs() > self.threshold
