@@ -38,7 +38,7 @@ def test_help_shows_every_setting_with_its_type_its_default_and_its_bounds(show:
         assert f" --{key}" in shown and field.description, key
     assert "--steps INT Optimizer steps. [default: 200; >= 1]" in shown
     assert "--trainer.betas FLOAT,FLOAT" in shown and "[default: 0.9,0.95]" in shown
-    assert "--dtype float32|bfloat16" in shown and "--reward_weights.NAME FLOAT" in shown
+    assert "--engine.dtype float32|bfloat16" in shown and "--reward_weights.NAME FLOAT" in shown
     assert "--algorithm.KEY VALUE" in shown and "trainer: " in shown
 
 
@@ -62,7 +62,7 @@ def test_the_completion_script_of_a_shell_is_printed(shell: str, show: Show) -> 
     [
         ("agent-r1 tra", "train"),
         ("agent-r1 train --trainer.lear", "--trainer.learning_rate"),
-        ("agent-r1 train --dtype bf", "bfloat16"),
+        ("agent-r1 train --trainer.dtype bf", "bfloat16"),
     ],
 )
 def test_commands_options_and_values_are_completed(typed: str, offered: str) -> None:

@@ -34,7 +34,7 @@ def test_the_recipe_has_the_papers_numbers() -> None:
     assert config.steps * config.groups_per_step == 51_200  # one epoch over the training questions
     assert (config.group_size, config.max_tokens, config.temperature) == (5, 1024, 1.0)
     assert (config.trainer.learning_rate, config.trainer.minibatches) == (1e-6, 2)
-    assert config.algorithm.name == "grpo" and config.algorithm.kl == Kl(coefficient=0.001, estimator="k3")
+    assert config.algorithm.name == "grpo" and config.algorithm.kl == Kl(coefficient=0.001, estimator="k3", bound=10.0)
     mixture = MixtureFile.model_validate(read_toml(RECIPES / "paper_data.toml").values)
     assert {name: portion.count for name, portion in mixture.train.items()} == {"hotpotqa": 25600, "2wiki": 25600}
     assert list(mixture.test) == ["hotpotqa", "2wiki", "musique"]

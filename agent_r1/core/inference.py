@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agent_r1.core.messages import Media
-from agent_r1.core.weights import PolicyVersion, Transport, WeightUpdate
+from agent_r1.core.weights import Dtype, PolicyVersion, Transport, WeightUpdate
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -105,6 +105,7 @@ class Capabilities:
         deterministic: equal prompts, seeds and weights give equal bits, whatever else is in the batch.
         stop_condition: it calls ``SamplingParams.stop_condition`` after each token.
         media: it accepts prompts with images.
+        dtype: the data type in which it serves weights; None if it serves them as they are published.
     """
 
     transports: frozenset[Transport]
@@ -112,6 +113,7 @@ class Capabilities:
     deterministic: bool = False
     stop_condition: bool = True
     media: bool = False
+    dtype: Dtype | None = None
 
 
 class InferenceEngine(Protocol):

@@ -10,6 +10,10 @@ Transport = Literal["shared_memory", "safetensors", "lora", "nccl"]
 folder, or by a collective broadcast between GPUs."""
 
 
+Dtype = Literal["float32", "bfloat16"]
+"""A data type of weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
     """Identifies the weights of the policy.

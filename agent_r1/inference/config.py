@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_r1.core.weights import Dtype
+
 
 class EngineConfig(BaseModel):
     """How many sequences the embedded engine generates at the same time, and how much memory they may take.
@@ -12,7 +14,10 @@ class EngineConfig(BaseModel):
         EngineConfig(max_sequences=64, kv_cache_gib=8.0)
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    dtype: Dtype = "float32"
+    """Data type of the engine's weights, activations and KV cache. Log-probabilities are computed in float32."""
 
     max_sequences: int = Field(default=64, ge=1)
     """Sequences in one decode batch. The engine adds batches of this size while the KV cache has room for them."""

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
+from agent_r1.core.tasks import shared_task
 from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
@@ -28,6 +29,7 @@ from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_toke
 from agent_r1.inference.sampling import RowSampling, sample_tokens
 from agent_r1.inference.scheduler import Request, Scheduler
 from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.precision import DTYPES, cast_parameters
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +54,15 @@ class TorchEngine:
 
     def __init__(self, model: PreTrainedModel, context: int, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
-        bytes_per_slot = probe_kv_bytes_per_token(model) * round_up(context + 1, LENGTH_MULTIPLE)
+        bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
+        cast_parameters(model, config.dtype)  # after the probe, which is the sharper the more precise the weights are
+        bytes_per_slot = bytes_per_token * round_up(context + 1, LENGTH_MULTIPLE)
         slots = max(1, _kv_cache_bytes(config, model.device) // bytes_per_slot)
         # The shape of a decode batch decides bits, so on a CPU it must not depend on the memory that is free now: free
         # memory bounds the number of batches only.
         fixed = config.kv_cache_gib or (CPU_LIMIT_GIB if model.device.type == "cpu" else None)
         rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
-        self._context = context
+        self._context, self._dtype = context, config.dtype
         self._runner = ModelRunner(model, rows)
         self._scheduler = Scheduler(rows, max(1, slots // config.max_sequences), self._runner.add_block)
         self._updates: list[tuple[WeightUpdate, asyncio.Future[PolicyVersion]]] = []
@@ -70,7 +74,7 @@ class TorchEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset({"shared_memory"}), self._context, deterministic=True)
+        return Capabilities(frozenset({"shared_memory"}), self._context, deterministic=True, dtype=self._dtype)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion. If the caller is cancelled, the generation ends before the next step."""
@@ -134,7 +138,7 @@ class TorchEngine:
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive())
+            self._driver = shared_task(self._drive())
 
     async def _drive(self) -> None:
         """Run steps until there is no work. ``generate``, ``update_weights`` and ``release`` start it again.

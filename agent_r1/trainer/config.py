@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agent_r1.core.weights import Dtype
+
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -70,6 +72,13 @@ class TrainerConfig(BaseModel):
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass: bounds memory; results change by rounding only."""
+
+    dtype: Dtype = "float32"
+    """Data type of forward and backward passes. Weights, gradients and optimizer moments are always kept in float32."""
+
+    activation_checkpointing: bool = False
+    """Keep only the inputs of each layer in the forward pass, and compute the rest again in the backward pass: less
+    memory, about a third more time."""
 
     checksum_every: int = Field(default=1, ge=0)
     """Steps between checksums of the policy's weights, which prove that the engine serves the trainer's weights;

@@ -50,6 +50,14 @@ class ModelSet:
         return logprobs
 
     @torch.no_grad()
+    def entropy(self, batch: TrainingBatch) -> Tensor:
+        """Return the policy's entropy at each token, (N,) float64 on the CPU; 0 for tokens in none of the sequences."""
+        entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
+        for micro in self.micro_batches(by_sequence(batch.sequences)):
+            entropy[micro.tokens] = score_tokens(self.policy, batch, micro, self.temperature)[1].double().cpu()
+        return entropy
+
+    @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values before each token and after each turn's action, float64 on the CPU."""
         if self.critic is None:
@@ -68,8 +76,8 @@ class ModelSet:
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Return blocks of sequences that must share a micro-batch: a trajectory's, if the ratio is computed over it."""
-    return by_trajectory(sequences) if algorithm.ratio_level == "trajectory" else by_sequence(sequences)
+    """Return blocks of sequences that must share a micro-batch: a trajectory's, if the algorithm needs all of it."""
+    return by_trajectory(sequences) if algorithm.needs_whole_trajectories else by_sequence(sequences)
 
 
 def score_tokens(
@@ -115,6 +123,7 @@ def _micro_batch_pass(
     # ratio = pi / pi_old. Observations were not sampled by any policy: for them old = current, so their ratio is 1.
     old = logprobs.detach()
     action_mask = batch.action_mask[tokens]
+    sampler = torch.where(action_mask.to(old.device), gather(batch.sampler_logprobs, tokens), old)
     if prepared.old_logprobs is not None:
         old = torch.where(action_mask.to(old.device), gather(prepared.old_logprobs, tokens), old)
     ratios = (logprobs.detach() - old).exp()
@@ -122,6 +131,9 @@ def _micro_batch_pass(
     # Tokens of a unit share the ratio. Actions and observations are separate units: observations would dilute the mean.
     unit = algorithm.ratio_unit(batch)  # (N,)
     ratio_unit = None if unit is None else unique_ids(unit[tokens], action_mask).to(old.device)  # (n,)
+    trajectory = None
+    if algorithm.off_policy_mask is not None:
+        trajectory = unique_ids(batch.token_trajectory[tokens], action_mask).to(old.device)  # (n,)
 
     values = old_values = None
     if models.critic is not None and outputs.values is not None:
@@ -130,7 +142,7 @@ def _micro_batch_pass(
         old_values = _state_values_at(outputs.values, micro, logprobs)
 
     reference = None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens)
-    token_outputs = TokenOutputs(logprobs, entropy, old, ratio_unit, reference, values, old_values)
+    token_outputs = TokenOutputs(logprobs, entropy, old, ratio_unit, reference, values, old_values, sampler, trajectory)
     loss, metrics = algorithm.compute_loss(token_outputs, _scaled_weights(prepared.weights, micro, scale, logprobs))
     loss.backward()
     return PassStats(
@@ -168,6 +180,7 @@ def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like
         sft_weight=None if weights.sft_weight is None else scale * gather(weights.sft_weight),
         value_targets=targets,
         kl_coef=weights.kl_coef,
+        drift_weight=None if weights.drift_weight is None else gather(weights.drift_weight),
     )
 
 

@@ -94,7 +94,8 @@ class TrainerState:
     """The state of training besides the policy's weights.
 
     Attributes:
-        tensors: optimizer moments and the critic's weights, to be stored as safetensors.
+        tensors: optimizer moments, and the weights of the critic and of a reference that changes, to be stored as
+            safetensors.
         scalars: counters and checksums, to be stored as JSON.
     """
 
@@ -122,6 +123,10 @@ class Trainer(Protocol):
         """Return the log-probability of each token, (N,) float64 on the CPU."""
         ...
 
+    def entropy(self, batch: TrainingBatch) -> Tensor:
+        """Return the policy's entropy at each token, in nats, (N,) float64 on the CPU."""
+        ...
+
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values before each token and after each turn's action, float64 on the CPU."""
         ...
@@ -143,6 +148,10 @@ class Trainer(Protocol):
 
         The configured learning rates are multiplied by ``learning_rate_factor`` in this step.
         """
+        ...
+
+    def sync_reference(self, alpha: float) -> None:
+        """Move the reference towards the policy: reference <- alpha policy + (1 - alpha) reference."""
         ...
 
     def publish(self, number: int, step: int) -> WeightUpdate:

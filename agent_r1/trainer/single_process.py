@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -16,13 +17,14 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import supports_tree_mask
 from agent_r1.model.load import load_model
-from agent_r1.model.value_head import build_value_model
+from agent_r1.model.precision import MixedPrecision, cast_parameters, checkpoint_activations, mixed_precision
+from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.forward_backward import ModelSet, blocks_of, forward_backward
 from agent_r1.trainer.oom_retry import TokenBudget
@@ -49,7 +51,7 @@ class SingleProcessTrainer:
     """Trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.Trainer`.
 
     Args:
-        model: the policy. A copy of it is the reference if the algorithm needs one.
+        model: the policy, in float32. A copy of it is the reference if the algorithm needs one.
         algorithm: its loss is minimized.
         config: optimizer settings.
         temperature: the sampler's temperature, above 0.
@@ -70,20 +72,30 @@ class SingleProcessTrainer:
         if "teacher" in algorithm.needs and teacher is None:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
         self._algorithm, self._config = algorithm, config
+        self._tree_attention = supports_tree_mask(model.eval())
+        self._policy = mixed_precision(model, config.dtype)
+        self._critic: MixedPrecision[ValueModel] | None = None
+        self._reference: MixedPrecision[PreTrainedModel] | None = None
+        if "critic" in algorithm.needs:
+            self._critic = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
+        if "reference" in algorithm.needs:
+            self._reference = _reference(model, config.dtype, self._syncs_reference)
         self._models = ModelSet(
-            policy=model.eval(),
+            policy=self._policy.compute,
             temperature=temperature,
             micro_tokens=config.micro_tokens,
-            critic=build_value_model(model) if "critic" in algorithm.needs else None,
-            reference=copy.deepcopy(model).requires_grad_(False) if "reference" in algorithm.needs else None,
-            teacher=teacher and teacher.eval().requires_grad_(False),
+            critic=None if self._critic is None else self._critic.compute,
+            reference=None if self._reference is None else self._reference.compute,
+            teacher=teacher and cast_parameters(teacher.eval().requires_grad_(False), config.dtype),
         )
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
-        if self._models.critic is not None:
-            groups[CRITIC] = ParameterGroup(self._models.critic, config.critic_learning_rate)
+        if self._critic is not None:
+            groups[CRITIC] = ParameterGroup(self._critic.weights, config.critic_learning_rate)
+        if config.activation_checkpointing:
+            for trained in self._trained():
+                checkpoint_activations(trained.compute, type(model).__name__)
         self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm)
         self._budget = TokenBudget(config.micro_tokens)
-        self._tree_attention = supports_tree_mask(model)
         self._checksum: str | None = None  # of the policy's current weights, if it was computed
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # loss and modules of the gradients
 
@@ -97,6 +109,9 @@ class SingleProcessTrainer:
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.logprobs(batch, role))
+
+    def entropy(self, batch: TrainingBatch) -> Tensor:
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.entropy(batch))
 
     def values(self, batch: TrainingBatch) -> StateValues:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
@@ -117,23 +132,35 @@ class SingleProcessTrainer:
         loss, modules = self._last_pass
         self._last_pass = None
         stats = self._optimizer.step(loss, modules, learning_rate_factor)
+        if stats.applied:
+            self._refresh()
         if stats.applied and POLICY in modules:
             self._checksum = None
         return stats
 
+    def sync_reference(self, alpha: float) -> None:
+        if self._reference is None:
+            raise ValueError("this algorithm has no reference")
+        pairs = zip(self._reference.weights.parameters(), self._policy.weights.parameters(), strict=True)
+        with torch.no_grad():
+            for reference, policy in pairs:
+                reference.mul_(1 - alpha).add_(policy, alpha=alpha)
+        self._reference.refresh()
+
     def publish(self, number: int, step: int) -> WeightUpdate:
         every = self._config.checksum_every
         checksum = self._current_checksum() if every > 0 and step % every == 0 else None
-        return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._models.policy)
+        return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._policy.weights)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self._models.policy.load_state_dict(dict(weights))
+        self._policy.weights.load_state_dict(dict(weights))
+        self._policy.refresh()
         self._checksum = None
 
     def state(self) -> TrainerState:
         """Return a copy of the optimizer's moments and the critic's weights, with checksums of policy and reference.
 
-        The reference itself is not part of the state: it is the model that the run began with.
+        A reference that is never synchronized is no part of the state: it is the model that the run began with.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -149,39 +176,72 @@ class SingleProcessTrainer:
             raise InvalidInput(
                 "trainer state", got="a state saved with other weights", do="load the model saved beside it first"
             )
-        if state.scalars["reference"] != self._reference_checksum():
+        if not self._syncs_reference and state.scalars["reference"] != self._reference_checksum():
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
         overwrite(self._tensors(), state.tensors)
+        self._refresh()
+        if self._reference is not None:
+            self._reference.refresh()
         # A larger budget would sum losses in another order, which changes bits. A budget lowered by hand is kept.
         self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
 
     def save(self, folder: Path) -> None:
         state = self.state()
-        self._models.policy.save_pretrained(folder)
+        self._policy.weights.save_pretrained(folder)
         save_file(dict(state.tensors), folder / TENSORS)
         (folder / SCALARS).write_text(json.dumps(dict(state.scalars), indent=2), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        self.load_weights(load_model(str(folder), self._models.policy.dtype).state_dict())
+        self.load_weights(load_model(str(folder), self._policy.weights.dtype).state_dict())
         self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
         """Return ``work(models)``, repeated with smaller micro-batches while memory runs out."""
         return self._budget.run(
-            lambda tokens: work(replace(self._models, micro_tokens=tokens)), blocks, self._optimizer.clear_gradients
+            lambda tokens: work(replace(self._models, micro_tokens=tokens)), blocks, self._clear_gradients
         )
+
+    @property
+    def _syncs_reference(self) -> bool:
+        return self._algorithm.kl is not None and self._algorithm.kl.sync_steps > 0
+
+    def _clear_gradients(self) -> None:
+        self._optimizer.clear_gradients()
+        for trained in self._trained():
+            trained.clear_gradients()
+
+    def _refresh(self) -> None:
+        for trained in self._trained():
+            trained.refresh()
+
+    def _trained(self) -> tuple[MixedPrecision[Any], ...]:
+        return (self._policy,) if self._critic is None else (self._policy, self._critic)
 
     def _current_checksum(self) -> str:
         if self._checksum is None:
-            self._checksum = weights_checksum(self._models.policy)
+            self._checksum = weights_checksum(self._policy.weights)
         return self._checksum
 
     def _reference_checksum(self) -> str:
-        return "" if self._models.reference is None else weights_checksum(self._models.reference)
+        return "" if self._reference is None else weights_checksum(self._reference.weights)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the state, not copied."""
-        critic = {} if self._models.critic is None else dict(self._models.critic.named_parameters())
-        weights = {f"critic.{name}": tensor for name, tensor in critic.items()}
+        kept = {"critic": self._critic, "reference": self._reference if self._syncs_reference else None}
+        weights = {
+            f"{role}.{name}": tensor
+            for role, module in kept.items()
+            if module is not None
+            for name, tensor in module.weights.named_parameters()
+        }
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
+
+
+def _reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
+    """Return a frozen copy of the policy. One that changes keeps its weights in float32, as the policy does."""
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    if changes:
+        return mixed_precision(frozen, dtype)
+    cast_parameters(frozen, dtype)
+    return MixedPrecision(frozen, frozen)

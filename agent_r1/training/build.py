@@ -22,7 +22,12 @@ from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.memory_estimate import available_memory, check_memory
 from agent_r1.training.policy import Policy, load_policy, load_teacher
-from agent_r1.training.preflight import check_algorithm_settings, check_taskset, validation_splits
+from agent_r1.training.preflight import (
+    check_algorithm_settings,
+    check_reward_weights,
+    check_taskset,
+    validation_splits,
+)
 
 
 def _torch_engine(policy: Policy, config: RunConfig) -> InferenceEngine:
@@ -91,7 +96,8 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
-    policy = load_policy(config, taskset)
+    check_reward_weights(config, taskset)
+    policy = load_policy(config, taskset)  # in float32: an optimizer step is smaller than a rounding of bfloat16
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
     check_memory(policy.model, config.algorithm, policy.context_length, available_memory(policy.model.device))
     trainer = placement.trainer(policy, config, load_teacher(config, policy))

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
 
-from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict
+from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.redaction import redact
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.config import EngineConfig
 from agent_r1.renderers.config import TagsConfig
@@ -55,8 +65,13 @@ class TasksetConfig(BaseModel):
     sandbox: SandboxLevel | None = None
     """Isolation of code that the policy wrote, for task sets that run it: bubblewrap (their default) or none."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of generated task sets, sampling and initial weights."""
+
+    @field_serializer("corpus", "data", when_used="json-unless-none")
+    def _without_credentials(self, value: str | Path) -> str:
+        """A run stores its settings: user and password of an address are not among them."""
+        return redact(str(value))
 
 
 class CheckConfig(TasksetConfig):
@@ -138,10 +153,7 @@ class RunConfig(TasksetConfig):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights. Log-probabilities are always computed in float32."""
-
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """Threads of torch. Results are bit-identical only for the same number."""
 
     @field_validator("tags")
@@ -183,13 +195,13 @@ class TrainSettings(RunConfig):
     groups_per_step: int = Field(default=16, ge=1)
     """Tasks per optimizer step."""
 
-    group_size: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1, le=65536)
     """Attempts per task."""
 
     max_staleness: int = Field(default=0, ge=0)
     """Largest number of optimizer steps between an attempt's oldest token and its update; 0: synchronous training."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.01, le=100)
     """Sampling temperature in training. Evaluation is greedy."""
 
     top_p: float = 1.0
@@ -256,4 +268,10 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     config = resolve(cls, [*layers, defaults])
     if not config.model:
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
-    return config
+    if not isinstance(config, TrainConfig):
+        return config
+    from agent_r1.training.precision import with_correction  # here: it imports torch
+
+    given = settings_of(TrainConfig, [*layers, defaults])
+    algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
+    return config.model_copy(update={"algorithm": algorithm})

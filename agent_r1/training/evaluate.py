@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
@@ -163,21 +163,23 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
     taskset = replace(taskset, evaluation=config.splits or taskset.evaluation)
     run = run_folder(config.model)
     if not is_run(run):
-        base = load_policy(config, taskset)
+        base = load_policy(config, taskset, config.engine.dtype)
         check_taskset(base, taskset, taskset.evaluation)
-        return asyncio.run(_evaluate(config, taskset, placement, base, None, progress))
-    base = load_policy(config.model_copy(update={"model": _base_model(run)}), taskset)
-    trained = load_policy(config.model_copy(update={"model": str(find_trained_model(run))}), taskset)
+        return run_protected(_evaluate(config, taskset, placement, base, None, progress))
+    folders = _base_model(run), str(find_trained_model(run))
+    base, trained = (
+        load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in folders
+    )
     check_taskset(trained, taskset, taskset.evaluation)
-    return asyncio.run(_evaluate(config, taskset, placement, base, trained, progress))
+    return run_protected(_evaluate(config, taskset, placement, base, trained, progress))
 
 
 def _base_model(run: Path) -> str:
-    reader = RunReader(run)
-    try:
-        return str(reader.config()["model"])
-    finally:
-        reader.close()
+    with closing(RunReader(run)) as reader:
+        config = reader.config()
+    if not isinstance(config.get("model"), str):
+        raise InvalidInput("run", got=f"{run}, whose configuration names no model", do="restore it from a copy")
+    return str(config["model"])
 
 
 async def _evaluate(

@@ -10,15 +10,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.inference import InferenceEngine, SamplingParams
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.weights import Dtype
 from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
+from agent_r1.model.precision import DTYPES
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.context_policy import build_context_policy
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.training.config import RunConfig, TrainConfig
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Policy:
         return Agent(engine, self.renderer, params, self.context_length, config.seed, context_policy)
 
 
-def load_policy(config: RunConfig, taskset: TaskSet) -> Policy:
-    """Load the configured model for a task set. Raises InvalidInput if it cannot act there.
+def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -> Policy:
+    """Load the configured model for a task set, with weights of type ``dtype``. Raises InvalidInput if it cannot act.
 
     ``config.context`` bounds the tokens of an episode; the model's own bound may be lower.
     """
@@ -50,7 +50,7 @@ def load_policy(config: RunConfig, taskset: TaskSet) -> Policy:
             require_tools(renderer, taskset.env.tools)
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
-    model = load_model(name, DTYPES[config.dtype]).to(_device(config.device))  # type: ignore[arg-type]
+    model = load_model(name, DTYPES[dtype]).to(_device(config.device))  # type: ignore[arg-type]
     embedded = int(model.config.get_text_config().vocab_size)
     if len(tokenizer) > embedded:
         got = f"{config.model}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {embedded}"
@@ -71,7 +71,7 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
     if load_tokenizer(name).get_vocab() != policy.tokenizer.get_vocab():
         got = f"{config.teacher}, with another vocabulary"
         raise InvalidInput("teacher", got=got, do="name one with the same tokens")
-    return load_model(name, DTYPES[config.dtype]).to(policy.model.device)  # type: ignore[arg-type]
+    return load_model(name, DTYPES[config.trainer.dtype]).to(policy.model.device)  # type: ignore[arg-type]
 
 
 def _model_name(name: str) -> str:

@@ -115,8 +115,11 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
     """
     left = round(elapsed / (report.step - taken) * (steps - report.step))
     em = "" if report.em is None else f"  EM {report.em:.3f}"
+    gap = report.metrics.get("logprob_gap", 0.0)  # in float32 it is about 1e-6
+    shown_gap = f"  log-prob gap {gap:.3f}" if gap >= 1e-3 else ""
     speed = f"{report.tokens_per_second:.0f} tokens/s"
-    return f"step {report.step}/{steps}  reward {report.reward:.3f}{em}  {speed}  {left // 60}:{left % 60:02d} left"
+    time_left = f"{left // 60}:{left % 60:02d} left"
+    return f"step {report.step}/{steps}  reward {report.reward:.3f}{em}{shown_gap}  {speed}  {time_left}"
 
 
 def make_progress(console: Console) -> Progress:

@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.precision import DTYPES
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 2
@@ -25,6 +28,9 @@ class WeightPublisher:
 
     An engine in this process takes the trainer's module. For one that does not share memory, the weights are written as
     a safetensors folder (in /dev/shm if there is one, else beside the run), complete before it gets its name.
+
+    The trainer's weights are in float32. An engine with another data type gets the update with the checksum of the
+    weights in that type, because it can prove only what it holds.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -36,12 +42,26 @@ class WeightPublisher:
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
         """Send the weights; return the version that the engine then serves. Raises EngineError if it cannot."""
         transports = self._engine.capabilities.transports
+        sent = await run_in_thread(self._for_engine, update)
         if update.transport in transports:
-            return await self._engine.update_weights(update)
-        if update.transport == "shared_memory" and "safetensors" in transports:
-            folder = await run_in_thread(self._write, update)
-            return await self._engine.update_weights(replace(update, transport="safetensors", handle=folder))
-        raise EngineError(f"the trainer publishes by {update.transport!r}, and the engine takes {sorted(transports)}")
+            served = await self._engine.update_weights(sent)
+        elif update.transport == "shared_memory" and "safetensors" in transports:
+            folder = await run_in_thread(self._write, sent)
+            served = await self._engine.update_weights(replace(sent, transport="safetensors", handle=folder))
+        else:
+            got = f"the trainer publishes by {update.transport!r}"
+            raise EngineError(f"{got}, and the engine takes {sorted(transports)}")
+        return update.version if served == sent.version else served
+
+    def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
+        """Return the update with the checksum of the weights in the engine's data type, if it has a checksum."""
+        dtype = self._engine.capabilities.dtype
+        if dtype is None or update.version.checksum is None or not isinstance(update.handle, PreTrainedModel):
+            return update
+        if update.handle.dtype == DTYPES[dtype]:
+            return update
+        checksum = weights_checksum(update.handle, DTYPES[dtype])
+        return replace(update, version=replace(update.version, checksum=checksum))
 
     def close(self) -> None:
         """Remove the folders of weights."""
@@ -54,6 +74,15 @@ class WeightPublisher:
         fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
         return Path(tempfile.mkdtemp(prefix="agent-r1-weights-", dir=SHARED_MEMORY if fits else self._run_folder))
 
+    def _weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the weights in the engine's data type. Tied weights stay tied."""
+        dtype = self._engine.capabilities.dtype
+        state = model.state_dict()
+        if dtype is None:
+            return state
+        cast = {tensor.data_ptr(): tensor.to(DTYPES[dtype]) for tensor in state.values()}
+        return {name: cast[tensor.data_ptr()] for name, tensor in state.items()}
+
     def _write(self, update: WeightUpdate) -> Path:
         assert isinstance(update.handle, PreTrainedModel)
         try:
@@ -63,7 +92,7 @@ class WeightPublisher:
             if folder in self._folders:
                 return folder
             temporary = folder.with_suffix(".tmp")
-            update.handle.save_pretrained(temporary)
+            update.handle.save_pretrained(temporary, state_dict=self._weights(update.handle))
             temporary.rename(folder)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the weights could not be written for the engine: {error}") from error

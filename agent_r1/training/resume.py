@@ -19,7 +19,7 @@ CHANGEABLE = (
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
     "trainer.micro_tokens",
-    *(f"engine.{name}" for name in EngineConfig.model_fields),
+    *(f"engine.{name}" for name in EngineConfig.model_fields if name != "dtype"),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
 """The settings that can differ from the run's own: its folder, the number of steps (not below those taken),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
+from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.collector import Collector
@@ -27,6 +27,7 @@ from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint
 from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.loop import TrainingRun, train_loop
 from agent_r1.training.policy import load_policy
+from agent_r1.training.precision import precision_events
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
@@ -55,7 +56,8 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     writer = create_run(folder, config.model_dump(mode="json"))
     try:
         start = initial_state(runtime.updater)
-        start = replace(start, events=(*start.events, *data_events))
+        notices = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
+        start = replace(start, events=(*start.events, *data_events, *notices))
         return _train_and_close(runtime, start, writer, folder, progress)
     finally:
         writer.close()
@@ -119,7 +121,7 @@ def _train_and_close(
         greedy=AgentLoop(greedy_agent(agent), taskset.env) if runtime.updater.needs_greedy else None,
     )
     try:
-        return asyncio.run(_run(TrainingRun(runtime, collector, writer, folder, start, progress)))
+        return run_protected(_run(TrainingRun(runtime, collector, writer, folder, start, progress)))
     finally:
         progress.finish()
 
@@ -161,7 +163,7 @@ async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> Tr
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
     """Evaluate all methods. The base model is loaded again: training has changed the policy's weights."""
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
-    base_policy = load_policy(config, taskset)
+    base_policy = load_policy(config, taskset, config.engine.dtype)
     base_engine = runtime.placement.engine(base_policy, config)
     base = base_policy.agent(base_engine, config, 1.0)
     try:

@@ -46,6 +46,9 @@ class RankTrainer(SingleProcessTrainer):
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         return super().logprobs(own_share(batch), role)
 
+    def entropy(self, batch: TrainingBatch) -> Tensor:
+        return super().entropy(own_share(batch))
+
     def values(self, batch: TrainingBatch) -> StateValues:
         return super().values(own_share(batch))
 
@@ -117,6 +120,9 @@ class TwoRankTrainer:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         return sum(self._call(methodcaller("logprobs", batch, role)), torch.zeros(()))  # 0 outside a rank's share
 
+    def entropy(self, batch: TrainingBatch) -> Tensor:
+        return sum(self._call(methodcaller("entropy", batch)), torch.zeros(()))
+
     def values(self, batch: TrainingBatch) -> StateValues:
         first, second = self._call(methodcaller("values", batch))
         return StateValues(first.before_token + second.before_token, first.after_action + second.after_action)
@@ -131,6 +137,9 @@ class TwoRankTrainer:
         first, second = self._call(methodcaller("optim_step", learning_rate_factor))
         assert first == second, "the ranks took different optimizer steps"
         return first
+
+    def sync_reference(self, alpha: float) -> None:
+        self._call(methodcaller("sync_reference", alpha))
 
     def publish(self, number: int, step: int) -> WeightUpdate:
         first, second = self._call(methodcaller("publish", number, step))

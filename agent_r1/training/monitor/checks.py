@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Group
-from agent_r1.core.weights import PolicyVersion
+from agent_r1.core.weights import Dtype, PolicyVersion
 from agent_r1.trainer.updater import Trained, UpdateReport
 from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_reason
 from agent_r1.training.monitor.config import MonitorConfig
@@ -64,8 +64,10 @@ class HealthCheck:
         return Finding(self.metric, self.what, f"{value:.3g}", f"at most {self.maximum:g}", self.do, self.patience)
 
 
-def metric_checks(config: MonitorConfig, max_staleness: int) -> tuple[HealthCheck, ...]:
-    """Return the checks of a step's metrics."""
+def metric_checks(
+    config: MonitorConfig, max_staleness: int, trainer: Dtype = "float32", engine: Dtype = "float32"
+) -> tuple[HealthCheck, ...]:
+    """Return the checks of a step's metrics, for a trainer and an engine that compute in these data types."""
     return (
         HealthCheck(
             metric="skipped_steps",
@@ -76,7 +78,7 @@ def metric_checks(config: MonitorConfig, max_staleness: int) -> tuple[HealthChec
         ),
         HealthCheck(
             metric="first_ratio_deviation",
-            maximum=config.ratio_deviation,
+            maximum=config.ratio_limit(trainer),
             what="the trainer computes different probabilities for the same tokens and weights",
             do="look for dropout or other randomness in the model, and for passes with different precision",
             patience=config.patience,
@@ -84,7 +86,7 @@ def metric_checks(config: MonitorConfig, max_staleness: int) -> tuple[HealthChec
         ),
         HealthCheck(
             metric="logprob_gap",
-            maximum=config.logprob_gap,
+            maximum=config.gap_limit(trainer, engine),
             what="engine and trainer disagree on the log-probability of sampled tokens",
             do="compare their weights, temperature and attention; training with this gap is biased",
             patience=config.patience,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_r1.core.weights import Dtype
+
 
 class MonitorConfig(BaseModel):
-    """Limits at which a run gets a warning or is stopped. The defaults are for float32."""
+    """Limits at which a run gets a warning or is stopped."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -22,11 +24,21 @@ class MonitorConfig(BaseModel):
     idle_steps: int = Field(default=20, ge=1)
     """Stop the run if nothing was learned in this many consecutive steps, or in all of a shorter run; warn before."""
 
-    ratio_deviation: float = Field(default=1e-3, gt=0)
-    """Limit of abs(ratio - 1) of a token before any update, in batches sampled with the newest weights."""
+    ratio_deviation: float | None = Field(default=None, gt=0)
+    """Limit of abs(ratio - 1) of a token before any update, in batches sampled with the newest weights. None: 0.001, or
+    1 if the trainer computes in bfloat16."""
 
-    logprob_gap: float = Field(default=1e-2, gt=0)
-    """Limit of the difference between a token's log-probabilities in engine and trainer, in such batches."""
+    logprob_gap: float | None = Field(default=None, gt=0)
+    """Limit of the difference between a token's log-probabilities in engine and trainer, in such batches. None: 0.01,
+    or 1 if one of them computes in bfloat16."""
 
     gradient_spike: float = Field(default=10.0, gt=1)
     """Warn if a gradient norm exceeds this many times the median of the last twenty."""
+
+    def ratio_limit(self, trainer: Dtype) -> float:
+        """Return the limit of the ratio's deviation for a trainer that computes in ``trainer``."""
+        return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)
+
+    def gap_limit(self, trainer: Dtype, engine: Dtype) -> float:
+        """Return the limit of the difference of log-probabilities for these data types."""
+        return self.logprob_gap or (1e-2 if trainer == engine == "float32" else 1.0)

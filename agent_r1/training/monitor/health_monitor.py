@@ -44,7 +44,7 @@ class HealthMonitor:
         longest = config.groups_per_step * config.group_size * min(MAX_WINDOW_STEPS, config.steps)
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
         self._breaker = CircuitBreaker(limits.failure_share, max(min(limits.failure_window, longest), shortest))
-        self._metric_checks = metric_checks(limits, config.max_staleness)
+        self._metric_checks = metric_checks(limits, config.max_staleness, config.trainer.dtype, config.engine.dtype)
         self._spikes = GradientSpikeDetector(limits.gradient_spike)
         self._micro_tokens = updater.micro_tokens
         self._groups = 0

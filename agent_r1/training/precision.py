@@ -1,0 +1,41 @@
+"""What a run does about the rounding by which an engine and a trainer of different data types differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.loss_terms import Correction
+from agent_r1.algorithms.validation import incompatibilities
+from agent_r1.core.events import LogEvent
+from agent_r1.core.weights import Dtype
+
+PRECISION = "precision"
+"""The kind of the event that reports different data types."""
+
+
+def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
+    """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
+
+    ``given`` are the keys of the settings that the user gave. A correction among them stays, also ``none``, and so does
+    an algorithm that a correction does not fit.
+    """
+    if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
+        return algorithm
+    corrected = algorithm.model_copy(update={"correction": Correction(level=algorithm.ratio_level)})
+    if algorithm.correction is not None or next(incompatibilities(corrected), None) is not None:
+        return algorithm
+    return corrected
+
+
+def precision_events(algorithm: Algorithm, trainer: Dtype, engine: Dtype) -> tuple[LogEvent, ...]:
+    """Return one event that says how different data types are treated; none if they are equal."""
+    if trainer == engine:
+        return ()
+    if algorithm.correction is not None:
+        treatment = f"{algorithm.correction.formula} (--algorithm.correction none: off)"
+    elif algorithm.ratio_denominator == "sampler":
+        treatment = "ratios are taken to the engine's log-probabilities"
+    else:
+        treatment = "the difference of their log-probabilities, logprob_gap, is not corrected"
+    return (LogEvent(PRECISION, f"the engine computes in {engine} and the trainer in {trainer}: {treatment}"),)

@@ -1,0 +1,134 @@
+"""A trainer that computes in bfloat16 keeps weights, gradients and moments in float32, so no small step is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from learning import with_recorded_logprobs
+from torch import Tensor, nn
+from updating import make_updater, update
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.model.precision import cast_parameters, checkpoint_activations, mixed_precision
+from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
+
+LEARNING_RATES = (1e-6, 1e-5, 1e-4)
+STEPS = 10
+
+
+def changed_share(before: dict[str, Tensor], module: nn.Module) -> float:
+    """Return the share of the weights that changed."""
+    pairs = [(before[name], parameter.detach()) for name, parameter in module.named_parameters()]
+    return sum(int((old != new).sum()) for old, new in pairs) / sum(old.numel() for old, _ in pairs)
+
+
+def copies(module: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def share_after_updates(make: Any, dtype: str, learning_rate: float) -> float:
+    model = make.model(spread=0.05)
+    before = copies(model)
+    updater = make_updater(model, learning_rate=learning_rate, dtype=dtype)
+    for number in range(STEPS):
+        update(updater, make.random_groups(number))
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    return changed_share(before, model)
+
+
+def share_in_pure_bfloat16(make: Any, learning_rate: float) -> float:
+    """Return the share of bfloat16 weights that AdamW changes in as many steps, with gradients of any size."""
+    model = cast_parameters(make.model(spread=0.05), "bfloat16")
+    before = copies(model)
+    optimizer = Optimizer({"policy": ParameterGroup(model, learning_rate)}, (0.9, 0.95), 0.0, 1.0)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=random).bfloat16()
+        optimizer.step(torch.tensor(0.0), ["policy"])
+    return changed_share(before, model)
+
+
+@pytest.mark.parametrize("learning_rate", LEARNING_RATES)
+def test_bfloat16_changes_as_many_weights_as_float32(learning_rate: float, make: Any) -> None:
+    full, mixed = (share_after_updates(make, dtype, learning_rate) for dtype in ("float32", "bfloat16"))
+    pure = share_in_pure_bfloat16(make, learning_rate)
+    print(f"| {learning_rate:g} | {full:.1%} | {mixed:.1%} | {pure:.1%} |")
+    assert mixed == pytest.approx(full, abs=0.02) and full > 0.7
+    assert pure < 0.6 * full  # control: a step is smaller than the rounding of most weights
+
+
+def test_gradients_of_micro_batches_add_up_in_float32(make: Any) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(8, 8)
+    mixed = mixed_precision(linear, "bfloat16")
+    parts = torch.randn(300, 4, 8).bfloat16()
+    exact = torch.zeros(8, 8)
+    for part in parts:
+        mixed.compute(part).square().sum().backward()
+        own = nn.Linear(8, 8).bfloat16()
+        own.load_state_dict(mixed.compute.state_dict())
+        own(part).square().sum().backward()
+        exact += own.weight.grad.float()
+    assert linear.weight.grad.dtype == torch.float32 and torch.equal(linear.weight.grad, exact)
+    assert mixed.compute.weight.grad is None  # freed, and nothing is rounded in between
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
+def test_an_updater_in_bfloat16_is_restored_bit_by_bit(name: str, make: Any) -> None:
+    settings: Any = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "dtype": "bfloat16"}
+    model = make.model()
+    updater = make_updater(model, name, **settings)
+    update(updater, make.random_groups(0))
+    state, weights = updater.state(), {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    assert all(tensor.dtype == torch.float32 for tensor in state.tensors.values())
+    fresh = make_updater(make.model(), name, **settings)
+    fresh.load_weights(weights)
+    fresh.load_state(state)
+    for one in (updater, fresh):
+        update(one, make.random_groups(0))
+        update(one, make.random_groups(0))
+    assert fresh.publish().version == updater.publish().version
+
+
+def test_the_gap_to_a_float32_sampler_is_reported(make: Any) -> None:
+    groups = with_recorded_logprobs(make.model(), make.random_groups(0), 1.0)
+    exact, rounded = (
+        update(make_updater(make.model(), dtype=dtype), groups).metrics for dtype in ("float32", "bfloat16")
+    )
+    assert exact["logprob_gap"] < 1e-5 and 1e-4 < rounded["logprob_gap_mean"] < rounded["logprob_gap"] < 1
+
+
+def test_tied_and_named_parameters_keep_what_casting_must_not_change(make: Any) -> None:
+    model = make.model()
+    model.lm_head.weight = model.model.embed_tokens.weight
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    cast_parameters(model, "bfloat16", keep=("lm_head",))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_activation_checkpointing_computes_layers_twice_and_changes_no_bit(name: str, make: Any) -> None:
+    passes, versions = {False: 0, True: 0}, set()
+
+    def count_for(on: bool) -> Any:
+        def count(*_: Any) -> None:
+            passes[on] += 1
+
+        return count
+
+    for on in passes:
+        model = make.model()
+        updater = make_updater(model, name, learning_rate=1e-2, activation_checkpointing=on)
+        model.model.layers[0].self_attn.register_forward_hook(count_for(on))
+        versions.add(update(updater, make.random_groups(0)).version)
+        assert not model.model.training and not model.model.layers[0].mlp.training
+    assert len(versions) == 1 and passes[True] == 2 * passes[False]
+
+
+def test_activation_checkpointing_is_refused_for_a_model_without_such_layers() -> None:
+    with pytest.raises(InvalidInput, match=r"trainer\.activation_checkpointing: got Linear"):
+        checkpoint_activations(nn.Sequential(nn.Linear(2, 2)), "Linear")

@@ -1,0 +1,164 @@
+"""Engine and trainer may compute in different data types: the engine proves its weights, and the loss is corrected."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpointing import make_model
+from safetensors.torch import load_file
+from scenarios import MICRO, micro_taskset
+from transformers import PreTrainedModel
+
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.config import Layer
+from agent_r1.core.events import LogEvent
+from agent_r1.core.inference import Capabilities
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.checksum import weights_checksum
+from agent_r1.store import RunReader
+from agent_r1.training import run
+from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.monitor.config import MonitorConfig
+from agent_r1.training.precision import precision_events
+from agent_r1.training.progress import SilentProgress, StepReport, format_step
+from agent_r1.training.publisher import WeightPublisher
+
+MIXED = {"engine.dtype": "bfloat16"}
+
+
+def config_of(**settings: Any) -> TrainConfig:
+    taskset = micro_taskset()
+    return resolve_config(TrainConfig, [Layer("test", {**MICRO, **settings}), Layer("r", taskset.recipe)], taskset)
+
+
+def update_of(model: PreTrainedModel) -> WeightUpdate:
+    return WeightUpdate(PolicyVersion(3, 3, weights_checksum(model)), "shared_memory", model)
+
+
+def test_an_engine_in_bfloat16_proves_that_it_serves_the_trainers_float32_weights(tmp_path: Path) -> None:
+    async def served(publish: bool) -> PolicyVersion:
+        trained, engine = make_model(), TorchEngine(make_model(), 64, EngineConfig(dtype="bfloat16"))
+        assert engine.capabilities.dtype == "bfloat16"
+        update = update_of(trained)
+        try:
+            version = await (WeightPublisher(engine, tmp_path).publish if publish else engine.update_weights)(update)
+        finally:
+            await engine.close()
+        return replace(version, checksum="the trainer's") if version == update.version else version
+
+    assert asyncio.run(served(True)).checksum == "the trainer's"
+    assert asyncio.run(served(False)).checksum != "the trainer's"  # control: it holds other bits
+
+
+def test_weights_that_an_engine_damaged_are_found_in_any_data_type(tmp_path: Path) -> None:
+    async def served() -> PolicyVersion:
+        engine = TorchEngine(make_model(), 64, EngineConfig(dtype="bfloat16"))
+        load = engine._runner.model.load_state_dict
+
+        def damaged(state: Any) -> None:
+            load({name: tensor * (1.01 if tensor.ndim > 1 else 1) for name, tensor in state.items()})
+
+        engine._runner.model.load_state_dict = damaged  # type: ignore[assignment,method-assign]
+        try:
+            return await WeightPublisher(engine, tmp_path).publish(update_of(make_model()))
+        finally:
+            await engine.close()
+
+    assert asyncio.run(served()) != update_of(make_model()).version
+
+
+@dataclass
+class FolderEngine:
+    """An engine in another process: it reads folders."""
+
+    capabilities: Capabilities
+    received: WeightUpdate | None = None
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        self.received = update
+        return update.version
+
+
+def test_folders_of_weights_have_the_engines_data_type(tmp_path: Path) -> None:
+    model = make_model()
+    for dtype in ("bfloat16", None):
+        engine: Any = FolderEngine(Capabilities(frozenset({"safetensors"}), dtype=dtype))  # type: ignore[arg-type]
+        publisher = WeightPublisher(engine, tmp_path)
+        assert asyncio.run(publisher.publish(update_of(model))) == update_of(model).version
+        found = load_file(engine.received.handle / "model.safetensors")
+        state = model.state_dict()
+        assert all(torch.equal(tensor, state[name].to(tensor.dtype)) for name, tensor in found.items())
+        assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16 if dtype else torch.float32}
+        publisher.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [
+        ({}, None),
+        ({"trainer.dtype": "bfloat16", **MIXED}, None),
+        (MIXED, "token"),
+        ({"trainer.dtype": "bfloat16"}, "token"),
+        ({**MIXED, "algorithm": "gspo"}, "trajectory"),
+        ({**MIXED, "algorithm": "dppo"}, None),  # its ratio is taken to the sampler
+        ({**MIXED, "algorithm.correction": "none"}, None),
+        ({**MIXED, "algorithm.correction.level": "turn"}, "turn"),
+    ],
+)
+def test_the_loss_is_corrected_by_default_if_the_data_types_differ(settings: Any, level: str | None) -> None:
+    correction = config_of(**settings).algorithm.correction
+    assert (None if correction is None else correction.level) == level
+
+
+def test_a_correction_of_an_algorithm_object_is_kept() -> None:
+    algorithm = build_algorithm("grpo", {"correction.level": "trajectory"})
+    assert config_of(**MIXED, algorithm=algorithm).algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (MIXED, "the engine computes in bfloat16 and the trainer in float32: each token times min(w, 2)"),
+        ({**MIXED, "algorithm": "dppo"}, "ratios are taken to the engine's log-probabilities"),
+        ({**MIXED, "algorithm.correction": "none"}, "is not corrected"),
+    ],
+)
+def test_a_notice_says_how_the_difference_is_treated(settings: Any, said: str) -> None:
+    def events(config: TrainConfig) -> tuple[LogEvent, ...]:
+        return precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
+
+    (event,) = events(config_of(**settings))
+    assert said in event.detail and events(config_of()) == ()
+
+
+def test_a_step_shows_a_gap_that_rounding_in_float32_cannot_explain() -> None:
+    def shown(gap: float) -> str:
+        return format_step(StepReport(1, 0.5, None, 10.0, {"logprob_gap": gap}), 2, 1.0)
+
+    assert "log-prob gap 0.125" in shown(0.125) and "gap" not in shown(1e-5)
+
+
+def test_limits_of_the_monitor_follow_the_data_types_unless_they_are_given() -> None:
+    limits = MonitorConfig()
+    assert (limits.ratio_limit("float32"), limits.gap_limit("float32", "float32")) == (1e-3, 1e-2)
+    assert (limits.ratio_limit("bfloat16"), limits.gap_limit("float32", "bfloat16")) == (1.0, 1.0)
+    given = MonitorConfig(ratio_deviation=0.5, logprob_gap=0.1)
+    assert (given.ratio_limit("bfloat16"), given.gap_limit("bfloat16", "bfloat16")) == (0.5, 0.1)
+
+
+def test_a_run_in_bfloat16_saves_float32_weights_and_passes_the_monitor(tmp_path: Path) -> None:
+    settings = {"trainer.dtype": "bfloat16", **MIXED, "steps": 2}
+    run.train(config_of(**settings, run=str(tmp_path / "run")), micro_taskset(), SilentProgress())
+    with closing(RunReader(tmp_path / "run")) as reader:
+        gaps = [step.values["logprob_gap"] for step in reader.metrics() if "logprob_gap" in step.values]
+    weights = load_file(tmp_path / "run/model/model.safetensors")
+    assert gaps and all(1e-4 < gap < 1 for gap in gaps)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
