@@ -12,6 +12,7 @@ from agent_r1.core.environment import RolloutContext, Transition, weakest_sandbo
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import child_task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Scorer
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
@@ -45,6 +46,8 @@ class ToolEnv:
         rewards: functions ``(trajectory, task)`` that return a number or a mapping of names to numbers, sync or async.
         max_turns: the largest number of actions per episode.
         system: a system message that replaces the system message of the task, if it has one.
+        examples: messages that follow the system message in every prompt, such as a solved task with its calls and
+            results. They are never trained on.
         max_output: the number of characters shown of a tool's output; the rest is removed, with a note.
         timeout: the time limit of a call in seconds, for tools without a limit of their own.
         turn_rewards: returns process rewards for an action as a whole (sync). If it raises or returns a number that is
@@ -67,6 +70,7 @@ class ToolEnv:
         *,
         max_turns: int = 5,
         system: str | None = None,
+        examples: Sequence[Message] = (),
         max_output: int = MAX_OUTPUT,
         timeout: float = DEFAULT_TIMEOUT,
         turn_rewards: TurnRewards | None = None,
@@ -85,6 +89,7 @@ class ToolEnv:
         self.tools: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self.tools_by_name.values())
         self.scorers: tuple[Scorer, ...] = (FunctionScorer(functions_by_name(rewards)),) if rewards else ()
         self.max_turns, self.system, self.max_output, self.timeout = max_turns, system, max_output, timeout
+        self.examples = tuple(examples)
         self.turn_rewards, self.call_rewards = turn_rewards, call_rewards
         self._sandbox = validate_sandbox(sandbox)
 
@@ -94,7 +99,8 @@ class ToolEnv:
         return weakest_sandbox([self._sandbox, *(tool.sandbox for tool in self.tools_by_name.values())])
 
     async def open(self, task: Task, context: RolloutContext) -> ToolEpisode:
-        return ToolEpisode(self, task, context, opening_messages(task, self.system), Resources(task, context))
+        start = opening_messages(task, self.system, self.examples)
+        return ToolEpisode(self, task, context, start, Resources(task, context))
 
 
 @dataclass(slots=True)
@@ -120,7 +126,7 @@ class ToolEpisode:
             return Transition((), self._turn_rewards(action, ()), end="terminal")
         if self.num_actions >= self.env.max_turns:
             return Transition((), self._turn_rewards(action, ()), end="truncated")
-        results = tuple(await asyncio.gather(*(self._run(call) for call in calls)))
+        results = tuple(await asyncio.gather(*(child_task(self._run(call)) for call in calls)))
         messages = tuple(
             Message("tool", result.parts, call_id=call.id) for call, result in zip(calls, results, strict=True)
         )
@@ -159,8 +165,13 @@ def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, fl
     return numbers
 
 
-def opening_messages(task: Task, system: str | None) -> tuple[Message, ...]:
-    """Return the messages of the task, with ``system`` in place of its system message unless it is None."""
-    if system is None:
+def opening_messages(task: Task, system: str | None, examples: Sequence[Message] = ()) -> tuple[Message, ...]:
+    """Return the opening of an episode: the system message, the examples, then the other messages of the task.
+
+    ``system`` replaces the system message of the task unless it is None.
+    """
+    given = [message for message in task.messages if message.role == "system"]
+    rest = [message for message in task.messages if message.role != "system"]
+    if not examples and system is None:
         return task.messages
-    return (Message.system(system), *(message for message in task.messages if message.role != "system"))
+    return (*(given if system is None else [Message.system(system)]), *examples, *rest)

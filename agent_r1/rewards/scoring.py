@@ -14,6 +14,7 @@ from typing import Any
 from agent_r1.core.environment import ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import child_task
 from agent_r1.core.trajectory import RewardValue, Scores, Trajectory, Unscored
 from agent_r1.sandbox import sandbox_level
 from agent_r1.tools.execution import (
@@ -57,11 +58,11 @@ class FunctionScorer:
         )
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
-        return tuple(await asyncio.gather(*(self._rewards(trajectory, task) for trajectory in group)))
+        return tuple(await asyncio.gather(*(child_task(self._rewards(trajectory, task)) for trajectory in group)))
 
     async def _rewards(self, trajectory: Trajectory, task: Task) -> Scores:
         calls = (partial(function, trajectory, task) for function in self.functions.values())
-        outcomes = await asyncio.gather(*(run_with_timeout(call, self.timeout) for call in calls))
+        outcomes = await asyncio.gather(*(child_task(run_with_timeout(call, self.timeout)) for call in calls))
         scores: dict[str, RewardValue | Unscored] = {}
         for name, outcome in zip(self.functions, outcomes, strict=True):
             for key, value in _values(name, outcome).items():

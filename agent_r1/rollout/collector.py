@@ -11,7 +11,7 @@ from agent_r1.core.environment import ModelClient, RolloutContext
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Recorder
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
-from agent_r1.rollout.session import Rollout
+from agent_r1.rollout.session import CLOSE_SECONDS, Rollout
 from agent_r1.rollout.user_code import isolate, unscored_reasons, validate_rewards
 from agent_r1.tools.execution import run_detached
 
@@ -43,6 +43,9 @@ class RolloutLimits:
     retries: int = 2
     retry_seconds: float = 0.5
 
+
+CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
+"""Time that a rollout gets after its deadline, to release its session and close its episode. Then it is abandoned."""
 
 Acquire = Callable[[GroupRequest], Awaitable[int]]
 """Waits until a group may start and returns the version of the weights that it starts with."""
@@ -149,11 +152,14 @@ class Collector:
             deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
             context = RolloutContext(id, id.seed(self._seed), deadline, self._models)
             try:
-                with isolate(_UserCodeFailure):  # a rollout may be user code
-                    trajectories = await rollout.run(task, context)
-                    return next(trajectory for trajectory in trajectories if trajectory.attempt == id)
+                # A rollout may be user code. One that keeps its deadline has the time to close its episode after it.
+                async with asyncio.timeout_at(deadline + CLOSING_SECONDS):
+                    with isolate(_UserCodeFailure):
+                        return _own_trajectory(await run_detached(rollout.run(task, context)), id)
             except _UserCodeFailure as failure:
                 return Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=f"the rollout failed: {failure}")
+            except TimeoutError:
+                return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
         """Return the trajectories, with rewards if they can be trained. If a scorer fails, all of these fail."""
@@ -183,6 +189,18 @@ class Collector:
             for rewards, more in zip(merged, scores, strict=True):
                 rewards.update(more)
         return list(merged)
+
+
+def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajectory:
+    """Return the only trajectory of a rollout. Raises ValueError unless there is one, and it is that of attempt ``id``.
+
+    Others would be lost: the group, its scorers and the record of the run know nothing of their attempts.
+    """
+    ids = [trajectory.attempt for trajectory in trajectories]
+    if ids != [id]:
+        given = ", ".join(map(str, ids)) or "none"
+        raise ValueError(f"it has to return one trajectory, of attempt {id}, and returned {given}")
+    return trajectories[0]
 
 
 class _UserCodeFailure(Exception):

@@ -39,8 +39,10 @@ class Rollout(Protocol):
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
         """Make one attempt and return its trajectory, whose ``attempt`` is ``context.id``.
 
-        Further trajectories belong to other participants, such as opponents in a game, and have ids of their own. The
-        attempt has to end by ``context.deadline``. A failure is a status of the trajectory, not an exception.
+        It is the only element: a trajectory of another participant, such as an opponent in a game, belongs to no group
+        in which it could be compared, so the attempt fails if there is one. To train on both sides, give each side
+        groups of its own, as ``examples/self_play.py`` does. The attempt has to end by ``context.deadline``; one that
+        does not is cancelled. A failure is a status of the trajectory, not an exception.
         """
         ...
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +13,8 @@ from agent_r1.core.environment import Transition
 from agent_r1.core.messages import Message, RoleName, ToolCall, from_openai
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Rewards, RewardValue, Unscored
+from agent_r1.tools.execution import current_task, is_user_error, is_user_file
 from agent_r1.tools.tool_errors import describe_type, part_errors, validation_errors
-
-PACKAGE_FOLDER, PYTHON_FOLDER = Path(__file__).parents[1], Path(os.__file__).parent
 
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
@@ -46,8 +43,7 @@ def _location(error: BaseException) -> str:
     """Return the innermost traceback line outside this package, Python and installed packages."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)
-        foreign = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
-        if not foreign and "site-packages" not in file.parts and file.is_file():
+        if is_user_file(file) and file.is_file():
             return f" ({file.name}:{line}, in {frame.f_code.co_name})"
     return ""
 
@@ -56,20 +52,16 @@ def _location(error: BaseException) -> str:
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
     """Convert every exception of the block to ``failure(reason)``.
 
-    BaseException is converted too, because some native libraries derive their panics from it. Interrupts and a
-    cancellation of the current task pass. A CancelledError without such a cancellation is converted: it comes from a
-    task inside the user's code that was cancelled.
+    BaseException is converted too, because some native libraries derive their panics from it. An interrupt by a signal
+    and a cancellation of the current task pass. A CancelledError without such a cancellation is converted: it comes
+    from a task inside the user's code that was cancelled.
     """
+    task = current_task()
     try:
         yield
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise failure(format_error(error)) from error
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
     except BaseException as error:
+        if not is_user_error(error, task):
+            raise
         raise failure(format_error(error)) from error
 
 

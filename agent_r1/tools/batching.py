@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from agent_r1.core.tasks import shared_task
 from agent_r1.tools.execution import CallFailure, CallOutcome, ReturnValue, run_with_timeout
 
 BatchFunction = Callable[[list[dict[str, Any]]], Any]
@@ -54,7 +55,7 @@ class CallBatcher:
         call = _PendingCall(order, arguments, timeout, loop.create_future())
         queue.pending.append(call)
         if queue.consumer is None:
-            queue.consumer = loop.create_task(self._consume(queue))
+            queue.consumer = shared_task(self._consume(queue))
         return await call.outcome
 
     async def _consume(self, queue: _Queue) -> None:

@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
+import signal
+import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+from agent_r1.core.tasks import user_code_task
 from agent_r1.core.threads import DaemonThreads, run_in_thread
 
 T = TypeVar("T")
@@ -27,6 +32,8 @@ limit does not start yet."""
 
 DEFAULT_TIMEOUT = 60.0
 """The default time limit of a tool or a reward, in seconds."""
+
+PACKAGE_FOLDER, PYTHON_FOLDER = Path(__file__).parents[1], Path(os.__file__).parent
 
 GRACE_SECONDS = 0.5
 """The time that cancelled code has to clean up, in seconds. After that it is abandoned."""
@@ -72,19 +79,58 @@ async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOu
 
 
 async def _limit(outcome: Awaitable[CallOutcome], timeout: float) -> CallOutcome:
-    scope = asyncio.timeout(timeout)
+    scope, task = asyncio.timeout(timeout), current_task()
     try:
         async with scope:
             return await run_detached(outcome)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        return _describe(error)  # the function cancelled something itself: this task was not cancelled
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
     except BaseException as error:
+        if not is_user_error(error, task):
+            raise
         return CallTimeout(timeout) if scope.expired() else _describe(error)
+
+
+def current_task() -> asyncio.Task[object] | None:
+    """Return the task that is running; None if there is none, or no event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bool:
+    """Return whether user code raised ``error``, which was caught in ``task``.
+
+    The other possibilities are a cancellation of the task, an interrupt by a signal, and the end of the event loop,
+    which closes coroutines with a GeneratorExit that no task is running.
+    """
+    match error:
+        case asyncio.CancelledError():
+            return task is not None and not task.cancelling()
+        case GeneratorExit():
+            return current_task() is task
+        case KeyboardInterrupt():
+            return not is_interrupt(error)
+        case _:
+            return True
+
+
+def is_interrupt(error: KeyboardInterrupt) -> bool:
+    """Return whether a signal raised ``error``: the innermost frame is then a signal handler of asyncio or ours.
+
+    Python's default handler has no frame. While it is installed, every KeyboardInterrupt counts as an interrupt.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return True
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return not is_user_file(Path(frame.f_code.co_filename))
+
+
+def is_user_file(file: Path) -> bool:
+    """Return whether a source file belongs neither to this package nor to Python nor to an installed package."""
+    own = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
+    return not own and "site-packages" not in file.parts
 
 
 async def run_detached(work: Awaitable[T]) -> T:
@@ -92,9 +138,9 @@ async def run_detached(work: Awaitable[T]) -> T:
 
     asyncio cancels a task once, and a bare ``except:`` in a retry loop catches that like any other exception. If the
     caller is cancelled, ``work`` is cancelled too and abandoned after ``GRACE_SECONDS``. An exception of ``work`` is
-    raised here.
+    raised here. ``work`` itself cannot cancel the caller (:mod:`agent_r1.core.tasks`).
     """
-    task = asyncio.ensure_future(_capture(work))
+    task = user_code_task(_capture(work))
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -115,12 +161,14 @@ class _CapturedError:
 
 
 async def _capture(work: Awaitable[T]) -> T | _CapturedError:
+    task = current_task()
     try:
         return await work
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
     except BaseException as error:
-        return _CapturedError(error)
+        # A cancellation of this task is captured too: its caller, who cancelled it, does not look at the result.
+        if isinstance(error, asyncio.CancelledError) or is_user_error(error, task):
+            return _CapturedError(error)
+        raise
 
 
 async def _run_async(work: Callable[[], object]) -> CallOutcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
@@ -131,7 +131,7 @@ def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckRep
 
     Raises InvalidInput if the task set has no solutions, or if a task's solutions cannot be created.
     """
-    return asyncio.run(_check(config, taskset, progress))
+    return run_protected(_check(config, taskset, progress))
 
 
 async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import random
 import signal
 import sys
@@ -17,6 +17,7 @@ from rich.text import Text as Line
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.messages import Media, Message
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolSpec
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
@@ -96,10 +97,11 @@ class HumanPlayer:
         return parse_line(line, self._tools)
 
     def show(self, messages: Sequence[Message]) -> None:
-        """Print messages, with images as their MIME type."""
+        """Print messages with their calls, and images as their MIME type."""
         for message in messages:
             parts = (f"[{part.mime}]" if isinstance(part, Media) else part.text for part in message.parts)
-            self._print(f"{message.role}: {''.join(parts)}")
+            calls = (f" {call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
+            self._print(f"{message.role}: {''.join(parts)}{''.join(calls)}")
 
     def _print_help(self) -> None:
         self._print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
@@ -149,7 +151,7 @@ def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
     person = HumanPlayer(console, taskset.env_for_split(task.split).tools)
     console.print(Line(f"{taskset.name}, task {task.id}"))
     try:
-        return asyncio.run(_play(taskset, task, person))
+        return run_protected(_play(taskset, task, person))
     except KeyboardInterrupt:  # Ctrl-C while a tool was running
         return PlayResult(task.id, LEFT, person.turns)
 

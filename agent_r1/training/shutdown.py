@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import FrameType
 
 from agent_r1.core.errors import AgentR1Error
@@ -34,6 +35,7 @@ class GracefulShutdown:
         self.signal: int | None = None
         self._progress = progress
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self._task: asyncio.Task[object] | None = None
 
     @contextmanager
@@ -60,7 +62,8 @@ class GracefulShutdown:
         """Handle a signal. Python may call this between any two instructions of the main thread."""
         if self.signal is None:
             self.signal = number
-            self._loop.call_soon_threadsafe(self._cancel)
+            # In the context of the run: the signal may have interrupted user code, which cannot cancel the run.
+            self._loop.call_soon_threadsafe(self._cancel, context=self._context)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 from fractions import Fraction
 from typing import Any
 
@@ -30,7 +31,15 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("x"), SystemExit(3), RecursionError("deep"), TimeoutError("own"), Panic("in Rust")]
+    "error",
+    [
+        ValueError("x"),
+        SystemExit(3),
+        RecursionError("deep"),
+        TimeoutError("own"),
+        Panic("in Rust"),
+        GeneratorExit("x"),
+    ],
 )
 def test_exceptions_are_converted_with_their_reason(error: BaseException) -> None:
     with pytest.raises(LookupError, match=f"{type(error).__name__}: ") as caught, isolate(LookupError):
@@ -66,10 +75,31 @@ def test_an_error_is_formatted_in_one_line_with_the_line_of_user_code() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
-def test_interrupts_pass(kind: type[BaseException]) -> None:
-    with pytest.raises(kind), isolate(LookupError):
-        raise kind
+def test_an_interrupt_by_a_signal_passes() -> None:
+    with pytest.raises(KeyboardInterrupt), isolate(LookupError):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_raised_by_user_code_is_converted() -> None:
+    async def user_code() -> None:
+        with isolate(LookupError):
+            raise KeyboardInterrupt  # asyncio handles SIGINT here, so no signal raised it
+
+    with pytest.raises(LookupError, match="KeyboardInterrupt"):
+        asyncio.run(user_code())
+
+
+def test_a_coroutine_that_its_loop_closes_ends_without_a_failure() -> None:
+    async def waiting() -> None:
+        with isolate(LookupError):
+            await asyncio.get_running_loop().create_future()
+
+    async def left_behind() -> Any:
+        coroutine = waiting()
+        coroutine.send(None)
+        return coroutine
+
+    asyncio.run(left_behind()).close()  # a GeneratorExit that nobody raised
 
 
 async def raise_cancelled_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from running_tools import failure, run, text_of
 
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import run_protected
 from agent_r1.tools import Tool, ToolErrorKind, tool
 
 
@@ -26,7 +28,16 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("no such page"), Unprintable(), SystemExit(3), StopIteration(1), RecursionError(), Panic("in Rust")],
+    [
+        ValueError("no such page"),
+        Unprintable(),
+        SystemExit(3),
+        StopIteration(1),
+        RecursionError(),
+        Panic("in Rust"),
+        GeneratorExit(),
+        KeyboardInterrupt(),
+    ],
 )
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_exception_of_a_tool_is_shown_to_the_agent(
@@ -65,6 +76,36 @@ def test_a_tool_that_cancels_itself_has_failed(task: Task, context: Any) -> None
         raise asyncio.CancelledError
 
     assert failure(fetch, {}, task, context())[0] == ToolErrorKind.RAISED
+
+
+def test_a_tool_that_cancels_all_tasks_fails_alone(task: Task, context: Any) -> None:
+    @tool
+    async def stop_everything() -> str:
+        """Stop."""
+        for running in asyncio.all_tasks():
+            running.cancel()
+        await asyncio.sleep(0)
+        return "stopped"
+
+    async def main() -> tuple[Any, str]:
+        other = asyncio.create_task(asyncio.sleep(0.01, "finished"))
+        return await stop_everything.run({}, task, context()), await other
+
+    result, other = run_protected(main())
+    assert result.error == ToolErrorKind.RAISED and "CancelledError" in text_of(result)
+    assert other == "finished"
+
+
+def test_an_interrupt_by_a_signal_is_no_failure_of_the_tool(task: Task, context: Any) -> None:
+    @tool
+    async def press_ctrl_c() -> str:
+        """Interrupt this process twice, as an impatient user does."""
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return "nothing happened"
+
+    with pytest.raises(KeyboardInterrupt):
+        run_protected(press_ctrl_c.run({}, task, context()))
 
 
 @tool
@@ -171,6 +212,7 @@ def test_a_hung_tool_does_not_keep_the_process_alive() -> None:
 import asyncio, time
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import run_protected
 from agent_r1.core.environment import RolloutContext
 from agent_r1.tools import tool
 

@@ -1,0 +1,71 @@
+"""Tasks that user code cannot cancel.
+
+A tool, an environment or a reward that is async runs in the event loop of the run, where it can reach every task, for
+example with ``for task in asyncio.all_tasks(): task.cancel()``. A cancellation by user code has an effect on the tasks
+that user code created, and on the one in which it runs; on no other task of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_scope: ContextVar[tuple[object, ...]] = ContextVar("user_code_scope", default=())
+"""The calls of user code in which the code runs, from the outermost: () in the run itself, (environment, tool) in a
+tool that an environment calls. Each call is an object of its own."""
+
+
+class ProtectedTask(asyncio.Task[T]):
+    """A task that only code in its own scope or in one around it can cancel."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], scope: tuple[object, ...], **options: Any) -> None:
+        super().__init__(work, **options)
+        self._scope = scope
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        caller = _scope.get()
+        return self._scope[: len(caller)] == caller and super().cancel(msg)
+
+
+def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task that runs ``work`` as a call of user code."""
+    return _protected_task(work, (*_scope.get(), object()))
+
+
+def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task that runs ``work`` in the scope of the caller."""
+    return _protected_task(work, _scope.get())
+
+
+def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task that runs ``work`` in the scope of the run, because it serves several attempts."""
+    return _protected_task(work, ())
+
+
+def _protected_task(work: Coroutine[Any, Any, T], scope: tuple[object, ...]) -> asyncio.Task[T]:
+    context = copy_context()
+    context.run(_scope.set, scope)
+    return ProtectedTask(work, scope, loop=asyncio.get_running_loop(), context=context)
+
+
+def run_protected(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` in a new event loop, as :func:`asyncio.run` does, with tasks that user code cannot cancel."""
+    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        return runner.run(main)
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(_create_task)
+    return loop
+
+
+def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    """Create a protected task, unless user code creates it: that task is its own."""
+    if _scope.get():
+        return asyncio.Task(work, loop=loop, **options)
+    return ProtectedTask(work, (), loop=loop, **options)
