@@ -11,7 +11,9 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, RolloutContext
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
+from agent_r1.core.suggest import suggest
 from agent_r1.core.task import Task
+from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.user_code import isolate
@@ -24,7 +26,10 @@ OPEN_SECONDS = 60.0
 CHECKED_PROMPTS = 8
 """Prompts per split whose tokens are counted before a run begins: those with the most characters."""
 
-RATIO_SETTINGS = ("loss", "ratio_level", "ratio_denominator")
+MAX_CHARACTERS_PER_TOKEN = 256
+"""A prompt with more characters than this per token of the context cannot fit: vocabularies have no longer tokens."""
+
+RATIO_SETTINGS = ("loss", "ratio_level", "ratio_denominator", "kl_cov")
 """Settings of an algorithm that have an effect only if the policy differs from the denominator of the ratio."""
 
 
@@ -36,12 +41,18 @@ def check_algorithm_settings(config: TrainConfig) -> None:
         raise InvalidInput("group_size", got=config.group_size, do=do)
     if not isinstance(build_context_policy(config.context_policy), Append):
         check_context_rewriting(algorithm)
-    reuses_samples = algorithm.epochs * config.trainer.minibatches > 1 or config.max_staleness > 0
-    if reuses_samples:
-        if not algorithm.loss.uses_ratio and algorithm.correction is None:
-            got = f"{algorithm.loss.name} with samples used more than once, or stale"
-            do = "name a loss with a ratio (clip, importance_sampling): A log pi is right for fresh samples only"
+    reuses_samples, is_stale = algorithm.epochs * config.trainer.minibatches > 1, config.max_staleness > 0
+    if not algorithm.loss.uses_ratio:
+        # A correction weighs with pi_old / mu, which is fixed during the update: it accounts for stale samples, but not
+        # for the distance from pi_old that several optimizer steps on the same samples lead to.
+        do = "name a loss with a ratio (clip, importance_sampling): A log pi is right for one pass over fresh samples"
+        if reuses_samples:
+            got = f"{algorithm.loss.name} with several optimizer steps per batch (trainer.minibatches, algorithm.epochs)"
             raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=do)
+        if is_stale and algorithm.correction is None:
+            got = f"{algorithm.loss.name} with stale samples"
+            raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=f"set correction, or {do}")
+    if reuses_samples or is_stale:
         return
     preset = find_algorithm(algorithm.name)
     defaults = parameters(algorithm if preset is None else preset)
@@ -49,6 +60,14 @@ def check_algorithm_settings(config: TrainConfig) -> None:
         if key.partition(".")[0] in RATIO_SETTINGS and defaults.get(key) != value:
             do = "set trainer.minibatches, algorithm.epochs or max_staleness too: in one pass over fresh samples r is 1"
             raise InvalidInput(f"algorithm.{key}", got=value, do=do)
+
+
+def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
+    """Raise InvalidInput if a weight is given for a reward that the task set does not have."""
+    for name in config.reward_weights:
+        if taskset.rewards and name not in taskset.rewards:
+            do = f"{suggest(name, taskset.rewards)} there are: {', '.join(taskset.rewards)}".strip()
+            raise InvalidInput("reward_weights", got=repr(name), do=do)
 
 
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
@@ -74,7 +93,11 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
     """Raise InvalidInput if the opening of one of the longest tasks leaves no token for an answer."""
     longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
     for task in longest:
-        messages = asyncio.run(_opening_messages(env, task))
+        characters = sum(len(message.text) for message in task.messages)
+        if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing them could take minutes
+            got = f"a prompt of {characters} characters, but the context has {policy.context_length} tokens"
+            raise InvalidInput(f"task {task.id}", got=got, do="shorten it")
+        messages = run_protected(_opening_messages(env, task))
         tokens = len(policy.renderer.render(messages, env.tools).token_ids)
         if tokens >= policy.context_length:
             raise InvalidInput(
