@@ -8,6 +8,7 @@ Modules that import torch are imported inside the commands, after everything tha
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -22,7 +23,8 @@ from agent_r1.commands.tasksets import check, play, retriever, tasksets
 from agent_r1.commands.training import evaluate, train
 from agent_r1.commands.verify import verify
 from agent_r1.config import setting_keys
-from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat
+from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten
+from agent_r1.core.redaction import redact
 from agent_r1.core.suggest import suggest
 
 DONE, FAILED, BAD_INPUT, SIGNALLED, INTERRUPTED = 0, 1, 2, 128, 130
@@ -109,6 +111,8 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
         return FAILED
     except AgentR1Error as error:
         return _print_error(error, FAILED)
+    except sqlite3.DatabaseError as error:
+        return _print_error(f"the database of the run is damaged: {error}; 'agent-r1 verify RUN' lists why", FAILED)
     except Interrupted as stopped:
         return _print_error(stopped, SIGNALLED + stopped.number)
     except KeyboardInterrupt:
@@ -128,7 +132,7 @@ def enter() -> NoReturn:
 
 
 def _print_error(line: object, code: int) -> int:
-    print(f"{PROGRAM}:", " ".join(str(line).split()), file=sys.stderr)
+    print(f"{PROGRAM}:", " ".join(redact(str(line)).split()), file=sys.stderr)
     return code
 
 
@@ -140,7 +144,7 @@ def _explain(error: click.UsageError) -> str:
         name = underscored(error.option_name.lstrip("-"))
         hint = suggest(name, _option_names(context.command)).replace("'", "'--", 1)
         return f"unknown option: got --{name}; {hint or see}"
-    return f"{error.format_message().rstrip('.')}; {see}"
+    return f"{shorten(error.format_message().rstrip('.'))}; {see}"
 
 
 def _option_names(command: click.Command) -> Iterable[str]:

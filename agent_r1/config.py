@@ -6,20 +6,29 @@ it came from, and the remedy.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.files import open_regular
 from agent_r1.core.suggest import suggest
 
 COMMAND_LINE = "command line"
+
+LARGEST_INTEGER, LARGEST_NUMBER = 2**32 - 1, 1e9
+"""No setting needs a larger integer or floating-point number, and libraries that get one raise OverflowError."""
+
+MAX_FILE, MAX_DEPTH = 1_000_000, 20
+"""Bytes of a TOML file, and how deep its tables and lists may be nested."""
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -80,15 +89,30 @@ def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Laye
 
 
 def read_toml(path: Path) -> Layer:
-    """Read a TOML file as a layer. Raises InvalidInput if it cannot be read or parsed."""
+    """Read a TOML file as a layer. Raises InvalidInput if it cannot be read or parsed, or is too long or too deep."""
     try:
-        with path.open("rb") as file:
-            return Layer(str(path), tomllib.load(file))
+        with open_regular(path) as file:
+            text = file.read(MAX_FILE + 1)
+        if len(text) > MAX_FILE:
+            raise ValueError(f"more than {MAX_FILE} bytes")
+        values = tomllib.loads(text.decode())
+        if _is_too_deep(values):
+            raise RecursionError
+        return Layer(str(path), values)
     except OSError as error:
         reason = error.strerror or "it cannot be read"
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="give a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("configuration file", got=f"{path}: {error}", do="fix its TOML") from None
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of 5,000 digits, deep brackets
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidInput("configuration file", got=f"{path}: {reason}", do="fix its TOML") from None
+
+
+def _is_too_deep(values: Mapping[str, Any]) -> bool:
+    level: list[Any] = [values]
+    for _ in range(MAX_DEPTH):
+        inner = chain.from_iterable(one.values() if isinstance(one, Mapping) else one for one in level)
+        level = [one for one in inner if isinstance(one, Mapping | list)]
+    return bool(level)
 
 
 def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMMAND_LINE) -> Layer:
@@ -166,6 +190,9 @@ def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any
 def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
     if not has_setting(cls, key):
         raise unknown_setting(key, source, setting_keys(cls))
+    largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
+    if isinstance(value, int | float) and largest < abs(value) != math.inf:  # infinity has its own message
+        raise InvalidInput(f"{key} ({source})", got=value, do=f"give at most {largest:.10g}")
     try:
         to_json(value, inf_nan_mode="constants")
     except PydanticSerializationError:
@@ -222,6 +249,8 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 
 def _convert(annotation: Any, text: str) -> Any:
     """Return a text as a value of a type, items of a tuple between commas; the text itself if that fails."""
+    if get_origin(annotation) is Annotated:  # without its bounds: resolve() reports a value beyond them
+        return _convert(get_args(annotation)[0], text)
     if get_origin(annotation) is tuple:
         items = text.removeprefix("[").removesuffix("]").split(",")
         return [_convert(get_args(annotation)[0], item.strip()) for item in items if item]

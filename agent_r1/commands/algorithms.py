@@ -67,6 +67,8 @@ def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str,
             if len(options) > 1:
                 yield f"{key} NAME", f"{meaning} One of {', '.join(options)}. [value: {vars(value)['name']}]"
             yield from _rows(value, f"{key}.", is_on)
+        elif len(options) > 1:
+            yield f"{key} NAME", f"{meaning} One of {', '.join(options)}; none turns it off. [value: none]"
         else:
             (absent,) = options.values()
             yield key, f"{first_line(absent.__doc__)} Any parameter of it turns it on, none turns it off. [value: none]"

@@ -35,8 +35,21 @@ from agent_r1.training.progress import Progress, SilentProgress, make_progress
 TEXTS = f"{__name__}.texts"
 ENTRIES = f"{__name__}.entries"
 
+
+class FilePath(click.ParamType):
+    """A path that is not looked at yet. Unlike click.Path it accepts any text: opening the file reports the error."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 config_option = click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE.toml", help="Read settings from a file."
+    "--config", "config_file", type=FilePath(), metavar="FILE.toml", help="Read settings from a file."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")

@@ -10,6 +10,7 @@ import click
 
 import agent_r1.tasksets
 from agent_r1.commands.command import (
+    FilePath,
     SettingsCommand,
     config_option,
     json_option,
@@ -32,7 +33,7 @@ from agent_r1.training.user_task import load_task_file
 NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "sandbox")
 """Settings of a run that are not used if it is evaluated on another task set."""
 
-file_argument = click.argument("file", required=False, metavar="[FILE.py]", type=click.Path(path_type=Path))
+file_argument = click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
 
 
 @click.command(cls=SettingsCommand, config=TrainConfig)

@@ -13,6 +13,11 @@ A failure inside an episode is never raised out of a rollout: it becomes a ``Sta
 
 from pathlib import Path
 
+from agent_r1.core.redaction import redact
+
+MAX_SHOWN = 400
+"""Characters of a value that an error message shows."""
+
 
 class AgentR1Error(Exception):
     """Base class of all exceptions that this package raises deliberately."""
@@ -21,6 +26,8 @@ class AgentR1Error(Exception):
 class InvalidInput(AgentR1Error):
     """The user's input cannot be used. The message names in one line the input, its value, and the remedy.
 
+    A value of more than MAX_SHOWN characters is shortened, and credentials in addresses are removed.
+
     Example:
         >>> str(InvalidInput("steps", got=-1, do="give a number of steps >= 1"))
         'steps: got -1; give a number of steps >= 1'
@@ -28,7 +35,7 @@ class InvalidInput(AgentR1Error):
 
     def __init__(self, what: str, *, got: object, do: str) -> None:
         self.what, self.got, self.do = what, got, do
-        super().__init__(f"{what}: got {got}; {do}")
+        super().__init__(redact(f"{shorten(what)}: got {shorten(got)}; {shorten(do)}"))
 
 
 class EngineError(AgentR1Error):
@@ -49,3 +56,12 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder
         super().__init__(message)
+
+
+def shorten(value: object) -> str:
+    """Return a value as text for an error message: its beginning and its length if it is very long."""
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no integers of more than 4,300 digits
+        text = hex(value) if isinstance(value, int) else type(value).__name__
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 4]}.. ({len(text)} characters)"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.files import open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
     """
     empty = True
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, values in _parse_list(path, file) if _starts_list(file) else _parse_lines(path, file):
                 if not isinstance(values, dict):
                     raise InvalidInput(
@@ -67,7 +68,8 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
 def read_record(path: Path) -> JsonRecord:
     """Return the single JSON object in a file. Raises InvalidInput under the conditions of :func:`read_records`."""
     try:
-        values = _parse(path, path.read_bytes(), 1)
+        with open_regular(path) as file:
+            values = _parse(path, file.read(), 1)
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(values, dict):
@@ -98,7 +100,15 @@ def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
 def _parse(path: Path, data: bytes, first_line: int) -> Any:
     """Return the JSON value of ``data``, which starts on line ``first_line`` of the file."""
     try:
-        return json.loads(data.decode("utf-8-sig"))
+        value = json.loads(data.decode("utf-8-sig"))
+        if b"\\u" in data:  # an escape may stand for half a character, which nothing can write or hash
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidInput(
+            f"{path}, line {first_line}", got=f"half a character, {half!a}", do="write the whole surrogate pair"
+        ) from error
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
         raise InvalidInput(

@@ -22,7 +22,8 @@ class Task:
         split: the part of the task set that the task belongs to.
 
     Raises:
-        InvalidInput: the messages cannot be read.
+        InvalidInput: the messages cannot be read, ``id`` or ``split`` is no text, or a text has half a character (a
+            lone surrogate, which can be neither tokenized nor written).
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
@@ -45,7 +46,18 @@ class Task:
         except (TypeError, ValueError) as error:
             do = 'give text, Messages, or dictionaries such as {"role": "user", "content": "..."}'
             raise InvalidInput(f"messages of task {id}", got=error, do=do) from error
+        for name, text in (("id", id), ("split", split), *(("messages", message.text) for message in opening)):
+            _check_text(f"{name} of task {id!a}", text)
         object.__setattr__(self, "id", id)  # the dataclass is frozen
         object.__setattr__(self, "messages", opening)
         object.__setattr__(self, "data", {} if data is None else data)
         object.__setattr__(self, "split", split)
+
+
+def _check_text(what: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(what, got=f"half a character, {text[error.start]!a}", do="remove it") from None

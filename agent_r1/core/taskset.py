@@ -21,6 +21,7 @@ class TaskSet:
         env: the environment.
         tasks: returns the tasks of a split.
         scorers: compute the rewards of an attempt.
+        rewards: the names of all rewards, process rewards too; () if they are known only when an attempt is scored.
         baselines: other environments over the same tasks, by the name of the method (``naive-rag``).
         recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
         evaluation: the splits that an evaluation reports.
@@ -48,6 +49,7 @@ class TaskSet:
     variants: Mapping[str, Env] = field(default_factory=dict)
     measures: Callable[[Sequence[Trajectory]], Mapping[str, float]] | None = None
     sandbox: str | None = None
+    rewards: tuple[str, ...] = ()
 
     def env_for_split(self, split: str) -> Env:
         """Return the environment for the tasks of a split."""

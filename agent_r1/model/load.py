@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,7 +100,7 @@ def find_folder(name: str, kind: str) -> Path:
 
     ``kind`` ("model", "tokenizer", "encoder") is named in the InvalidInput that is raised if there is neither.
     """
-    if Path(name).exists():
+    if os.path.exists(name):  # False, too, for text that no path can be
         return Path(name)
     try:
         return Path(snapshot_download(name, etag_timeout=HUB_SECONDS, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))

@@ -243,8 +243,9 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError:
             listening.close()
             raise
-    except OSError as error:
-        do = f"choose another --host or --port ({error.strerror})"
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no domain name
+        reason = error.strerror if isinstance(error, OSError) else error
+        do = f"choose another --host or --port ({reason})"
         raise InvalidInput("address", got=f"{host}:{port}", do=do) from error
     return listening
 

@@ -12,7 +12,7 @@ ContextPolicyName = Literal["append", "window", "truncate", "summary", "evidence
 class ContextPolicyConfig(BaseModel):
     """How much of a long episode the policy sees before each action."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: ContextPolicyName = "append"
     """append (everything), window, truncate, summary or evidence; see docs/contexts.md."""

@@ -72,6 +72,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
         env=UserEnv([], FactUser(), max_turns=MAX_TURNS),
         tasks=lru_cache(lambda split: tasks(split, seed)),
         scorers=(FunctionScorer({"em": exact_match}),),
+        rewards=("em",),
         recipe=RECIPE,
         evaluation=tuple(split for split in DISTANCES if split.startswith("distance")),
         validation="validation",

@@ -223,6 +223,7 @@ def taskset(user: User, seed: int) -> TaskSet:
         env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),
         tasks=lru_cache(lambda split: tasks(split, seed)),
         scorers=(FunctionScorer({"served": served_reward}),),
+        rewards=("served", "state", "told"),
         recipe={"taskset": "orders", "reward_weights.state": 0.0, "reward_weights.told": 0.0},
         solutions=solutions,
     )

@@ -174,6 +174,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
         env=ToolEnv([search], max_turns=MAX_TURNS),
         tasks=lru_cache(lambda split: tasks(split, seed)),
         scorers=(FunctionScorer({"em": exact_match}),),
+        rewards=("em",),
         recipe=RECIPE,
         evaluation=("reliable", "failing", "old-pages"),
         validation="validation",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,8 @@ def make_taskset(
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
         raise InvalidInput("env", got=got, do="make it a ToolEnv, or give it tools and open()")
+    if isinstance(rewards, str) or not isinstance(rewards, Sequence) or not all(map(callable, rewards)):
+        raise InvalidInput("rewards", got=f"an object of type {type(rewards).__name__}", do="give a list of functions")
     own_scorers = env.scorers if isinstance(env, ToolEnv | UserEnv) else ()
     scorers = (*own_scorers, *((FunctionScorer(functions_by_name(rewards)),) if rewards else ()))
     if not scorers:
@@ -96,7 +99,7 @@ def load_task_file(file: Path, model: str) -> TaskSet:
     Raises:
         InvalidInput: if the file does not exist, cannot be run, or does not define a name.
     """
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do="give a Python file")
     values = _run(file)
     for name in ("env", "tasks"):

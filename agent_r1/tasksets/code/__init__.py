@@ -52,6 +52,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
         env=ToolEnv([run_tests_tool(sandbox)], max_turns=MAX_TURNS, system=SYSTEM),
         tasks=tasks_function(splits, data),
         scorers=(CodeScorer(sandbox),),
+        rewards=("passed", "form", "first_passed"),
         recipe={"sandbox": level, "reward_weights": {"passed": 1.0, "form": 0.0, "first_passed": 0.0}},
         validation="validation" if splits["validation"] else None,
         whole=whole_split(splits),

@@ -50,6 +50,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
         env=ToolEnv([python_tool(sandbox)], max_turns=MAX_TURNS, system=SYSTEM),
         tasks=tasks_function(splits, data),
         scorers=(MathScorer(AnswerChecker()),),
+        rewards=("correct", "form"),
         recipe={"sandbox": level, "reward_weights": {"correct": 1.0, "form": 0.0}},
         validation="validation" if splits["validation"] else None,
         whole=whole_split(splits),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,8 @@ def _id(row: JsonRecord, source: Path) -> str:
 def _answer(row: JsonRecord) -> str:
     number = row.values.get("answer")
     if isinstance(number, int | float) and not isinstance(number, bool):
+        if not math.isfinite(number):
+            raise row.error(f"the answer {number}", "give a finite number, or the answer as text")
         return str(number)
     bare = "solution" in row.values and "answer" in row.values
     told = row.get_text("answer") if bare else row.get_text("solution", "answer")

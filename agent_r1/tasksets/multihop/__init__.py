@@ -77,6 +77,7 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
         tasks=tasks_function(splits, data),
         scorers=(FunctionScorer({"em": exact_match, "f1": f1, "sub_match": sub_match, "gated": gated_exact_match}),),
         baselines={"naive-rag": NaiveRag(search, system=RAG_SYSTEM, max_output=MAX_OUTPUT)},
+        rewards=("em", "f1", "sub_match", "gated"),
         recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
         evaluation=questions.evaluation,
         validation="validation" if splits["validation"] else None,

@@ -47,6 +47,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
         tasks=lru_cache(lambda split: tasks(split, seed)),
         scorers=(FunctionScorer({"em": exact_match, "f1": f1}),),
         baselines={"naive-rag": NaiveRag(search)},
+        rewards=("em", "f1", "found"),
         recipe=RECIPE,
         evaluation=("style-a", "style-b", "three-hop"),
         validation="validation",

@@ -1,0 +1,22 @@
+"""Open files that a user names."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for anything else: reading a FIFO or a device may never end."""
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:  # the path has a NUL character, or cannot be encoded
+        raise OSError(errno.EINVAL, str(error)) from None
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path.open("rb")
