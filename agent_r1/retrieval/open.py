@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from agent_r1.config import read_toml, resolve
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.redaction import has_redacted
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import open_remote
 from agent_r1.retrieval.config import SearchConfig, check
@@ -19,12 +22,15 @@ ADDRESSES = ("http://", "https://")
 def open_retriever(corpus: str | Path) -> Retriever:
     """Return the retriever that ``corpus`` names. Raises InvalidInput if it cannot be used.
 
-    - the address of a retrieval server, ``http://host:port``
+    - the address of a retrieval server, ``http://host:port``, or ``https://user:password@host`` behind a proxy
     - a TOML file with settings of :class:`SearchConfig`; its paths are relative to its own folder
     - a file of passages, for BM25
     """
     name = str(corpus)
     if name.startswith(ADDRESSES):
+        if has_redacted(name):
+            do = "give --corpus with its user and password: a run does not store them"
+            raise InvalidInput("corpus", got=name, do=do)
         return open_remote(name)
     if name.endswith(".toml"):
         return open_search(_read_config(Path(name)))
@@ -36,7 +42,7 @@ _INDEXED: WeakValueDictionary[tuple[Path, int, int, int, int], BM25Index] = Weak
 
 
 def _indexed(corpus: Path) -> BM25Index:
-    if not corpus.is_file():
+    if not os.path.isfile(corpus):
         return BM25Index(read_corpus(corpus))  # raises the error that explains it
     stat = corpus.stat()
     # The inode and its change time distinguish a copy that keeps the modification time of the original.

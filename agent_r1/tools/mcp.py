@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import ContentPart, Media, Text
 from agent_r1.core.packages import import_extra
+from agent_r1.core.redaction import REDACTED, redact
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.tools.execution import DEFAULT_TIMEOUT, run_with_timeout
@@ -46,6 +47,12 @@ SEED_VARIABLE = "AGENT_R1_SEED"
 
 _MAX_PAGES = 100
 
+_SECRET_OPTION = re.compile(r"(-[\w-]*(?:token|key|secret|password|auth)[\w-]*[= ])\S+", re.IGNORECASE)
+"""An option of a command whose value is a credential, such as ``--api-key abc``."""
+
+_MIN_SECRET = 6
+"""Characters of a value that is removed from messages, at least: "1" or "true" is no credential."""
+
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
@@ -61,11 +68,15 @@ class StdioServer:
     """
 
     command: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may hold credentials
     folder: Path | None = None
 
     def __str__(self) -> str:
-        return shlex.join(self.command)
+        return _SECRET_OPTION.sub(rf"\1{REDACTED}", redact(shlex.join(self.command)))
+
+    def redact(self, text: str) -> str:
+        """Return a text without the values of ``variables`` and without credentials in addresses."""
+        return _redact(text, self.variables.values())
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
         stdio = import_extra("mcp.client.stdio", extra="mcp")
@@ -88,10 +99,14 @@ class HttpServer:
     """
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may hold credentials
 
     def __str__(self) -> str:
-        return self.url
+        return redact(self.url)
+
+    def redact(self, text: str) -> str:
+        """Return a text without the values of ``headers`` and without credentials in addresses."""
+        return _redact(text, self.headers.values())
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
         http = import_extra("mcp.client.streamable_http", extra="mcp")
@@ -249,7 +264,15 @@ class _Connection:
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        return f"{reason} ({lines[-1][:200]})" if lines else reason
+        return self._server.redact(f"{reason} ({lines[-1][:200]})" if lines else reason)
+
+
+def _redact(text: str, values: Iterable[str]) -> str:
+    """Return a text without these values, and without their words ("Bearer abc" has the word "abc")."""
+    words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
+    for word in sorted(words, key=len, reverse=True):
+        text = text.replace(word, REDACTED)
+    return redact(text)
 
 
 def _describe(error: BaseException) -> str:
