@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_r1.core.environment import RolloutContext, Transition
@@ -24,6 +25,8 @@ class NaiveRag:
     Args:
         retrieve: the search tool; ``query`` must be its only required argument.
         system: a system message that replaces the system message of the task, if it has one.
+        examples: messages that follow the system message in every prompt, such as passages with a question, and its
+            answer.
         max_output: the number of characters shown of the passages; use the value of the agent's ToolEnv.
 
     Raises:
@@ -32,11 +35,19 @@ class NaiveRag:
 
     tools: tuple[ToolSpec, ...] = ()
 
-    def __init__(self, retrieve: Tool, *, system: str | None = None, max_output: int = MAX_OUTPUT) -> None:
+    def __init__(
+        self,
+        retrieve: Tool,
+        *,
+        system: str | None = None,
+        examples: Sequence[Message] = (),
+        max_output: int = MAX_OUTPUT,
+    ) -> None:
         if list(retrieve.spec.parameters.get("required", ())) != ["query"]:
             got = f"the arguments {describe_parameters(retrieve.spec.parameters)}"
             raise InvalidInput(f"tool {retrieve.spec.name!r}", got=got, do="let it need query only")
-        self._retrieve, self._system, self._max_output = retrieve, system, max_output
+        self._retrieve, self._max_output = retrieve, max_output
+        self._system, self._examples = system, tuple(examples)
 
     async def open(self, task: Task, context: RolloutContext) -> SingleTurnEpisode:
         """Retrieve the passages and return the episode.
@@ -44,7 +55,7 @@ class NaiveRag:
         Raises:
             AgentR1Error: if the retrieval fails: a baseline that reads an error message would score too low.
         """
-        messages = list(opening_messages(task, self._system))
+        messages = list(opening_messages(task, self._system, self._examples))
         users = [index for index, message in enumerate(messages) if message.role == "user"]
         if not users:
             raise InvalidInput(f"task {task.id}", got="no user message", do="ask the question in a user message")

@@ -92,3 +92,12 @@ def test_a_tool_that_requires_more_than_a_query_is_refused() -> None:
 def test_a_task_without_a_question_is_refused(context: Any) -> None:
     with pytest.raises(InvalidInput, match="no user message"):
         opened(NaiveRag(search), Task("t", (Message.system("x"),)), context)
+
+
+def test_examples_follow_the_system_message_for_the_agent_and_for_the_baseline(context: Any) -> None:
+    task = Task("asked", (Message.system("short"), Message.user("Who rules Alba?")))
+    examples = (Message.user("Who rules Corin?"), Message.assistant("Dovu"))
+    for env in (ToolEnv([search], examples=examples), NaiveRag(search, examples=examples)):
+        start = asyncio.run(env.open(task, context())).start
+        assert start[:3] == (Message.system("short"), *examples) and len(start) == 4
+        assert start[3].role == "user" and start[3].text.endswith("Who rules Alba?")

@@ -1,0 +1,157 @@
+"""Worlds of invented people: who they are, what is true of them, their pages, and chains of facts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agent_r1.retrieval.passages import Passage
+from agent_r1.tasksets.people.vocabulary import (
+    HELD_OUT_PERSONAL,
+    HELD_OUT_VALUED,
+    MEN,
+    PERSONAL,
+    SURNAMES,
+    VALUED,
+    WOMEN,
+    Relation,
+)
+
+_SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
+
+PEOPLE = 40
+PERSONAL_FACTS = (2, 3)
+"""Facts of a person about other people, fewest and most."""
+
+VALUED_FACTS = (1, 3)
+"""Facts of a person with a value, fewest and most. A page has 3 to 6 sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact of a person, as a sentence of the page.
+
+    Example:
+        Fact(relation=.., value="Thomas Ashby", sentence="She was taught by Thomas Ashby.")
+    """
+
+    relation: Relation
+    value: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A walk from ``start`` along relations; ``values[i]`` is the value of relation ``i``.
+
+    Example:
+        Chain("Clara Hale", (teacher, birthplace), ("Adam Nash", "Lisbon")): Clara's teacher was born in Lisbon.
+    """
+
+    start: str
+    relations: tuple[Relation, ...]
+    values: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        return self.values[-1]
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The people whose pages hold the facts, in order."""
+        return (self.start, *self.values[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """People and their facts by name."""
+
+    facts: Mapping[str, tuple[Fact, ...]]
+
+    def pages(self) -> tuple[Passage, ...]:
+        return tuple(
+            Passage(name, " ".join(fact.sentence for fact in facts)) for name, facts in sorted(self.facts.items())
+        )
+
+    def chain(self, hops: int, last: frozenset[str], rng: random.Random) -> Chain | None:
+        """Draw a walk of ``hops`` facts over different people, whose last relation is one of ``last``.
+
+        Returns None if the drawn walk does not end so; draw again.
+        """
+        at = start = rng.choice(sorted(self.facts))
+        relations, values, visited = [], [], {start}
+        for hop in range(hops):
+            is_last = hop == hops - 1
+            fitting = [f for f in self.facts[at] if (f.relation.name in last if is_last else bool(f.relation.noun))]
+            fitting = [fact for fact in fitting if fact.value not in visited]
+            if not fitting:
+                return None
+            fact = rng.choice(fitting)
+            relations.append(fact.relation)
+            values.append(fact.value)
+            at = fact.value
+            visited.add(at)
+        return Chain(start, tuple(relations), tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class WorldKey:
+    """Determines a world, on every machine.
+
+    Attributes:
+        owner: the class of its people's surnames: train, validation or test.
+        number: the name of the world within its class.
+        held_out_wordings: the pages use the wordings that no page of training uses.
+        held_out_relations: every page has facts of the two relations that no page of training has.
+
+    Example:
+        WorldKey("test", "0")
+    """
+
+    owner: str
+    number: str
+    held_out_wordings: bool = False
+    held_out_relations: bool = False
+
+
+@lru_cache(maxsize=256)
+def open_world(key: WorldKey) -> World:
+    """Return the world of a key."""
+    rng = random.Random(f"people/{key.owner}/{key.number}")
+    names = _draw_names(key.owner, rng)
+    facts = {}
+    for name in names:
+        personal = rng.sample(PERSONAL, rng.randint(*PERSONAL_FACTS))
+        valued = rng.sample(VALUED, rng.randint(*VALUED_FACTS))
+        if key.held_out_relations:
+            personal[0], valued[0] = HELD_OUT_PERSONAL, HELD_OUT_VALUED
+        others = iter(rng.sample([other for other in names if other != name], len(personal)))
+        relations = [*personal, *valued]
+        rng.shuffle(relations)
+        values = {r.name: rng.choice(r.values) if r.values else next(others) for r in relations}
+        facts[name] = tuple(
+            Fact(r, values[r.name], _sentence(name, r, values[r.name], not index, key.held_out_wordings, rng))
+            for index, r in enumerate(relations)
+        )
+    return World(facts)
+
+
+def _draw_names(owner: str, rng: random.Random) -> list[str]:
+    """Draw different full names. Several people share a first name or a surname, so that a search finds both."""
+    names: dict[str, None] = {}
+    while len(names) < PEOPLE:
+        names[f"{rng.choice(WOMEN + MEN)} {rng.choice(SURNAMES[owner])}"] = None
+    return list(names)
+
+
+def _sentence(name: str, relation: Relation, value: str, first: bool, held_out: bool, rng: random.Random) -> str:
+    """Return a sentence about a person. The first sentence of a page names the person, the others use a pronoun."""
+    wording = relation.held_out_page if held_out else rng.choice(relation.pages)
+    if first:
+        wording = _SUBJECT.sub(lambda slot: f"{name}'s" if slot["word"] in "Oo" else name, wording, count=1)
+    she, her, accusative = ("she", "her", "her") if name.split()[0] in WOMEN else ("he", "his", "him")
+    article = "an" if value[0].lower() in "aeiou" else "a"
+    return wording.format(P=she.capitalize(), O=her.capitalize(), p=she, o=her, p2=accusative, v=value, a=article)
