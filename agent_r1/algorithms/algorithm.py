@@ -22,6 +22,7 @@ from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, Rew
 from agent_r1.algorithms.ops.importance_sampling import importance_ratio
 from agent_r1.algorithms.ops.kl import kl_k3
 from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights
+from agent_r1.algorithms.ops.returns import RETURN_TOLERANCE
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
@@ -179,7 +180,7 @@ class Algorithm(Component):
         # Supervised terms: -log pi of successful trajectories, and of observations.
         sft_weight = None
         if self.sft_coef or self.observation_nll_coef:
-            successful = (batch.returns > 0)[batch.token_trajectory] & batch.action_mask & trained  # (N,)
+            successful = (batch.returns > RETURN_TOLERANCE)[batch.token_trajectory] & batch.action_mask & trained  # (N,)
             observed = ~batch.action_mask  # (N,)
             sft_weight = self.sft_coef * _mean_weights(successful) + self.observation_nll_coef * _mean_weights(observed)
 
@@ -204,8 +205,8 @@ class Algorithm(Component):
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
 
-        w is the loss weight, c the importance weight of the sampler correction, s the supervised weight, d the weight of
-        KL-Cov.
+        w is the loss weight, c the importance weight of the sampler correction, s the supervised weight, d the weight
+        of KL-Cov.
 
         Args:
             tokens: Model outputs for the n tokens of the micro-batch, with gradient.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.component import Component
 from agent_r1.algorithms.ops.group_stats import group_std, has_variance
+from agent_r1.algorithms.ops.returns import reaches
 from agent_r1.core.trajectory import Turn
 from agent_r1.data.segments import segment_first
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample
@@ -133,7 +134,8 @@ def _is_empty(turn: Turn) -> bool:
 
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
     """Remove samples whose return is below ``threshold``."""
-    return [None if sample.total >= threshold else "unsuccessful" for sample in samples]
+    returns, _ = _returns(samples)
+    return [None if is_success else "unsuccessful" for is_success in reaches(returns, threshold).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from agent_r1.algorithms.advantages.advantage import Advantage, require
 from agent_r1.algorithms.component import Need
 from agent_r1.algorithms.ops.group_stats import whiten
-from agent_r1.algorithms.ops.returns import discounted_sums
+from agent_r1.algorithms.ops.returns import discounted_sums, reaches
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
 
@@ -62,7 +62,7 @@ class Success(Advantage):
         return f"1 if R >= {self.threshold:g}, else 0"
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        return (batch.returns >= self.threshold).double()[batch.token_trajectory]  # (M,) -> (N,)
+        return reaches(batch.returns, self.threshold).double()[batch.token_trajectory]  # (M,) -> (N,)
 
 
 class Teacher(Advantage):

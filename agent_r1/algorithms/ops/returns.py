@@ -11,6 +11,15 @@ from torch import Tensor
 from agent_r1.data.segments import segment_last
 
 
+RETURN_TOLERANCE = 1e-9
+"""Returns that differ by less than this count as equal: the order of a floating-point sum must not decide a success."""
+
+
+def reaches(returns: Tensor, threshold: float) -> Tensor:
+    """Return which returns are at least ``threshold``, up to rounding: (M,) bool."""
+    return returns > threshold - RETURN_TOLERANCE
+
+
 def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
     """Return y_t = x_t + discount * y_{t+1} within each unit, the discounted return to go: (N,) -> (N,).
 
