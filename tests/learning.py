@@ -129,6 +129,7 @@ def model_outputs(models: ModelSet, batch: TrainingBatch, old_logprobs: Tensor |
         values=None if models.critic is None else models.values(batch),
         reference_logprobs=None if models.reference is None else models.logprobs(batch, "reference"),
         teacher_logprobs=None if models.teacher is None else models.logprobs(batch, "teacher"),
+        entropy=models.entropy(batch),
     )
 
 

@@ -75,7 +75,7 @@ KL_COV = Algorithm(
 M2PO = Algorithm(
     name="m2po",
     paper="2510.01161",
-    deviations="tokens are masked by the policy before the update, as in AReaL; not by clip bounds as in the paper's code",
+    deviations="tokens are masked by the policy before the update, as in AReaL, not by clip bounds as in its own code",
     advantage=STANDARDIZED,
     loss=ImportanceSampling(),
     ratio_denominator="sampler",
@@ -84,8 +84,8 @@ M2PO = Algorithm(
 OPSM = Algorithm(
     name="opsm",
     paper="2512.02556",
-    deviations="threshold 0.5 as TRL suggests (slime 1e-4), as the paper gives none; no KL (kl.estimator k3_unbiased is "
-    "the paper's); routes and sampling masks are not kept",
+    deviations="threshold 0.5 as TRL suggests (slime 1e-4), as the paper gives none; no KL (the paper has "
+    "kl.estimator k3_unbiased); routes and sampling masks are not kept",
     advantage=STANDARDIZED,
     off_policy_mask=OffPolicyMask(),
 )

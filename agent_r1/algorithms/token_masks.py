@@ -19,7 +19,7 @@ from agent_r1.algorithms.advantages.advantage import require
 from agent_r1.algorithms.component import Component
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import segment_mean
+from agent_r1.data.segments import index_within, segment_mean
 
 
 class TokenMask(Component, ABC):
@@ -67,10 +67,12 @@ class SecondMoment(TokenMask):
 
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         old_logprobs = require(outputs.old_logprobs, "log-probabilities before the update")
-        squares, order = (old_logprobs - batch.sampler_logprobs).square().sort(stable=True)  # (n,) ascending
-        # the means of the 1, 2, .. n smallest squares do not decrease
-        means = squares.cumsum(0) / torch.arange(1, len(squares) + 1)  # (n,)
-        return torch.zeros(len(order), dtype=torch.bool).index_put((order,), means <= self.threshold)
+        squares = _without_noise((old_logprobs - batch.sampler_logprobs).square())  # (n,)
+        ordered = squares.sort().values
+        # the means of the 1, 2, .. n smallest squares do not decrease; equal squares are kept or masked together
+        means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1)  # (n,)
+        first_masked = torch.searchsorted(ordered, ordered[means > self.threshold][:1])  # (1,), or (0,) if all are kept
+        return squares < ordered[first_masked] if len(first_masked) else torch.ones_like(squares, dtype=torch.bool)
 
 
 class TopEntropy(TokenMask):
@@ -90,7 +92,7 @@ class TopEntropy(TokenMask):
         return f"only at the {self.share:g} of tokens with the largest entropy of pi_old"
 
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        entropy = require(outputs.entropy, "the entropy of the policy")  # (n,)
+        entropy = _without_noise(require(outputs.entropy, "the entropy of the policy"))  # (n,)
         # the first token above the quantile 1 - share; 1e-9 against rounding of whole numbers
         rank = math.ceil((1 - self.share) * (len(entropy) - 1) - 1e-9)
         return entropy >= entropy.sort().values[rank]
@@ -99,8 +101,8 @@ class TopEntropy(TokenMask):
 class ClipCov(TokenMask):
     """Mask a few random tokens with a large covariance of advantage and log-probability: Clip-Cov (2505.22617).
 
-    cov = (A - mean A) (log pi - mean log pi). These tokens reduce the entropy of the policy most. At most a ``share`` of
-    all tokens, and at least one, is drawn from those with low < cov < high.
+    These tokens reduce the entropy of the policy most. A ``share`` of all tokens, and at least one, is drawn from those
+    with low < cov < high; see :func:`covariance`.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -121,14 +123,16 @@ class ClipCov(TokenMask):
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         cov = covariance(batch, outputs, advantage)  # (n,)
         candidates = ((cov > self.low) & (cov < self.high)).nonzero().squeeze(1)
-        # the draw depends on the batch alone, so a resumed run repeats it
-        random = torch.Generator().manual_seed(int(batch.versions.max()) * 1_000_003 + int(batch.ids.sum()))
-        drawn = torch.randperm(len(candidates), generator=random)[: max(int(self.share * len(cov)), 1)]
+        # each token's number in the draw depends on its attempt and place alone: a repeated or resumed run draws alike
+        place = index_within(batch.token_trajectory)[candidates].tolist()
+        attempts = [batch.attempts[number] for number in batch.token_trajectory[candidates].tolist()]
+        lots = torch.tensor([attempt.seed(0, index) for attempt, index in zip(attempts, place, strict=True)])
+        drawn = lots.argsort()[: max(int(self.share * len(cov)), 1)]
         return torch.ones(len(cov), dtype=torch.bool).index_fill(0, candidates[drawn], False)
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on the tokens of largest covariance, instead of masking them: KL-Cov (2505.22617)."""
+    """A penalty |log(pi / pi_old)| on the tokens of largest covariance, in place of a mask: KL-Cov (2505.22617)."""
 
     share: float = Field(default=2e-4, gt=0, le=1)
     """Share of the tokens that is penalized, at least one token."""
@@ -143,9 +147,9 @@ class KlCov(Component):
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         """Return the weight of the penalty at each of n tokens, of whole batches: (n,)."""
-        cov = covariance(batch, outputs, advantage)  # (n,)
-        largest = cov.topk(max(int(self.share * len(cov)), 1)).indices
-        return torch.zeros_like(cov).index_fill(0, largest, self.coefficient)
+        cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
+        least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # tokens equal to it are penalized too
+        return self.coefficient * (cov >= least).double()
 
 
 class OffPolicyMask(Component):
@@ -181,3 +185,8 @@ def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())
+
+
+def _without_noise(x: Tensor) -> Tensor:
+    """Return x rounded, so that equal numbers stay equal in whatever micro-batches they were computed."""
+    return x.round(decimals=9)

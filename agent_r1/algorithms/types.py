@@ -77,8 +77,8 @@ class TokenWeights:
     loss_weight: Tensor
     """(N,) the token's weight in the aggregated loss; 0 if the loss mask excludes it."""
     importance_weight: Tensor
-    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without correction, 0 if a
-    rejection or the token mask leaves the token out."""
+    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without correction, 0 if
+    a rejection or the token mask leaves the token out."""
     sft_weight: Tensor | None = None
     """(N,) weight of -log pi of the token (imitation of successes, prediction of observations); None if unused."""
     value_targets: ValueTargets | None = None

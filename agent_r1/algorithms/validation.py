@@ -77,7 +77,11 @@ def _masks(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _token_rules(algorithm: Algorithm) -> Iterator[str]:
-    rules = {"token_mask": algorithm.token_mask, "off_policy_mask": algorithm.off_policy_mask, "kl_cov": algorithm.kl_cov}
+    rules = {
+        "token_mask": algorithm.token_mask,
+        "off_policy_mask": algorithm.off_policy_mask,
+        "kl_cov": algorithm.kl_cov,
+    }
     given = [name for name, rule in rules.items() if rule is not None]
     if given and not algorithm.masks.loss:
         yield f"{given[0]} is a rule for actions: leave masks.loss on"

@@ -141,7 +141,11 @@ class TrainingBatch:
         """Return the batch with its action tokens only, without sequences."""
         if bool(self.action_mask.all()):
             return self  # the common case: no observations in the batch
-        positions = self.action_mask.nonzero().squeeze(1)  # (n,)
+        return self.tokens(self.action_mask)
+
+    def tokens(self, mask: Tensor) -> TrainingBatch:
+        """Return the batch with the n tokens of ``mask`` (N,) only, without sequences."""
+        positions = mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,
             ids=self.ids[positions],

@@ -110,8 +110,8 @@ class PolicyUpdater:
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
         self._published: WeightUpdate | None = None
         packing: Packing = pack_prefix_tree if trainer.supports_tree_attention else pack_causal
-        # All sequences of a trajectory share a micro-batch if the algorithm needs whole trajectories. Splitting a long tree
-        # into paths would only make that micro-batch larger.
+        # All sequences of a trajectory share a micro-batch if the algorithm needs whole trajectories. Splitting a long
+        # tree into paths would only make that micro-batch larger.
         whole = algorithm.needs_whole_trajectories
         self._packing = packing if whole else with_length_limit(packing, lambda: trainer.micro_tokens)
 

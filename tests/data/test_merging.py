@@ -43,10 +43,10 @@ def loss_and_gradient(
         torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
     models = ModelSet(policy, 0.7, micro_tokens, critic, reference, teacher)
     batch = assemble_batch(select_trainable(groups, {}).samples, packing, algorithm.token_scope)
-    outputs = model_outputs(models, batch)
     # the old log-probabilities differ from the policy's, so that clipping has an effect
     noise = torch.randn(len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     old = models.logprobs(batch) + 0.3 * noise
+    outputs = model_outputs(models, batch, old)
     weights = algorithm.compute_token_weights(batch, outputs, kl_coef=0.5)
     stats = forward_backward(models, algorithm, PreparedBatch(batch, weights, outputs, old))
     modules = {"policy": policy, **({} if critic is None else {"critic": critic})}

@@ -28,7 +28,7 @@ def weights_of(algorithm, groups):
     before_token, after_action, reference, teacher = (
         torch.randn(count, dtype=torch.float64, generator=draws) for count in (tokens, turns, tokens, tokens)
     )
-    outputs = ModelOutputs(batch.sampler_logprobs, StateValues(before_token, after_action), reference, teacher)
+    outputs = ModelOutputs(batch.sampler_logprobs, StateValues(before_token, after_action), reference, teacher, teacher)
     return algorithm.compute_token_weights(batch, outputs, kl_coef=0.1)
 
 

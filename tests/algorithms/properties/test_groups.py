@@ -219,7 +219,7 @@ def over_turns(batch: TrainingBatch) -> Tensor:
 def test_trajectory_level_advantages_do_not_depend_on_the_number_of_turns(algorithm: Algorithm) -> None:
     holds(
         does_not_depend_on_the_number_of_turns,
-        lambda batch: algorithm.compute_token_weights(batch, ModelOutputs()).advantage,
+        lambda batch: algorithm.advantage.compute(batch, ModelOutputs()),
         EPISODES,
         count=5,
     )
@@ -231,7 +231,7 @@ def test_statistics_over_turns_are_detected() -> None:
 
 # other groups do not matter
 
-WHITENED = ("reinforce++-baseline", "lite-ppo", "gdpo")
+WHITENED = ("reinforce++-baseline", "lite-ppo", "gdpo", "gpg")
 """Algorithms that scale by the whole batch, on purpose."""
 WITHIN_GROUPS = [
     algorithm for algorithm in ALGORITHMS.values() if "group" in algorithm.needs and algorithm.name not in WHITENED
@@ -247,7 +247,7 @@ def does_not_depend_on_other_groups(advantage_of: AdvantageFn, episodes: Episode
 def test_advantages_do_not_depend_on_other_groups(algorithm: Algorithm) -> None:
     holds(
         does_not_depend_on_other_groups,
-        lambda batch: algorithm.compute_token_weights(batch, ModelOutputs()).advantage,
+        lambda batch: algorithm.advantage.compute(batch, ModelOutputs()),
         EPISODES,
         count=6,
     )
@@ -263,6 +263,6 @@ def test_a_comparison_with_other_groups_is_detected() -> None:
     for name in WHITENED:
         rejected(
             does_not_depend_on_other_groups,
-            lambda batch, algorithm=ALGORITHMS[name]: algorithm.compute_token_weights(batch, ModelOutputs()).advantage,
+            lambda batch, algorithm=ALGORITHMS[name]: algorithm.advantage.compute(batch, ModelOutputs()),
             EPISODES,
         )

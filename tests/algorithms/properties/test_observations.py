@@ -96,7 +96,7 @@ def skips_observations(advantage_of: AdvantageFn, episodes: Episodes, seed: int)
         values = torch.randn(len(mask), generator=torch.Generator().manual_seed(seed)).double()
         values[mask] = torch.linspace(-1, 1, int(mask.sum()), dtype=torch.float64)
         after_action = torch.zeros(len(batch.turn_trajectory)).double()
-        found.append(advantage_of(batch, ModelOutputs(values=StateValues(values, after_action)))[mask])
+        found.append(advantage_of(batch, ModelOutputs(values=StateValues(values, after_action), entropy=values))[mask])
     assert close(found[0], found[1])
 
 
