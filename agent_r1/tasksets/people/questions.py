@@ -42,8 +42,6 @@ class Split:
 
 SPLITS: Mapping[str, Split] = {
     "train": Split("train", worlds=100, tasks=8000, hops=(1, 2)),
-    "train-1-hop": Split("train", worlds=100, tasks=8000, hops=(1,)),
-    "train-2-hop": Split("train", worlds=100, tasks=8000, hops=(2,)),
     "validation": Split("validation", worlds=10, tasks=240, hops=(1, 2)),
     **{f"{hops}-hop": Split("test", worlds=10, tasks=400, hops=(hops,)) for hops in (1, 2, 3, 4, 5)},
     "paraphrased": Split("test", worlds=10, tasks=400, hops=(1, 2), held_out_wordings=True),
