@@ -27,6 +27,15 @@ COMMAND_LINE = "command line"
 LARGEST_INTEGER, LARGEST_NUMBER = 2**32 - 1, 1e9
 """No setting needs a larger integer or floating-point number, and libraries that get one raise OverflowError."""
 
+RENAMED: Mapping[str, str] = {
+    "task": "taskset",
+    "row": "algorithm",
+    "view": "context_policy",
+    "learner": "trainer",
+    "doctor": "monitor",
+}
+"""Settings and tables of the first version, and their names now."""
+
 MAX_FILE, MAX_DEPTH = 1_000_000, 20
 """Bytes of a TOML file, and how deep its tables and lists may be nested."""
 
@@ -68,7 +77,10 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
     try:
         return cls.model_validate_json(to_json(_nest(cls, settings), inf_nan_mode="constants"), strict=True)
     except ValidationError as error:
-        raise _explain(error, sources) from None
+        raise _explain(cls, error, sources) from None
+    except InvalidInput as error:  # of the validator of a setting that is chosen by name
+        source = _source(error.what, sources)
+        raise InvalidInput(f"{error.what} ({source})" if source else error.what, got=error.got, do=error.do) from None
 
 
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
@@ -103,7 +115,7 @@ def read_toml(path: Path) -> Layer:
         reason = error.strerror or "it cannot be read"
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="give a TOML file") from None
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of 5,000 digits, deep brackets
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="fix its TOML") from None
 
 
@@ -172,7 +184,14 @@ def is_table(field: FieldInfo) -> bool:
 
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
     """Return the error for a key that is no setting."""
-    do = suggest(key, known) or "leave it out: no setting has a similar name"
+    known = list(known)
+    table, _, _ = key.partition(".")
+    if table in RENAMED and any(name.partition(".")[0] == RENAMED[table] for name in known):
+        do = f"{table} is now {RENAMED[table]}: CHANGELOG.md lists the new name of every setting (Renamed)"
+    elif below := [name for name in known if name.startswith(f"{key}.")]:
+        do = f"it is a table: give its settings, such as {below[0]}"
+    else:
+        do = suggest(key, known) or "leave it out: no setting has a similar name"
     return InvalidInput(f"unknown setting ({source})", got=repr(key), do=do)
 
 
@@ -260,16 +279,24 @@ def _convert(annotation: Any, text: str) -> Any:
         return text
 
 
-def _explain(error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
+def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
     """Return the first problem of a validation as one line."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
-    # The source of a list's item is the list's. A problem of several settings together is reported at their parent.
-    below = (known for known in sources if known.startswith(f"{key}."))
-    source = next((sources[known] for known in (key, key.rpartition(".")[0], *below) if known in sources), None)
+    source = _source(key, sources)
     if first["type"] == "missing" and source is None:
         return InvalidInput(key, got="nothing", do=f"give it, as --{key} or in a configuration file")
     if first["type"] == "missing":
         return InvalidInput(f"{key} ({source})", got="nothing", do="the list should be longer")
     do = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    field = find_field(cls, key)
+    if first["type"] == "string_pattern_mismatch" and field is not None and field.description:
+        do = f"give another: {' '.join(field.description.split())}"  # not the regular expression
     return InvalidInput(f"{key} ({source})", got=repr(first["input"]), do=do)
+
+
+def _source(key: str, sources: Mapping[str, str]) -> str | None:
+    """Return the source of a setting; of a list's item the list's, of several settings together one of them."""
+    below = (known for known in sources if known.startswith(f"{key}."))
+    above = (known for known in sources if key.startswith(f"{known}."))
+    return next((sources[known] for known in (key, *above, *below) if known in sources), None)

@@ -162,7 +162,8 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
     except ValidationError as error:
         first = error.errors()[0]
         key = prefix + ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"algorithm.{key}", got=first["input"], do=f"give another: {first['msg']}") from error
+        do = f"give another: {first['msg'].removeprefix('Value error, ')}"
+        raise InvalidInput(f"algorithm.{key}", got=first["input"], do=do) from error
 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:

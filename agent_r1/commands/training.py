@@ -71,13 +71,19 @@ def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainRe
 
 def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
     config = resolve_resume_config(layers)
-    if file is None and config.taskset not in agent_r1.tasksets.TASKSETS:
-        do = f"give the file that the run was started with, which defines {config.taskset!r}"
-        raise InvalidInput("FILE.py", got="none", do=do)
+    if file is None:
+        _require_file(config.taskset)
     taskset = open_taskset(config.taskset, config) if file is None else load_task_file(file, config.model)
     from agent_r1.training import run
 
     return run.resume(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset
+
+
+def _require_file(taskset: str) -> None:
+    """Raise InvalidInput if the task set of a run is defined by a file, which was not given."""
+    if taskset not in agent_r1.tasksets.TASKSETS:
+        do = f"give the file that the run was started with, which defines {taskset!r}"
+        raise InvalidInput("FILE.py", got="none", do=do)
 
 
 @click.command("eval", cls=SettingsCommand, config=EvalConfig)
@@ -98,6 +104,8 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
         trained = resolve(TrainSettings, [restrict(own, TrainSettings, TrainConfig)])
         other_taskset = "taskset" in given.model_fields_set and given.taskset != trained.taskset
         layers.append(restrict(_for_evaluation(own, other_taskset), EvalConfig, TrainConfig))
+        if file is None and not other_taskset:
+            _require_file(trained.taskset)
     config = resolve(EvalConfig, layers)
     if file is None:
         taskset = with_unseen_questions(open_taskset(config.taskset, config), config, trained, progress)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from agent_r1.core.redaction import redact
 
-MAX_SHOWN = 400
-"""Characters of a value that an error message shows."""
+MAX_SHOWN, MAX_REMEDY = 400, 1500
+"""Characters of a value, and of the remedy, that an error message shows."""
 
 
 class AgentR1Error(Exception):
@@ -35,7 +35,7 @@ class InvalidInput(AgentR1Error):
 
     def __init__(self, what: str, *, got: object, do: str) -> None:
         self.what, self.got, self.do = what, got, do
-        super().__init__(redact(f"{shorten(what)}: got {shorten(got)}; {shorten(do)}"))
+        super().__init__(redact(f"{shorten(what)}: got {shorten(got)}; {shorten(do, MAX_REMEDY)}"))
 
 
 class EngineError(AgentR1Error):
@@ -58,10 +58,10 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(message)
 
 
-def shorten(value: object) -> str:
+def shorten(value: object, most: int = MAX_SHOWN) -> str:
     """Return a value as text for an error message: its beginning and its length if it is very long."""
     try:
         text = str(value)
     except ValueError:  # Python writes no integers of more than 4,300 digits
         text = hex(value) if isinstance(value, int) else type(value).__name__
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 4]}.. ({len(text)} characters)"
+    return text if len(text) <= most else f"{text[: most // 2]}.. ({len(text)} characters)"

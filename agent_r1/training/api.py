@@ -35,15 +35,46 @@ Result = TypeVar("Result")
 Callback = Callable[[StepReport], object]
 
 
-def train(env: Env, tasks: Sequence[Task], *, resume: bool = False, **arguments: Any) -> TrainReport:
+def train(
+    env: Env,
+    tasks: Sequence[Task],
+    *,
+    eval_tasks: Sequence[Task] = (),
+    model: str | None = None,
+    algorithm: object | None = None,
+    rewards: Sequence[RewardFunction] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: Progress | None = None,
+    placement: Placement | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> TrainReport:
     """Train an agent in ``env`` on ``tasks`` and return the table of the trained agent and its baselines.
 
-    A shortcut for ``Trainer(env, tasks, ..).train()``; see :class:`Trainer` for the arguments.
+    A shortcut for ``Trainer(env, tasks, ..).train()``.
+
+    Args:
+        resume: continue the run that the setting ``run`` names.
+        settings: every option of ``agent-r1 train``, such as ``steps=100``; nested ones as mappings.
+
+    The other arguments are those of :class:`Trainer`.
 
     Example:
         train(env, tasks, model="Qwen/Qwen2.5-3B-Instruct", eval_tasks=held_out, steps=100)
     """
-    return Trainer(env, tasks, **arguments).train(resume=resume)
+    trainer = Trainer(
+        env,
+        tasks,
+        eval_tasks=eval_tasks,
+        model=model,
+        algorithm=algorithm,
+        rewards=rewards,
+        callbacks=callbacks,
+        progress=progress,
+        placement=placement,
+        **settings,
+    )
+    return trainer.train(resume=resume)
 
 
 class Trainer:

@@ -11,6 +11,7 @@ from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.inference.config import EngineConfig
 from agent_r1.store import RunReader, is_run, run_folder
+from agent_r1.tasksets import TASKSETS
 from agent_r1.training.config import TrainConfig, TrainSettings
 from agent_r1.training.monitor.config import MonitorConfig
 
@@ -53,7 +54,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         raise InvalidInput("steps", got=after.steps, do=do)
     if complete and after.steps == before.steps:
         got = f"{folder}, which is complete: it took its {before.steps} steps"
-        do = f"give more --steps to continue; 'agent-r1 eval --model {name}' gives its table again"
+        file = "" if before.taskset in TASKSETS else "FILE.py "
+        do = f"give more --steps to continue; 'agent-r1 eval {file}--model {name}' gives its table again"
         raise InvalidInput("resume", got=got, do=do)
     return after
 

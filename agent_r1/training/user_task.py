@@ -21,6 +21,8 @@ from agent_r1.envs.user_env import UserEnv
 from agent_r1.rewards import FunctionScorer
 from agent_r1.rewards.scoring import RewardFunction, functions_by_name
 from agent_r1.sandbox import find_unconfined_sandbox, sandbox_level
+from agent_r1.store import is_run, run_folder
+from agent_r1.tasksets import TASKSETS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 VALIDATION = "validation"
@@ -100,7 +102,10 @@ def load_task_file(file: Path, model: str) -> TaskSet:
         InvalidInput: if the file does not exist, cannot be run, or does not define a name.
     """
     if not os.path.isfile(file):
-        raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do="give a Python file")
+        is_model = os.path.isdir(file) or is_run(run_folder(str(file)))
+        do = f"give --model {file} to use a run or a model, or a Python file" if is_model else "give a Python file"
+        do = f"give --taskset {file}, or a Python file" if str(file) in TASKSETS else do
+        raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do=do)
     values = _run(file)
     for name in ("env", "tasks"):
         if name not in values:
