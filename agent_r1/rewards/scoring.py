@@ -91,8 +91,8 @@ def _values(name: str, outcome: CallOutcome) -> Mapping[str, object]:
             return {str(key): value for key, value in values.items()}
         case ReturnValue(value=value):
             return {name: value}
-        case CallFailure(reason=reason):
-            return {name: Unscored(reason)}
+        case CallFailure(reason=reason, location=location):
+            return {name: Unscored(reason + location)}
         case CallTimeout(seconds=seconds):
             return {name: Unscored(f"it took longer than {seconds:g} seconds")}
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from pathlib import Path
 from typing import get_args
 
 from agent_r1.core.environment import Transition
 from agent_r1.core.messages import Message, RoleName, ToolCall, from_openai
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Rewards, RewardValue, Unscored
-from agent_r1.tools.execution import current_task, is_user_error, is_user_file
+from agent_r1.tools.execution import current_task, is_user_error, user_code_location
 from agent_r1.tools.tool_errors import describe_type, part_errors, validation_errors
 
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
@@ -36,16 +34,7 @@ def format_error(error: BaseException) -> str:
         text = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
     except Exception:  # __str__ of the exception is user code too
         text = "its text cannot be shown"
-    return f"{type(error).__name__}: {text}{_location(error)}"
-
-
-def _location(error: BaseException) -> str:
-    """Return the innermost traceback line outside this package, Python and installed packages."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = Path(frame.f_code.co_filename)
-        if is_user_file(file) and file.is_file():
-            return f" ({file.name}:{line}, in {frame.f_code.co_name})"
-    return ""
+    return f"{type(error).__name__}: {text}{user_code_location(error)}"
 
 
 @contextmanager

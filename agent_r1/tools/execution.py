@@ -48,9 +48,14 @@ class ReturnValue:
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """The function raised an exception; ``reason`` is one line, such as ``ValueError: no such page``."""
+    """The function raised an exception; ``reason`` is one line, such as ``ValueError: no such page``.
+
+    ``location`` is the line of the user's own code that raised it, such as `` (env.py:12, in find)``. A policy does not
+    see it.
+    """
 
     reason: str
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,19 @@ def is_user_file(file: Path) -> bool:
     return not own and "site-packages" not in file.parts
 
 
+def user_code_location(error: BaseException) -> str:
+    """Return the innermost line of the user's own code in the traceback of an error; "" if there is none.
+
+    Example:
+        " (env.py:12, in find)"
+    """
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = Path(frame.f_code.co_filename)
+        if is_user_file(file) and file.is_file():
+            return f" ({file.name}:{line}, in {frame.f_code.co_name})"
+    return ""
+
+
 async def run_detached(work: Awaitable[T]) -> T:
     """Return the result of ``work``, which runs in a task of its own, so that it cannot swallow a cancellation.
 
@@ -193,7 +211,7 @@ async def _run_sync(work: Callable[[], object]) -> CallOutcome:
 
 def _describe(error: BaseException) -> CallFailure:
     _log.debug("a tool or reward raised", exc_info=error)
-    return CallFailure(" ".join(traceback.format_exception_only(error)[-1].split()))
+    return CallFailure(" ".join(traceback.format_exception_only(error)[-1].split()), user_code_location(error))
 
 
 _threads = DaemonThreads("agent-r1-tool")

@@ -150,3 +150,12 @@ def test_per_turn_rewards_with_one_bad_number_are_unscored(make_trajectory, make
     scorer = FunctionScorer({"by_turn": by_turn, "broken": broken})
     (rewards,) = asyncio.run(scorer.score([make_trajectory((make_action("a"), ()), (make_action("b"), ()))], task))
     assert plain(rewards) == {"by_turn": (0.5, 1.0), "broken": None}
+
+
+def test_a_function_that_raises_is_reported_with_its_file_and_line() -> None:
+    def keyed(trajectory: Trajectory, task: Task) -> float:
+        return {}["gold"]
+
+    (scores,) = asyncio.run(FunctionScorer({"keyed": keyed}).score(group_of(1), TASK))
+    line = keyed.__code__.co_firstlineno + 1
+    assert scores == {"keyed": Unscored(f"KeyError: 'gold' (test_scoring.py:{line}, in keyed)")}
