@@ -108,8 +108,8 @@ def test_a_step_without_signal_is_found_with_its_most_common_reasons() -> None:
     )
 
 
-@pytest.mark.parametrize(("steps_of_run", "last"), [(2, None), (3, 3), (7, 7), (50, 20)])
-def test_a_run_that_never_learns_is_stopped(steps_of_run: int, last: int | None) -> None:
+@pytest.mark.parametrize(("steps_of_run", "last"), [(2, None), (3, None), (20, None), (21, 20), (50, 20)])
+def test_a_run_that_never_learns_is_stopped_unless_it_is_short(steps_of_run: int, last: int | None) -> None:
     monitor, log = make_monitor(steps=steps_of_run)
 
     async def go() -> None:

@@ -136,10 +136,10 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
     )
 
 
-def check_no_signal(update: UpdateReport, patience: int) -> Finding | None:
+def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
     """Return a finding if no attempt of a step was trained: all were excluded, or none had an advantage.
 
-    Steps with numbers that are not finite have their own check.
+    ``patience`` such steps in a row stop the run; None: they only cause warnings. Steps with numbers that are not finite have their own check.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None
@@ -150,7 +150,7 @@ def check_no_signal(update: UpdateReport, patience: int) -> Finding | None:
         check="nothing_learned",
         what="no attempt of the step was trained",
         value=f"{', '.join(reasons)}; mean reward {update.metrics['reward']:.3g}",
-        limit=f"at most {patience} such steps in a row",
+        limit="too few steps to stop the run" if patience is None else f"at most {patience} such steps in a row",
         do=(
             "use tasks that are solved sometimes, a reward that distinguishes attempts, or a larger group_size; "
             "if the reward is at its maximum, training is done"

@@ -22,7 +22,8 @@ class MonitorConfig(BaseModel):
     """Stop the run if a metric exceeds its limit in this many consecutive steps; warn before."""
 
     idle_steps: int = Field(default=20, ge=1)
-    """Stop the run if nothing was learned in this many consecutive steps, or in all of a shorter run; warn before."""
+    """Stop the run if nothing was learned in this many consecutive steps; warn before. A run that has no more steps
+    than this is only warned."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(ratio - 1) of a token before any update, in batches sampled with the newest weights. None: 0.001, or

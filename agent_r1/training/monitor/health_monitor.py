@@ -40,7 +40,8 @@ class HealthMonitor:
         limits = config.monitor
         self._updater, self._recorder, self._folder = updater, recorder, folder
         self._group_size = config.group_size
-        self._idle_steps = min(limits.idle_steps, max(limits.patience, config.steps))
+        # A trial run of a few steps is only warned.
+        self._idle_patience = limits.idle_steps if config.steps > limits.idle_steps else None
         longest = config.groups_per_step * config.group_size * min(MAX_WINDOW_STEPS, config.steps)
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
         self._breaker = CircuitBreaker(limits.failure_share, max(min(limits.failure_window, longest), shortest))
@@ -70,7 +71,7 @@ class HealthMonitor:
         before, self._micro_tokens = self._micro_tokens, update.micro_tokens
         results = (
             check_weights(served, self._updater.publish().version),
-            check_no_signal(update, self._idle_steps),
+            check_no_signal(update, self._idle_patience),
             check_memory_reduced(before, update.micro_tokens),
             self._spikes.check(update.metrics),
             *tool_warnings(self._breaker),
