@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+
+from agent_r1.core.tool import ToolSpec
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
@@ -23,3 +25,33 @@ def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
     """Return the token that comes first in a text, the longest if several begin there; None if there is none."""
     found = [(text.find(token), -len(token), token) for token in tokens if token in text]
     return min(found)[2] if found else None
+
+
+def break_tokens(text: str, tokens: Iterable[str]) -> str:
+    """Return a text with a space after the first character of each of these tokens; the text stays readable.
+
+    Example:
+        >>> break_tokens("Fine.<|im_end|>", ["<|im_end|>"])
+        'Fine.< |im_end|>'
+    """
+    for token in tokens:
+        if token in text:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def break_tokens_in_tool(tool: ToolSpec, tokens: Iterable[str]) -> ToolSpec:
+    """Return the description of a tool with these tokens broken, in its names, descriptions, defaults and choices.
+
+    Somebody else may have written it, for example an MCP server.
+    """
+    name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
+    return ToolSpec(name, description, _break_in_json(tool.parameters, tuple(tokens)))
+
+
+def _break_in_json(value: Any, tokens: tuple[str, ...]) -> Any:
+    if isinstance(value, str):
+        return break_tokens(value, tokens)
+    if isinstance(value, Mapping):
+        return {_break_in_json(key, tokens): _break_in_json(item, tokens) for key, item in value.items()}
+    return [_break_in_json(item, tokens) for item in value] if isinstance(value, list | tuple) else value

@@ -14,24 +14,27 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Literal
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import StopCondition
 from agent_r1.core.messages import Action, Message, Text, ToolCall
-from agent_r1.core.tool import ToolSpec
+from agent_r1.renderers.chat_template import apply_chat_template
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
+from agent_r1.renderers.probes import MARKER, PROBE_TOOL, comparable, probe_call
 from agent_r1.renderers.protocol import RenderedPrompt
-from agent_r1.renderers.special_tokens import first_token_in, special_tokens, token_at_end
+from agent_r1.renderers.special_tokens import (
+    break_tokens,
+    break_tokens_in_tool,
+    first_token_in,
+    special_tokens,
+    token_at_end,
+)
 from agent_r1.renderers.stop_strings import StopStringMatcher
 
 Messages = tuple[Message, ...]
-
-_MARKER = "AGENTR1MARK"
-"""A text that probes put into a message, to find it again in the render."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,14 @@ class TemplateRenderer:
         self._extra_stop_ids = stop_token_ids
         self._result_tags: tuple[str, ...] = ()
         question = Message.user("question")
-        self._renders_tools = _PROBE_TOOL.name in self._apply_template(
-            (question,), (_PROBE_TOOL,), add_generation_prompt=True
+        self._renders_tools = PROBE_TOOL.name in self._apply_template(
+            (question,), (PROBE_TOOL,), add_generation_prompt=True
         )
         self._turn_ends = self._find_turn_ends()
         # the plain template writes no token after an action, only an empty line
         self._breaks = (*self._turn_ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
-        with_reasoning = Message.assistant("a", (), _MARKER)
-        self._renders_reasoning = _MARKER in self.render_text((question, with_reasoning))
+        with_reasoning = Message.assistant("a", (), MARKER)
+        self._renders_reasoning = MARKER in self.render_text((question, with_reasoning))
         self._opens_reasoning = self.render_text((question,), add_generation_prompt=True).rstrip().endswith(THINK_OPEN)
         self._result_tags = self._find_result_tags()
         self._to_prompt = lru_cache(maxsize=4096)(lambda text: RenderedPrompt(text, self.encode(text)))
@@ -116,44 +119,47 @@ class TemplateRenderer:
 
         A system message describes the tools if the template does not.
         """
-        instruction = self.tool_format.tool_instructions(tools) if tools and not self._renders_tools else None
+        shown = tuple(break_tokens_in_tool(tool, self._special) for tool in tools)
+        instruction = self.tool_format.tool_instructions(shown) if tools and not self._renders_tools else None
         if instruction is None:
-            return self._apply_template(messages, tools, add_generation_prompt=add_generation_prompt)
+            return self._apply_template(messages, shown, add_generation_prompt=add_generation_prompt)
         opening = [message.text for message in messages[:1] if message.role == "system"]
         system = Message.system("\n\n".join([*opening, instruction]))
         return self._apply_template(
-            (system, *messages[len(opening) :]), tools, add_generation_prompt=add_generation_prompt
+            (system, *messages[len(opening) :]), shown, add_generation_prompt=add_generation_prompt
         )
 
     def _apply_template(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> str:
         self.tool_format.check_writable(messages)
         try:
-            text = self.tokenizer.apply_chat_template(
-                self.tool_format.to_template([self._escape_special_tokens(message) for message in messages], tools),
-                tools=[tool.to_openai() for tool in tools] or None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise UnsupportedChat(f"the chat template cannot render this conversation: {error}") from error
-        return str(text)
+            converted = self.tool_format.to_template([self._break_special_tokens(each) for each in messages], tools)
+        except (TypeError, ValueError, KeyError) as error:
+            raise UnsupportedChat(f"the conversation cannot be written as {self.tool_format.name}: {error}") from error
+        specs = [tool.to_openai() for tool in tools]
+        return apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
 
-    def _escape_special_tokens(self, message: Message) -> Message:
+    def _break_special_tokens(self, message: Message) -> Message:
         """Return the message with special tokens in user and tool text broken by a space.
 
-        Without this, a retrieved page could end its own turn, or a tool could end its result. The text stays readable.
+        Without this, a retrieved page could end its own turn, or a tool could end its result.
         """
-        tokens = (*self._special, *(self._result_tags if message.role == "tool" else ()))
-        if message.role not in ("user", "tool") or not any(token in message.text for token in tokens):
+        if message.role not in ("user", "tool"):
             return message
-        text = message.text
-        for token in tokens:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-        return replace(message, parts=(Text(text),))
+        tokens = (*self._special, *(self._result_tags if message.role == "tool" else ()))
+        text = break_tokens(message.text, tokens)
+        return message if text == message.text else replace(message, parts=(Text(text),))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a rendered text; special tokens in it become their ids."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        """Return the tokens of a rendered text; special tokens in it become their ids.
+
+        Raises UnsupportedChat if the tokenizer has no tokens for a part of the text.
+        """
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        except Exception as error:  # the tokenizers library raises the bare type
+            reason = " ".join(str(error).split())[:200]
+            problem = f"the tokenizer cannot encode a conversation: {reason}"
+            raise UnsupportedChat(f"{problem}; give it an unknown token that is in its vocabulary") from error
 
     # ---- from one turn to the next
 
@@ -293,7 +299,7 @@ class TemplateRenderer:
 
     def _find_turn_ends(self) -> tuple[str, ...]:
         """Return the special tokens that the template writes after an answer, and after a call if it differs."""
-        question, answer = Message.user("question"), Message.assistant(_MARKER)
+        question, answer = Message.user("question"), Message.assistant(MARKER)
         end = token_at_end(self._after_marker((question, answer), ()), self._special)
         if end is None:
             followed = self._after_marker((question, answer, question), (), add_generation_prompt=True)
@@ -307,29 +313,29 @@ class TemplateRenderer:
 
     def _find_call_end(self) -> str | None:
         """Return the special token that follows a call; None if calls cannot be rendered."""
-        messages = (Message.user("question"), _probe_call(_MARKER))
+        messages = (Message.user("question"), probe_call(MARKER))
         try:
-            alone = self._after_marker(messages, (_PROBE_TOOL,))
+            alone = self._after_marker(messages, (PROBE_TOOL,))
             if end := token_at_end(alone, self._special):
                 return end
             result = Message.tool("A page.", "call_0_0")
-            followed = self._after_marker((*messages, result), (_PROBE_TOOL,), add_generation_prompt=True)
+            followed = self._after_marker((*messages, result), (PROBE_TOOL,), add_generation_prompt=True)
         except UnsupportedChat:
             return None
         return first_token_in(followed.removeprefix(alone.rstrip()), self._special)
 
     def _find_result_tags(self) -> tuple[str, ...]:
         """Return the tags, not special tokens, between which the template writes a tool's result."""
-        messages = (Message.user("question"), _probe_call("there"), Message.tool(_MARKER, "call_0_0"))
+        messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
         try:
-            text = self.render_text(messages, (_PROBE_TOOL,))
+            text = self.render_text(messages, (PROBE_TOOL,))
         except UnsupportedChat:
             return ()
-        found = re.search(rf"(<[^<>\s]+>)\s*{_MARKER}\s*(</[^<>\s]+>)", text)
+        found = re.search(rf"(<[^<>\s]+>)\s*{MARKER}\s*(</[^<>\s]+>)", text)
         return found.groups() if found else ()
 
     def _after_marker(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool = False) -> str:
-        return self.render_text(messages, tools, add_generation_prompt=add_generation_prompt).rpartition(_MARKER)[2]
+        return self.render_text(messages, tools, add_generation_prompt=add_generation_prompt).rpartition(MARKER)[2]
 
     def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
         """Return what the template does if a tool's result, or a user's message, follows an action."""
@@ -339,10 +345,10 @@ class TemplateRenderer:
             return TemplateBehavior("unsupported", str(error))
 
     def _probe_behavior(self, boundary: Literal["tool", "user"], thinking: bool) -> TemplateBehavior:
-        tools = (_PROBE_TOOL,) if boundary == "tool" else ()
+        tools = (PROBE_TOOL,) if boundary == "tool" else ()
         messages = (Message.user("What is there?"),)
         prompt = self.render(messages, tools)
-        if tools and _PROBE_TOOL.name not in prompt.text:
+        if tools and PROBE_TOOL.name not in prompt.text:
             return TemplateBehavior("unsupported", "the chat template does not show tools to the model")
         probe = self._probe_message(boundary, thinking)
         observation = (Message.tool("A page.", "call_0_0") if tools else Message.user("And then?"),)
@@ -371,27 +377,11 @@ class TemplateRenderer:
         index, end = min(breaks, default=(len(rest.rstrip()), ""))
         ids = self.encode(rest[:index] + (end if end in self._special else ""))
         parsed = self._parse(ids, 0, tools, self._opens_reasoning and appended).message
-        return ids if _comparable(parsed) == _comparable(probe) else None
+        return ids if comparable(parsed) == comparable(probe) else None
 
     def _probe_message(self, boundary: Literal["tool", "user"], thinking: bool) -> Message:
         reasoning = "I see." if thinking and self._renders_reasoning else None
         inline = "<think>\nI see.\n</think>\n\n" if thinking and not self._renders_reasoning else ""
         if boundary == "user":
             return Message.assistant(inline + "A page.", (), reasoning)
-        return _probe_call("there", inline, reasoning)
-
-
-_PROBE_TOOL = ToolSpec(
-    "probe_search",
-    "Look something up.",
-    {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-)
-
-
-def _probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
-    return Message.assistant(text, (ToolCall("call_0_0", _PROBE_TOOL.name, {"query": query}, ""),), reasoning)
-
-
-def _comparable(message: Message) -> tuple[object, ...]:
-    calls = [(call.name, call.arguments) for call in message.calls]
-    return calls, message.reasoning or "", message.text.strip()
+        return probe_call("there", inline, reasoning)

@@ -7,6 +7,7 @@ import copy
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
+from agent_r1.renderers.chat_template import apply_chat_template
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.deepseek import DeepSeek
 from agent_r1.renderers.formats.harmony import Harmony
@@ -95,7 +96,6 @@ def _header(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text that a prompt ends with, after the last message."""
     messages = [{"role": "user", "content": "question"}]
     with_header, without = (
-        str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=added))
-        for added in (True, False)
+        apply_chat_template(tokenizer, messages, (), add_generation_prompt=added) for added in (True, False)
     )
     return with_header.removeprefix(without)

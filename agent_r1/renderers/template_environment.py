@@ -1,0 +1,346 @@
+"""The environment that transformers gives to chat templates, with limits on what a template computes.
+
+Each loop, call, operator, filter and output spends some of a :class:`~agent_r1.renderers.template_budget.Budget`,
+before it allocates anything. What jinja2 has no hook for is counted by filters that are put into the syntax tree.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from threading import local
+from typing import Any, cast
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, pass_context
+
+from agent_r1.renderers.template_budget import Budget, check_format, size_of
+
+_REMOVED_FILTERS = ("random", "striptags", "urlize", "wordwrap", "xmlattr")
+"""Filters for web pages, whose cost is not linear, and a random one."""
+
+_NODES_PER_STEP = 8
+"""Nodes of the syntax tree that count as one step when the loop or macro around them runs."""
+
+_CHARACTERS_PER_STEP = 64
+"""Characters of a text that count as one step when it is searched or split."""
+
+# fmt: off
+_LINEAR = frozenset({
+    "abs", "attr", "capitalize", "casefold", "count", "d", "default", "dictsort", "e", "endswith", "escape", "find",
+    "first", "float", "get", "index", "int", "items", "keys", "last", "length", "list", "lower", "lstrip", "map",
+    "max", "min", "partition", "reject", "rejectattr", "removeprefix", "removesuffix", "reverse", "rfind",
+    "rpartition", "rsplit", "rstrip", "safe", "select", "selectattr", "sort", "split", "splitlines", "startswith",
+    "string", "strip", "swapcase", "title", "trim", "truncate", "unique", "upper", "values", "wordcount",
+})
+# fmt: on
+"""Filters and methods whose result is not longer than their arguments together."""
+
+_STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace", "pprint"})
+"""Filters and methods that write out all that their arguments contain."""
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment that transformers gives to chat templates, in which all work is counted."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # the optimizer computes constants before anything can be counted
+            finalize=_output,
+            extensions=[_Generation, loopcontrols],
+        )
+        self._state = local()  # a renderer may be used by several threads
+        self.macro_steps = 1
+        self.filters = {name: self._counted(name, f) for name, f in self.filters.items()}
+        for name in _REMOVED_FILTERS:
+            del self.filters[name]
+        self.filters |= {"tojson": _tojson, _LOOP: _count_iterations, _CONCAT: _concat, _CONTAINER: _container}
+        self.filters |= {_TEXT: _output, _SCANNED: _scanned}
+        del self.globals["lipsum"]
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.globals |= {"dict": _TemplateDict(), "namespace": _TemplateNamespace}
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of the render that runs in this thread."""
+        budget: Budget = self._state.budget
+        return budget
+
+    @budget.setter
+    def budget(self, budget: Budget) -> None:
+        self._state.budget = budget
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        macros = template.find_all((nodes.Macro, nodes.CallBlock))
+        self.macro_steps = max((_steps_of(macro) for macro in macros), default=1)
+        _count_in(template)
+        return template
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        self.budget.allow_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, macro or method of a template."""
+        budget = __self.budget
+        budget.spend(__self.macro_steps if isinstance(__obj, Macro) else 1)
+        if isinstance(__obj, LoopContext) and args:
+            args = (_CountedIterable(args[0], budget, __self.macro_steps), *args[1:])
+        elif isinstance(owner := getattr(__obj, "__self__", None), str | list | dict | tuple):
+            _allow_call(budget, __obj.__name__, owner, args, kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(result, str | list):
+            budget.spend(_steps_through(result), len(result))
+        elif isinstance(result, dict):
+            budget.spend(budget.nodes_of(result))
+        return result
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return a replacement for ``str.format`` that allows no large widths."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def format_text(*args: Any, **kwargs: Any) -> str:
+            if value.__name__ != "format":
+                raise SecurityError(f"chat templates cannot use {value.__name__}")
+            check_format(value.__self__)
+            self.budget.spend(1, size_of([value.__self__, args, kwargs]) * max(1, value.__self__.count("{")))
+            return wrapped(*args, **kwargs)
+
+        return format_text
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a filter that first checks whether its result can become too large."""
+
+        context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            passed = args if context_kind is None else args[1:]
+            if name == "join" and passed and not isinstance(passed[0], str | list | tuple | dict):
+                items = list(passed[0])
+                args = (*args[: len(args) - len(passed)], items, *passed[1:])
+                passed = (items, *passed[1:])
+            _allow_call(self.budget, name, passed[0] if passed else "", passed[1:], kwargs)
+            result = function(*args, **kwargs)
+            if isinstance(result, str | list):
+                self.budget.spend(_steps_through(result), len(result))
+            return result
+
+        if context_kind is not None:
+            counted.__dict__["jinja_pass_arg"] = context_kind
+        return counted
+
+
+def _allow_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise BudgetExceeded if a filter or method could produce too much, before it runs."""
+    if name in ("translate", "maketrans"):
+        raise SecurityError(f"chat templates cannot use {name}")
+    if name == "format" and isinstance(value, str):
+        check_format(value)
+    if name in _STRINGIFYING:
+        budget.spend(1, size_of([value, args, kwargs], budget.limit_characters))
+    budget.spend(_steps_through(value))
+    if name == "map" and any(isinstance(each, list | dict) for each in (*args, *kwargs.values())):
+        raise SecurityError("chat templates cannot use containers as defaults of map")
+    if name in _LINEAR:
+        return
+    length = len(value) if isinstance(value, str | list | tuple | dict) else 1
+    factors = [abs(a) if isinstance(a, int | float) else len(a) for a in _numbers_and_texts((args, kwargs))]
+    factor = int(min(1 + max(factors, default=0), 1e18))
+    budget.require(1 + (length + 1) * factor)
+    if name in ("batch", "slice"):
+        budget.spend(budget.nodes_of([*args, *kwargs.values()]) * factor)
+
+
+def _steps_through(value: Any) -> int:
+    """Return the steps that one pass over a value counts."""
+    length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
+    return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
+
+
+def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
+    """Yield the numbers and texts among arguments, and in lists of them."""
+    if isinstance(value, int | float | str):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            if not isinstance(item, list | dict):
+                yield from _numbers_and_texts(item)
+
+
+# ---- what is put into the syntax tree of a template
+
+_LOOP, _CONCAT, _CONTAINER, _TEXT = "agent_r1_loop", "agent_r1_concat", "agent_r1_container", "agent_r1_text"
+_SCANNED = "agent_r1_scanned"
+
+
+class _CountedIterable:
+    """An iterable that spends steps for each item; it has a length if the iterable has one."""
+
+    def __init__(self, iterable: Any, budget: Budget, steps: int) -> None:
+        self._iterable, self._budget, self._steps = iterable, budget, steps
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._iterable:
+            self._budget.spend(self._steps)
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._iterable)
+
+
+@pass_context
+def _count_iterations(context: Any, iterable: Any, steps: int) -> _CountedIterable:
+    iter(iterable)  # what cannot be iterated fails as it does in a loop
+    return _CountedIterable(iterable, context.environment.budget, steps)
+
+
+@pass_context
+def _concat(context: Any, values: list[Any]) -> str:
+    """Return what the operator ``~`` returns."""
+    budget = context.environment.budget
+    budget.spend(1, size_of(values, budget.limit_characters))
+    return "".join(map(str, values))
+
+
+@pass_context
+def _container(context: Any, value: Any) -> Any:
+    """Return a list or dictionary that a template wrote, whose size as a tree is spent: it may repeat its parts."""
+    budget = context.environment.budget
+    budget.spend(budget.nodes_of(value))
+    return value
+
+
+@pass_context
+def _scanned(context: Any, value: Any) -> Any:
+    """Return a value that is searched or sliced."""
+    context.environment.budget.spend(_steps_through(value), len(value) if isinstance(value, str) else 0)
+    return value
+
+
+@pass_context
+def _output(context: Any, value: Any) -> str:
+    """Return the text that a template outputs for a value."""
+    budget = context.environment.budget
+    budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
+    return str(value)
+
+
+def _steps_of(node: nodes.Node) -> int:
+    return 1 + sum(1 for _ in node.find_all(nodes.Node)) // _NODES_PER_STEP
+
+
+def _count_in(node: nodes.Node) -> None:
+    """Put counting filters around the iterables, concatenations, containers and texts below a node."""
+    for name, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            _count_in(value)
+            setattr(node, name, _counting(value))
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, nodes.Node):
+                    _count_in(item)
+            value[:] = [_counting(item) if isinstance(item, nodes.Node) else item for item in value]
+    if isinstance(node, nodes.Operand) and node.op in ("in", "notin"):
+        node.expr = _filtered(node.expr, _SCANNED)
+    elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        node.node = _filtered(node.node, _SCANNED)
+    elif isinstance(node, nodes.For):
+        node.iter = _filtered(cast(nodes.Expr, node.iter), _LOOP, nodes.Const(_steps_of(node)))
+
+
+def _counting(node: nodes.Node) -> nodes.Node:
+    """Return the node with a counting filter around it if it needs one."""
+    if isinstance(node, nodes.Concat):
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+    if isinstance(node, nodes.TemplateData):
+        return _filtered(nodes.Const(node.data, lineno=node.lineno), _TEXT)
+    is_literal = isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load")
+    return _filtered(node, _CONTAINER) if is_literal and isinstance(node, nodes.Expr) else node
+
+
+def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+    """Return the expression ``node | name(*args)``."""
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+# ---- what transformers gives to templates
+
+
+class _Generation(Extension):
+    """The block ``{% generation %}``, which marks the assistant's text for training, and renders its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _TemplateDict:
+    """The function ``dict`` of templates, without the attributes of the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _TemplateNamespace(Namespace):
+    """A namespace without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that a template may use the name self
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _require_public(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_public(name)
+        super().__setitem__(name, value)
+
+
+def _require_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"chat templates cannot set {name!r} on a namespace: it begins with an underscore")
+
+
+def _raise_exception(message: Any) -> None:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    if re.search(r"\d{3}", str(form)):
+        raise SecurityError("chat templates cannot use large widths in dates")
+    return datetime.now().strftime(form)
+
+
+@pass_context
+def _tojson(
+    context: Any,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without the escapes for web pages that jinja2's filter adds."""
+    budget = context.environment.budget
+    width = indent if isinstance(indent, int) else len(indent or "")
+    budget.spend(1, size_of(value, budget.limit_characters) * (1 + max(0, width)))
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
