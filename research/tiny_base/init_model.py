@@ -6,7 +6,7 @@ import math
 import random
 
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, SeedOssConfig, SeedOssForCausalLM
 
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
@@ -31,15 +31,22 @@ def make_initial_tokenizer() -> PreTrainedTokenizerBase:
     return make_tokenizer(texts)
 
 
-def make_initial_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
-    """Return a Qwen2 model of 0.2 million parameters; its random weights depend on the seed only."""
-    config = Qwen2Config(
+def make_initial_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> SeedOssForCausalLM:
+    """Return a model of 0.2 million parameters with Qwen2's layers; its random weights depend on the seed only.
+
+    It has the model type of Seed-OSS, whose layers are the same: for every model of type qwen2, transformers replaces
+    the saved tokenizer by Qwen2's own.
+    """
+    config = SeedOssConfig(
         vocab_size=8 * math.ceil(len(tokenizer) / 8),
         hidden_size=64,
         intermediate_size=256,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=16,
+        attention_dropout=0.0,
+        residual_dropout=0.0,
         max_position_embeddings=1024,
         initializer_range=0.04,
         tie_word_embeddings=True,
@@ -49,12 +56,12 @@ def make_initial_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2Fo
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = SeedOssForCausalLM(config)
     _attend_to_previous(model)
     return model
 
 
-def _attend_to_previous(model: Qwen2ForCausalLM, strength: float = 6.0, planes: int = 3) -> None:
+def _attend_to_previous(model: SeedOssForCausalLM, strength: float = 6.0, planes: int = 3) -> None:
     """Make the first head of the first layer attend to the previous token, whatever the tokens are.
 
     Copying needs such a head and a second one that uses it (induction: Olsson et al. 2022, arXiv 2209.11895);

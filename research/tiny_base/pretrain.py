@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, SeedOssForCausalLM
 
 from research.tiny_base.examples import Example, ExampleMaker, Mix
 
@@ -45,7 +45,7 @@ class Progress:
 
 
 def pretrain(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Sequence[Phase] = PHASES
+    model: SeedOssForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Sequence[Phase] = PHASES
 ) -> Iterator[Progress]:
     """Train in place and yield after each step. On one thread, equal seeds give equal bits."""
     maker = ExampleMaker(tokenizer, seed)
@@ -54,7 +54,7 @@ def pretrain(
 
 
 def train_on_batches(
-    model: Qwen2ForCausalLM, batches: Sequence[Callable[[], Sequence[Example]]], learning_rate: float = LEARNING_RATE
+    model: SeedOssForCausalLM, batches: Sequence[Callable[[], Sequence[Example]]], learning_rate: float = LEARNING_RATE
 ) -> Iterator[Progress]:
     """Train in place, one step per batch, and yield after each step. A batch is made when it is needed."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
@@ -75,7 +75,7 @@ def _schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / _WARMUP_STEPS) * min(1.0, max(_FINAL_RATE, left))
 
 
-def _backward(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[float, float]:
+def _backward(model: SeedOssForCausalLM, examples: Sequence[Example]) -> tuple[float, float]:
     """Add the gradient of the mean loss over all target tokens; return (loss, accuracy)."""
     ordered = sorted(examples, key=lambda example: len(example.ids))
     count = sum(sum(example.targets) for example in ordered)
@@ -89,7 +89,7 @@ def _backward(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[flo
     return loss, hits / count
 
 
-def _target_logits(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+def _target_logits(model: SeedOssForCausalLM, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Return the logits (n, vocabulary) and the ids (n,) of the target tokens."""
     ids = _pad([torch.tensor(example.ids) for example in examples])
     is_target = _pad([torch.tensor(example.targets) for example in examples])[:, 1:]

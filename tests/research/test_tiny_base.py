@@ -3,10 +3,11 @@
 import random
 from itertools import groupby, pairwise
 from operator import itemgetter
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.messages import Message
 from agent_r1.model.load import load_tokenizer
@@ -83,6 +84,23 @@ def test_every_text_of_tinywiki_round_trips_in_words(tokenizer: PreTrainedTokeni
 )
 def test_other_ascii_text_round_trips_too(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     assert round_trip(tokenizer, text) == text
+
+
+def test_transformers_own_loader_encodes_as_ours_does(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rng: random.Random, tmp_path: Path
+) -> None:
+    """Also for a folder to which a trained model was written."""
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    renderer = TemplateRenderer(tokenizer)
+    texts = [renderer.render_text(messages, TOOLS) for messages in transcripts(rng)[:10]]
+    for folder in (TINY_BASE_FOLDER, tmp_path):
+        plain = AutoTokenizer.from_pretrained(folder)
+        assert [plain.encode(text) for text in texts] == [tokenizer.encode(text) for text in texts]
+        assert plain.apply_chat_template([{"role": "user", "content": "Who?"}], tokenize=False) == renderer.render_text(
+            (Message.user("Who?"),)
+        )
+        assert plain.decode(plain.encode(texts[0])) == texts[0]
 
 
 def test_a_name_is_one_token_in_every_context(tokenizer: PreTrainedTokenizerBase) -> None:
