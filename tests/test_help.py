@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -42,10 +41,9 @@ def test_help_shows_every_setting_with_its_type_its_default_and_its_bounds(show:
     assert "--algorithm.KEY VALUE" in shown and "trainer: " in shown
 
 
-def test_help_is_fast() -> None:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "agent_r1.cli", "train", "--help"], check=True, capture_output=True)
-    assert time.perf_counter() - began < 10  # far below what importing torch takes on a busy machine
+def test_help_does_not_import_torch() -> None:
+    program = "import sys\nfrom agent_r1.cli import main\nmain(['train', '--help'])\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 def test_the_version_is_that_of_the_package(show: Show) -> None:

@@ -2,6 +2,7 @@
 
     make faults                                 the whole table (an hour on two cores)
     python tests/faults --short            a few injections of each case (minutes)
+    python tests/faults --smoke            one injection of each case, no controls (as in make test)
     python tests/faults --only crashes T12
 
 Exit code 1 if a property does not hold, too few faults happened, or a control was not detected for its own reason.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from changed_database import CHANGED_DATABASE
 from failing_disks import DISKS
 from failing_engines import ENGINE_FAILURES
 from failing_services import FAILURES
@@ -37,7 +39,7 @@ from two_processes import SECOND_PROCESS
 
 FAMILIES: Mapping[str, tuple[Case, ...]] = {
     "crashes": (
-        *(KILLED_ANYWHERE, KILLED_AHEAD, KILLED_SAVING, KILLED_CALLS, *DISKS),
+        *(KILLED_ANYWHERE, KILLED_AHEAD, KILLED_SAVING, KILLED_CALLS, *DISKS, CHANGED_DATABASE),
         *(SECOND_PROCESS, KILLED_AFTER_STEPS, SIGNALLED),
     ),
     "failures": (*HOSTILE_TOOLS, *FAILURES, *ENGINE_FAILURES, *NUMBERS, *NUMERIC_AGREEMENT),
@@ -89,12 +91,13 @@ def run_in_process(run: Callable[[Size], Outcome], size: Size) -> Outcome:
     return outcome_of(Child(run, size))
 
 
-def result_of(case: Case, short: bool, seed: int, jobs: int) -> Result:
+def result_of(case: Case, form: str, seed: int, jobs: int) -> Result:
     began = time.perf_counter()
-    required = case.short if short else case.full
+    required = {"full": case.full, "short": case.short, "smoke": 1}[form]
     outcome = run_in_process(case.run, Size(required, seed, jobs))
     controls = tuple(
-        (control, run_in_process(control.run, Size(control.injections, seed, jobs))) for control in case.controls
+        (control, run_in_process(control.run, Size(control.injections, seed, jobs)))
+        for control in (case.controls if form != "smoke" else ())
     )
     return Result(case, required, outcome, controls, time.perf_counter() - began)
 
@@ -123,7 +126,9 @@ def main() -> None:
         prog="python tests/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=[*FAMILIES, *(case.name for case in CASES)], nargs="+", default=[*FAMILIES])
-    parser.add_argument("--short", action="store_true")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--short", action="store_const", dest="form", const="short", default="full")
+    form.add_argument("--smoke", action="store_const", dest="form", const="smoke")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
@@ -135,7 +140,7 @@ def main() -> None:
         if case.name in selected and (hindrance := case.hindrance()) is not None:
             print(f"{case.name}: not run: {hindrance}", flush=True)
         elif case.name in selected:
-            results.append(result_of(case, options.short, options.seed, options.jobs))
+            results.append(result_of(case, options.form, options.seed, options.jobs))
             table.add_row(*row_of(results[-1]))
             verdict = "good" if results[-1].is_good else "BAD"
             print(f"{case.name}: {verdict}, {results[-1].seconds:.0f} s", file=sys.stderr, flush=True)

@@ -45,6 +45,7 @@ def kill_anywhere(
     size: Size, scenarios: Sequence[Scenario], make_judge: MakeJudge, breaking: Break = intact
 ) -> Outcome:
     """Kill runs at random positions that are spread evenly over the whole run."""
+    scenarios = scenarios[: size.injections]
     share = -(-size.injections // len(scenarios)) + SPARE
     return sum((_kill_evenly(scenario, share, size, make_judge, breaking) for scenario in scenarios), NOTHING)
 

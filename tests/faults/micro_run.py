@@ -94,8 +94,8 @@ def _describe(event: Event) -> Iterator[str]:
 
 RECORDED = """
     SELECT segment || ' started ' || attempt FROM attempts UNION ALL
-    SELECT segment || ' finished ' || attempt FROM attempts JOIN outcomes ON attempt_id = id UNION ALL
-    SELECT fates.segment || ' ' || fate || ' ' || attempt FROM fates JOIN attempts ON id = attempt_id
+    SELECT segment || ' finished ' || attempt FROM attempts JOIN outcomes ON attempt_id = attempts.id UNION ALL
+    SELECT fates.segment || ' ' || fate || ' ' || attempt FROM fates JOIN attempts ON attempts.id = attempt_id
 """
 """The lines of that log as the database has them."""
 

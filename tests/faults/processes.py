@@ -18,8 +18,8 @@ PAUSE = 0.05
 
 FORK = multiprocessing.get_context("fork")
 
-MAX_SECONDS = 240.0
-"""Default time after which a process counts as hung."""
+MAX_SECONDS = 1200.0
+"""Default time after which a process counts as hung. Far more than any needs, because machines may be busy."""
 
 
 @dataclass(frozen=True, slots=True)
