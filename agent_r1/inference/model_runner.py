@@ -184,6 +184,9 @@ def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
         raise _unsupported(model, f"{type(error).__name__}: {error}") from error
     finally:
         model.set_attn_implementation(usual)
+    if not bool(logits.isfinite().all() and expected.isfinite().all()):
+        do = "use a model whose weights have an ordinary size: on a short prompt its logits are NaN or infinite"
+        raise InvalidInput("model", got=type(model).__name__, do=do)
     if not torch.allclose(logits, expected, rtol=0, atol=PROBE_TOLERANCE[model.dtype] * float(expected.abs().max())):
         raise _unsupported(model, f"its logits differ by {float((logits - expected).abs().max()):.2g}")
     return runner.blocks[0].bytes // runner.blocks[0].capacity

@@ -15,7 +15,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.checksum import tensors_checksum
-from agent_r1.model.load import find_folder, load_tokenizer, quiet_transformers
+from agent_r1.model.load import check_finite, find_folder, load_tokenizer, quiet_transformers
 
 POOLER = "pooler"
 """Transformers' name for the layer after the last hidden state. Sentence encoders do not use it."""
@@ -108,7 +108,9 @@ def load_encoder(
 def _load_model(folder: Path, name: str) -> PreTrainedModel:
     try:
         with quiet_transformers():
-            loaded: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+            loaded: Any = AutoModel.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True
+            )
     except Exception as error:  # transformers, safetensors and json raise many types for a broken folder
         line = str(error).strip().splitlines()[:1]
         raise InvalidInput(
@@ -118,6 +120,7 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
     missing = sorted(key for key in report["missing_keys"] if POOLER not in key)
     if missing:
         raise InvalidInput("encoder", got=name, do=f"add the weights that its files lack: {', '.join(missing[:3])} ..")
+    check_finite(model, "encoder", name)
     return model.eval()
 
 

@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,6 +31,9 @@ HUB_SECONDS = 10.0
 LOGIT_TOLERANCE = 1e-6
 """Largest difference between the logits and head(backbone(ids)), relative to the largest logit."""
 
+_SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
+"""Entries of config.json of which none can be larger than the bytes of the weights."""
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
@@ -39,18 +44,23 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     It stays in eval mode during training: without dropout, the trainer computes the probabilities that the engine
     sampled from, and the first importance ratio is 1.
 
-    Raises InvalidInput if the model is missing, broken, incomplete, not a causal language model, or computes its
+    Weights are read from safetensors files only: a pickle may run code. Raises InvalidInput if the model is missing,
+    broken, incomplete, not a causal language model, has weights or logits that are NaN or infinite, or computes its
     logits in another way than ``head(backbone(ids))``.
     """
     folder = find_folder(name, "model")
+    _check_declared_sizes(folder, name)
     try:
         with quiet_transformers():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, output_loading_info=True, use_safetensors=True
+            )
     except Exception as error:  # transformers, safetensors and json raise many types for a broken folder
         raise _load_error("model", name, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise InvalidInput("model", got=name, do=f"add the weights that its files lack: {', '.join(missing[:3])} ..")
+    check_finite(model, "model", name)
     _check_logits(model, name)
     return model.eval()
 
@@ -101,12 +111,56 @@ def find_folder(name: str, kind: str) -> Path:
     ``kind`` ("model", "tokenizer", "encoder") is named in the InvalidInput that is raised if there is neither.
     """
     if os.path.exists(name):  # False, too, for text that no path can be
-        return Path(name)
+        return _local_folder(Path(name), kind)
     try:
         return Path(snapshot_download(name, etag_timeout=HUB_SECONDS, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))
     except Exception as error:  # invalid name, not on the hub, no access, no connection, no space
         do = f"name a folder that exists, or a model on the Hugging Face hub that can be reached ({_line(error)})"
         raise InvalidInput(kind, got=name, do=do) from error
+
+
+def _local_folder(folder: Path, kind: str) -> Path:
+    """Return the folder. Raises InvalidInput if it is none, or holds something that may be read forever."""
+    if not folder.is_dir():
+        raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")
+    try:
+        special = [path.name for path in sorted(folder.iterdir()) if path.exists() and not _is_ordinary(path)]
+    except OSError as error:
+        raise _load_error(kind, str(folder), error) from error
+    if special:
+        got = f"{folder}, in which {special[0]} is a pipe, a socket or a device"
+        raise InvalidInput(kind, got=got, do="remove it: a model consists of files")
+    return folder
+
+
+def _is_ordinary(path: Path) -> bool:
+    return path.is_file() or path.is_dir()
+
+
+def _check_declared_sizes(folder: Path, name: str) -> None:
+    """Raise InvalidInput if config.json declares a size that is larger than the weights: it would be allocated."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        available = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        declared = {key: config[key] for key in _SIZES if isinstance(config.get(key), int)}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return  # transformers says what is wrong
+    for key, value in declared.items():
+        if 0 < available < value:
+            got = f"{name}, whose config.json has {key} {value}, with weights of {available} bytes"
+            raise InvalidInput("model", got=got, do="add the weights, or correct config.json")
+
+
+def check_finite(model: nn.Module, kind: str, name: str) -> None:
+    """Raise InvalidInput that names the first tensor of a model with a NaN or an infinity.
+
+    ``kind`` and ``name`` say in the message which model it is.
+    """
+    for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            got = f"{name}, in which {tensor_name} has {count} values that are NaN or infinite"
+            raise InvalidInput(kind, got=got, do="use weights that are finite, such as those of an earlier checkpoint")
 
 
 def _load_error(kind: str, name: str, error: Exception) -> InvalidInput:
@@ -141,6 +195,9 @@ def _check_logits(model: PreTrainedModel, name: str) -> None:
     whole = model(input_ids=ids, use_cache=False).logits.float()
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     parts = model.get_output_embeddings()(hidden).float()
+    if not bool(whole.isfinite().all()):
+        got = f"{name}, whose weights are finite and whose logits are not"
+        raise InvalidInput("model", got=got, do="use weights of an ordinary size: a layer overflows in this dtype")
     if whole.shape != parts.shape or (whole - parts).abs().max() > LOGIT_TOLERANCE * whole.abs().max():
         do = "use a model whose logits are the output of its head: this one caps or scales them, which is not supported"
         raise InvalidInput("model", got=name, do=do)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ from transformers import (
 )
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.inference.model_runner import PROBE_TOKENS, probe_kv_bytes_per_token
 from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
 
 SMALL = {
@@ -198,3 +200,74 @@ def test_a_broken_tokenizer_is_an_error_of_one_line(folder: Path) -> None:
     with pytest.raises(InvalidInput) as caught:
         load_tokenizer(str(folder))
     assert "\n" not in str(caught.value)
+
+
+def fill(value: float, index: int = 3) -> Callable[[Path], None]:
+    """Return a damage: one value of a weight is replaced."""
+
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.1.mlp.up_proj.weight"].view(-1)[index] = value
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return damage
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_is_an_error_that_names_it(value: float, folder: Path) -> None:
+    fill(value)(folder)
+    message = r"model\.layers\.1\.mlp\.up_proj\.weight has 1 values that are NaN or infinite"
+    with pytest.raises(InvalidInput, match=message):
+        load_model(str(folder), torch.float32)
+
+
+def test_logits_that_overflow_are_an_error(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.norm.weight", "lm_head.weight"):
+        tensors[name] *= 1e30
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InvalidInput, match="weights are finite and whose logits are not"):
+        load_model(str(folder), torch.float32)
+
+
+def test_logits_that_overflow_only_for_some_tokens_are_an_error_of_the_engine(folder: Path) -> None:
+    model, last = load_model(str(folder), torch.float32), PROBE_TOKENS - 1  # the loader reads fewer tokens
+
+    def overflow(module: torch.nn.Module, given: tuple[torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
+        return torch.where((given[0] == last)[..., None], torch.inf, embedded)
+
+    model.get_input_embeddings().register_forward_hook(overflow)
+    with pytest.raises(InvalidInput, match="on a short prompt its logits are NaN or infinite"):
+        probe_kv_bytes_per_token(model)
+
+
+def test_weights_in_a_pickle_are_not_read(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(InvalidInput, match="safetensors"):
+        load_model(str(folder), torch.float32)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
+def test_a_declared_size_beyond_the_weights_is_an_error_before_it_is_allocated(key: str, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: 10**9}))
+    with pytest.raises(InvalidInput, match=rf"config\.json has {key} 1000000000, with weights of \d+ bytes"):
+        load_model(str(folder), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_pipe_in_the_folder_is_an_error_and_is_not_read(name: str, folder: Path) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    for load in (lambda: load_model(str(folder), torch.float32), lambda: load_tokenizer(str(folder))):
+        with pytest.raises(InvalidInput, match=f"{name} is a pipe"):
+            load()
+
+
+def test_a_file_or_a_device_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    for name in (tmp_path / "file", Path("/dev/zero")):
+        with pytest.raises(InvalidInput, match="is not a folder"):
+            load_model(str(name), torch.float32)
