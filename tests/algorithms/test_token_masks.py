@@ -1,0 +1,163 @@
+"""Token masks, KL-Cov and the off-policy sequence mask: against second derivations, and in training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from learning import with_recorded_logprobs
+from tensors import close, numbers, units
+from torch import Tensor
+from updating import make_updater, update
+
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
+from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.trajectory import Group
+from agent_r1.data.assemble import assemble_batch
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.segments import segment_sum
+from agent_r1.data.sequences import pack_prefix_tree
+from agent_r1.data.training_sample import Excluded, select_trainable
+from agent_r1.trainer.updater import MASKED
+
+
+@pytest.fixture
+def batch(make: Any) -> TrainingBatch:
+    """Return a batch of three groups of random attempts."""
+    return assemble_batch(select_trainable(make.random_groups(5), {}).samples, pack_prefix_tree)
+
+
+def random_column(batch: TrainingBatch, seed: int) -> Tensor:
+    return torch.randn(len(batch.ids), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_second_moment_is_cut_by_masking_the_furthest_tokens_one_by_one(batch: TrainingBatch) -> None:
+    moved = 0.3 * random_column(batch, 0)
+    outputs = ModelOutputs(old_logprobs=batch.sampler_logprobs + moved)
+    left = dict(enumerate(moved.square().tolist()))
+    while math.fsum(left.values()) / len(left) > 0.04:
+        del left[max(left, key=lambda place: left[place])]
+    kept = SecondMoment(threshold=0.04).kept(batch, outputs, moved)
+    assert kept.nonzero().squeeze(1).tolist() == sorted(left) and 0 < len(left) < len(moved)
+    assert SecondMoment(threshold=10.0).kept(batch, outputs, moved).all()  # as without a mask
+
+
+def test_equally_distant_tokens_are_masked_together(batch: TrainingBatch) -> None:
+    moved = torch.zeros(len(batch.ids), dtype=torch.float64)
+    moved[:4] = numbers(1, -1, 1 + 1e-12, 1)
+    kept = SecondMoment(threshold=1.5 / len(moved)).kept(batch, ModelOutputs(batch.sampler_logprobs + moved), moved)
+    assert kept.tolist() == [False] * 4 + [True] * (len(moved) - 4)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.99])
+def test_top_entropy_is_the_quantile_of_the_entropy(share: float, batch: TrainingBatch) -> None:
+    entropy = random_column(batch, 1).abs()
+    kept = TopEntropy(share=share).kept(batch, ModelOutputs(entropy=entropy), entropy)
+    assert kept.tolist() == (entropy >= torch.quantile(entropy, 1 - share)).tolist()
+    assert int(kept.sum()) == pytest.approx(share * len(entropy), abs=1.01)
+
+
+def covariances(batch: TrainingBatch, advantage: Tensor) -> list[float]:
+    logprobs, count = batch.sampler_logprobs.tolist(), len(batch.ids)
+    mean_a, mean_l = math.fsum(advantage.tolist()) / count, math.fsum(logprobs) / count
+    return [(a - mean_a) * (one - mean_l) for a, one in zip(advantage.tolist(), logprobs, strict=True)]
+
+
+def test_clip_cov_masks_its_share_of_the_tokens_in_the_window(batch: TrainingBatch) -> None:
+    batch = replace(batch, sampler_logprobs=-random_column(batch, 2).abs())
+    advantage = 3 * random_column(batch, 3)
+    inside = [1 < one < 5 for one in covariances(batch, advantage)]
+    for share, expected in ((1e-4, 1), (0.1, int(0.1 * len(inside))), (0.99, sum(inside))):
+        kept = ClipCov(share=share).kept(batch, ModelOutputs(), advantage)
+        assert int((~kept).sum()) == expected
+        assert all(within for within, one in zip(inside, kept.tolist(), strict=True) if not one)
+    assert ClipCov(low=100.0, high=200.0).kept(batch, ModelOutputs(), advantage).all()
+
+
+def test_kl_cov_penalizes_the_tokens_of_largest_covariance(batch: TrainingBatch) -> None:
+    batch = replace(batch, sampler_logprobs=-random_column(batch, 2).abs())
+    advantage = random_column(batch, 3)
+    ranked = sorted(range(len(advantage)), key=covariances(batch, advantage).__getitem__)
+    for share, count in ((1e-4, 1), (0.25, int(0.25 * len(advantage))), (1.0, len(advantage))):
+        weight = KlCov(share=share, coefficient=0.5).weight(batch, ModelOutputs(), advantage)
+        assert weight.nonzero().squeeze(1).tolist() == sorted(ranked[-count:])
+        assert set(weight.tolist()) <= {0.0, 0.5}
+
+
+def test_off_policy_sequences_keep_their_good_actions_only() -> None:
+    trajectory = units(0, 0, 1, 1, 2)
+    sampler, logprobs = numbers(-1, -1, -1, -1, -1), numbers(-1.2, -2.0, -1.2, -1.5, -3.0)
+    tokens = TokenOutputs(logprobs, torch.zeros(5), sampler, sampler_logprobs=sampler, trajectory=trajectory)
+    # means of log(mu / pi): 0.6, 0.35, 2
+    kept = OffPolicyMask(threshold=0.5).kept(numbers(-1, 1, -1, -1, 0), tokens)
+    assert kept.tolist() == [False, True, True, True, True]
+
+
+SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "top_entropy": {"token_mask": "top_entropy", "token_mask.share": 0.3},
+    "second_moment": {"token_mask": "second_moment", "token_mask.threshold": 0.01},
+    "clip_cov": {"token_mask": "clip_cov", "token_mask.low": 0.0, "token_mask.high": 50.0, "token_mask.share": 0.5},
+    "kl_cov": {"kl_cov.share": 0.5, "epochs": 2},
+    "off_policy_mask": {"off_policy_mask.threshold": 1e-4},
+}
+
+
+def recorded(make: Any) -> list[Group]:
+    """Return attempts that a sampler close to the policy made."""
+    return with_recorded_logprobs(make.model(seed=0, spread=0.21), make.random_groups(0), 1.0)
+
+
+@pytest.mark.parametrize("rule", SETTINGS)
+@pytest.mark.parametrize("base", ["grpo", "ppo"])
+def test_rules_combine_with_estimators_and_losses_and_change_what_is_trained(rule: str, base: str, make: Any) -> None:
+    found = []
+    for settings in ({key: value for key, value in SETTINGS[rule].items() if key == "epochs"}, SETTINGS[rule]):
+        algorithm = build_algorithm(base, settings)
+        updater = make_updater(make.model(), algorithm, learning_rate=1e-2, micro_tokens=40)
+        reports = [update(updater, recorded(make)) for _ in range(3)]
+        assert all(math.isfinite(value) for report in reports for value in report.metrics.values())
+        found.append(torch.cat([weight.flatten() for weight in updater.publish().handle.state_dict().values()]))
+    assert not close(found[0], found[1], 1e-6)
+
+
+def test_an_attempt_without_an_unmasked_token_says_so(make: Any) -> None:
+    turns = make.chain(([1], [2, 3]))
+    far = [replace(turn, logprobs=(-9.0, -9.0)) for turn in turns]
+    groups = make.groups(
+        make.trajectory(far, {"score": 1.0}),
+        *(make.trajectory(turns, {"score": 0.0}, member=member) for member in (1, 2)),
+    )
+    near = with_recorded_logprobs(make.model(), groups, 1.0)
+    near = [replace(group, trajectories=(groups[0].trajectories[0], *group.trajectories[1:])) for group in near]
+    outcomes = update(make_updater(make.model(), "m2po"), near).outcomes
+    assert [one.reason for one in outcomes if isinstance(one, Excluded)] == [MASKED]
+
+
+def test_masked_tokens_count_in_the_denominators(batch: TrainingBatch) -> None:
+    outputs = ModelOutputs(entropy=random_column(batch, 1))
+    masked = build_algorithm("grpo", {"token_mask": "top_entropy"}).compute_token_weights(batch, outputs)
+    plain = build_algorithm("grpo", {}).compute_token_weights(batch, outputs)
+    assert torch.equal(masked.loss_weight, plain.loss_weight)
+    assert 0 < segment_sum(masked.importance_weight, torch.zeros_like(batch.ids)).item() < len(batch.ids)
+
+
+def test_a_rule_is_chosen_by_name_and_refuses_what_it_does_not_have() -> None:
+    assert build_algorithm("grpo", {"token_mask": "clip_cov", "token_mask.high": 9.0}).token_mask == ClipCov(high=9.0)
+    assert build_algorithm("clip-cov", {"token_mask": "none"}).token_mask is None
+    for settings, message in (
+        (
+            {"token_mask": "entropy"},
+            "did you mean 'top_entropy'? there are: second_moment, top_entropy, clip_cov, none",
+        ),
+        ({"token_mask": "top_entropy", "token_mask.low": 1.0}, "top_entropy has no low; these have it: clip_cov"),
+        ({"token_mask": "top_entropy", "token_mask.share": 0.0}, "algorithm.token_mask.share: got 0.0"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            build_algorithm("grpo", settings)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
