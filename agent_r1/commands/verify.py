@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from agent_r1.commands.command import Invalid, columns, json_option, show
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
 from agent_r1.store import RunReader, run_folder
 from agent_r1.store.digest import run_digest
 from agent_r1.store.verification import VerificationReport
@@ -23,6 +26,10 @@ from agent_r1.store.verification import verify as verify_run
 def verify(run: str, digest: bool, as_json: bool) -> None:
     """Verify that a run is complete and that each attempt has one fate. RUN is a name in runs/, or a folder."""
     folder, value = run_folder(run), None
+    if not folder.is_dir():
+        there = sorted(file.parent.name for file in Path("runs").glob("*/run.db"))
+        do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()
+        raise InvalidInput("run", got=f"{run}, but there is no folder {folder}", do=do)
     report = verify_run(folder)
     if report.is_valid and digest:
         with closing(RunReader(folder)) as reader:
@@ -37,4 +44,5 @@ def _render(report: VerificationReport) -> RenderableType:
     if not report.is_valid:
         return Text("\n".join(report.violations))
     counts = {**report.attempts, "steps": report.steps, "segments": report.segments, "checkpoints": report.checkpoints}
+    counts |= {"rows": report.rows, "rows not yet closed": report.not_closed}
     return Group("The run is valid.", columns({name: str(count) for name, count in counts.items()}))

@@ -11,6 +11,7 @@ from pathlib import Path
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.store.folder import CONFIG_FILE
 from agent_r1.store.invariants import COMPLETED
+from agent_r1.store.ledger import SEAL_FILE, Seal, contradicts
 from agent_r1.store.manifest import (
     MODEL,
     CorruptCheckpoint,
@@ -18,6 +19,7 @@ from agent_r1.store.manifest import (
     check_manifest,
     checkpoint_step,
     list_checkpoints,
+    read_manifest,
 )
 from agent_r1.store.rows import CHECKPOINT_SAVED
 
@@ -36,7 +38,7 @@ def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
 
 
 def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manifest:
-    """Return the manifest of a checkpoint that is intact and holds the weights recorded for its step.
+    """Return the manifest of a checkpoint that is intact, with the weights recorded for its step and the run's ledger.
 
     Raises:
         CorruptCheckpoint: if it does not.
@@ -49,6 +51,8 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
     row = connection.execute(sql, (step,)).fetchone()
     if row is None or row[0] not in (None, manifest.fingerprint.weights):  # None: no checksum was computed
         raise CorruptCheckpoint(f"{checkpoint} does not hold the weights of step {step}")
+    if manifest.seal is not None and (problem := contradicts(connection, manifest.seal)) is not None:
+        raise CorruptCheckpoint(f"{checkpoint} does not fit the ledger: {problem}")
     return manifest
 
 
@@ -59,16 +63,22 @@ class RunFiles:
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
         model: the inode of the model's folder, which changes if the model is replaced; None if there is no model.
+        seal: the content of the seal file; None if there is none.
     """
 
     folder: Path
     checkpoints: Sequence[Path]
     model: int | None
+    seal: bytes | None
 
 
 def list_run_files(folder: Path) -> RunFiles:
     """Return the files that a run has now."""
-    return RunFiles(folder, list_checkpoints(folder), _inode(folder / MODEL))
+    try:
+        seal = (folder / SEAL_FILE).read_bytes()
+    except FileNotFoundError:
+        seal = None
+    return RunFiles(folder, list_checkpoints(folder), _inode(folder / MODEL), seal)
 
 
 def _inode(folder: Path) -> int | None:
@@ -114,11 +124,14 @@ def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[s
 
 def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
     try:
-        weights = check_manifest(model).fingerprint.weights
+        manifest = check_manifest(model)
     except AgentR1Error as error:
         return str(error)
+    if manifest.seal is not None and (problem := contradicts(connection, manifest.seal)) is not None:
+        return f"{model} does not fit the ledger: {problem}"
     table = "current_versions" if _is_complete(connection) else "versions"
     # Versions without a checksum cannot be compared.
+    weights = manifest.fingerprint.weights
     known = connection.execute(f"SELECT 1 FROM {table} WHERE checksum = ? OR checksum IS NULL", (weights,)).fetchone()
     return None if known else f"{model} holds weights that this run never published"
 
@@ -134,6 +147,26 @@ def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[
         yield f"{file} cannot be read: {error}"
 
 
+def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
+    """Yield a message if the seal file cannot be read, or is of another ledger."""
+    if files.seal is None:
+        return
+    try:
+        problem = contradicts(connection, Seal.from_json(json.loads(files.seal)))
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"it cannot be read: {type(error).__name__}: {error}"
+    if problem is not None:
+        yield f"{files.folder / SEAL_FILE} does not fit the ledger: {problem}"
+
+
+def last_closed_row(files: RunFiles) -> int:
+    """Return the number of the last row that a seal outside of the database covers. The files must be valid."""
+    folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
+    seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
+    seals += [] if files.seal is None else [Seal.from_json(json.loads(files.seal))]
+    return max((seal.row for seal in seals if seal is not None), default=0)
+
+
 def _is_complete(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute(f"SELECT {COMPLETED}").fetchone()[0])
 
@@ -142,6 +175,7 @@ FILE_INVARIANTS: Mapping[str, Callable[[sqlite3.Connection, RunFiles], Iterator[
     "checkpoints": invalid_checkpoints,
     "newest checkpoint": missing_checkpoints,
     "model": invalid_model,
+    "seal": invalid_seal,
     "configuration": changed_config,
 }
 """A check per invariant. It yields one line of text for each violation."""

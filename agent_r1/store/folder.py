@@ -14,6 +14,7 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.store.atomic_fs import atomic_dir
+from agent_r1.store.ledger import Ledger
 from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
 from agent_r1.store.writer import RunWriter
 
@@ -38,7 +39,7 @@ def run_folder(run: str) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run."""
-    return (folder / DATABASE).is_file()
+    return os.path.isfile(folder / DATABASE)  # False, too, for text that no path can be
 
 
 def create_run(folder: Path, config: Mapping[str, Any]) -> RunWriter:
@@ -80,8 +81,9 @@ def reopen_run(folder: Path) -> RunWriter:
 def _fill(folder: Path, run: str, config: str) -> None:
     (folder / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
     with closing(open_writer(folder / DATABASE)) as connection:
-        connection.executescript(f"BEGIN; {TABLES}")  # one transaction, because a sync per table would take longer
-        meta = {"schema": str(SCHEMA_VERSION), "run": run, "created": datetime.now().isoformat()}
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
-        connection.execute("INSERT INTO segments VALUES (1, 0, ?, ?)", (time.time(), config))
-        connection.execute("COMMIT")
+        connection.executescript(f"BEGIN; {TABLES} COMMIT;")  # one transaction: a sync per table would take longer
+        ledger = Ledger(connection)
+        with ledger.transaction():
+            meta = {"schema": str(SCHEMA_VERSION), "run": run, "created": datetime.now().isoformat()}
+            ledger.append("meta", list(meta.items()))
+            ledger.append("segments", [(1, 0, time.time(), config)])

@@ -18,30 +18,32 @@ INVARIANTS: Mapping[str, str] = {
         SELECT attempt || ' has ' || count(*) FROM current_attempts
         GROUP BY attempt HAVING count(*) > 1""",
     "a fate is trained, dropped or superseded": """
-        SELECT attempt || ' is ' || fate FROM fates JOIN attempts ON id = attempt_id
+        SELECT attempt || ' is ' || fate FROM fates JOIN attempts ON attempts.id = attempt_id
         WHERE fate NOT IN ('trained', 'dropped', 'superseded')""",
     "a superseded attempt gets no later fate": """
         SELECT attempt || ' got a fate in segment ' || fates.segment || ' after it was superseded'
-        FROM fates JOIN fates AS superseded USING (attempt_id) JOIN attempts ON id = attempt_id
+        FROM fates JOIN fates AS superseded USING (attempt_id) JOIN attempts ON attempts.id = attempt_id
         WHERE superseded.fate = 'superseded' AND fates.segment > superseded.segment""",
     "only a later segment supersedes": """
-        SELECT attempt || ' was superseded in the segment that started it' FROM fates JOIN attempts ON id = attempt_id
+        SELECT attempt || ' was superseded in the segment that started it'
+        FROM fates JOIN attempts ON attempts.id = attempt_id
         WHERE fate = 'superseded' AND fates.segment <= attempts.segment""",
     "an attempt gets its fate after its start": """
-        SELECT attempt || ' got a fate in an earlier segment' FROM fates JOIN attempts ON id = attempt_id
+        SELECT attempt || ' got a fate in an earlier segment' FROM fates JOIN attempts ON attempts.id = attempt_id
         WHERE fate <> 'superseded' AND fates.segment < attempts.segment""",
     "fates after a checkpoint are superseded": """
         SELECT attempt || ' still counts as ' || fates.fate || ' at step ' || fates.step
-        FROM current_attempts JOIN fates ON attempt_id = id JOIN segment_ends ON segment_ends.segment = fates.segment
+        FROM current_attempts AS attempts JOIN fates ON attempt_id = attempts.id
+        JOIN segment_ends ON segment_ends.segment = fates.segment
         WHERE fates.step > last_step""",
     "an attempt that is not trained has a reason": """
-        SELECT attempt || ' was ' || fate || ' without a reason' FROM fates JOIN attempts ON id = attempt_id
+        SELECT attempt || ' was ' || fate || ' without a reason' FROM fates JOIN attempts ON attempts.id = attempt_id
         WHERE fate IN ('dropped', 'superseded') AND trim(coalesce(reason, '')) = ''""",
     "a trained attempt has finished": """
         SELECT attempt || ' has no trajectory' FROM current_attempts
         WHERE fate = 'trained' AND id NOT IN (SELECT attempt_id FROM outcomes)""",
     "a trained attempt has action tokens": """
-        SELECT attempt || ' has none' FROM current_attempts JOIN outcomes ON attempt_id = id
+        SELECT attempt || ' has none' FROM current_attempts JOIN outcomes ON attempt_id = current_attempts.id
         WHERE fate = 'trained' AND newest_version < 0""",
     "a completed run has no pending attempts": f"""
         SELECT attempt || ' is pending' FROM current_attempts WHERE fate IS NULL AND {COMPLETED}""",
@@ -70,12 +72,12 @@ INVARIANTS: Mapping[str, str] = {
         WHERE step > 0 AND step NOT IN (SELECT step FROM current_metrics WHERE reproducible)""",
     "attempts use published versions": """
         SELECT attempt || ' was sampled by version ' || max(version, coalesce(newest_version, -1))
-        FROM current_attempts LEFT JOIN outcomes ON attempt_id = id
+        FROM current_attempts LEFT JOIN outcomes ON attempt_id = current_attempts.id
         WHERE max(version, coalesce(newest_version, -1)) > (SELECT coalesce(max(version), -1) FROM current_versions)
            OR version < 0 OR newest_version BETWEEN 0 AND version - 1""",
     "an attempt is sampled before it is trained": """
         SELECT attempt || ' was trained at step ' || attempts.step || ' but sampled by version ' || newest_version
-        FROM current_attempts AS attempts JOIN outcomes ON attempt_id = id
+        FROM current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id
         WHERE fate = 'trained' AND newest_version > (
             SELECT max(version) FROM current_versions AS made WHERE made.step < attempts.step)""",
 }

@@ -1,7 +1,7 @@
 """Manifests: the list of files in a saved folder with their hashes, so that every later change is detected.
 
-{"format": 4, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
- "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
+{"format": 5, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
+ "ledger": {"row": 8123, "seal": "9f86.."}, "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.store.atomic_fs import DISK, Disk
+from agent_r1.store.ledger import Seal
 
 MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 4
+MANIFEST_FORMAT = 5
 
 MODEL, CHECKPOINTS, STEP = "model", "checkpoints", "step-"
 
@@ -53,16 +54,22 @@ class ModelFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a saved folder: its model, and its files by name."""
+    """The content of a saved folder: its model, and its files by name.
+
+    Attributes:
+        seal: the last seal of the run's ledger when the folder was saved; None if it was saved outside of a run.
+    """
 
     fingerprint: ModelFingerprint
+    seal: Seal | None
     files: Mapping[str, FileEntry]
 
 
-def write_manifest(folder: Path, fingerprint: ModelFingerprint, disk: Disk = DISK) -> None:
+def write_manifest(folder: Path, fingerprint: ModelFingerprint, seal: Seal | None, disk: Disk = DISK) -> None:
     """Write the manifest of the files that are in a folder now."""
     files = {path.relative_to(folder).as_posix(): asdict(_hash_entry(path)) for path in sorted(_list_files(folder))}
-    text = json.dumps({"format": MANIFEST_FORMAT, **asdict(fingerprint), "files": files}, indent=2)
+    ledger = None if seal is None else seal.to_json()
+    text = json.dumps({"format": MANIFEST_FORMAT, **asdict(fingerprint), "ledger": ledger, "files": files}, indent=2)
     disk.write(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -81,8 +88,9 @@ def read_manifest(folder: Path) -> Manifest:
             do = f"use the agent-r1 that wrote it; this one reads format {MANIFEST_FORMAT}"
             raise InvalidInput("saved folder", got=f"{folder} of format {found}, which is {age}", do=do)
         files = {name: FileEntry(**entry) for name, entry in data.pop("files").items()}
-        return Manifest(ModelFingerprint(**data), files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        ledger = data.pop("ledger")
+        return Manifest(ModelFingerprint(**data), None if ledger is None else Seal.from_json(ledger), files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{folder} has no readable manifest: {type(error).__name__}: {error}") from error
 
 

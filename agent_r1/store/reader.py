@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
@@ -48,9 +49,16 @@ class RunReader:
         self._connection.close()
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration of the latest segment."""
-        sql = "SELECT config FROM segments ORDER BY segment DESC LIMIT 1"
-        return json.loads(self._connection.execute(sql).fetchone()[0])
+        """Return the resolved configuration of the latest segment. Raises InvalidInput if it is damaged."""
+        row = self._connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()
+        try:
+            config = json.loads(row[0]) if row else None
+        except (ValueError, TypeError, RecursionError):
+            config = None
+        if not isinstance(config, dict):
+            do = "restore it from a copy, or start a new run"
+            raise InvalidInput("run", got="a database whose configuration is damaged", do=do)
+        return config
 
     def is_complete(self) -> bool:
         """Return whether the run finished and was not resumed since."""
@@ -81,7 +89,7 @@ class RunReader:
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
         """Yield the trajectory of every attempt that ended, in one split if ``split`` is given."""
-        for row in self._rows(f"SELECT {_TRAJECTORY} WHERE ?1 IS NULL OR split = ?1 ORDER BY id", split):
+        for row in self._rows(f"SELECT {_TRAJECTORY} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id", split):
             yield self._trajectory(row)
 
     def trajectory(self, attempt: AttemptId) -> Trajectory | None:
@@ -141,7 +149,7 @@ class RunReader:
 
     def _rewards(self, key: int) -> _RewardTable:
         rewards: dict[tuple[int | None, int | None], dict[str, Any]] = {}
-        sql = "SELECT turn, call, name, value FROM rewards WHERE attempt_id = ? ORDER BY rowid"
+        sql = "SELECT turn, call, name, value FROM rewards WHERE attempt_id = ? ORDER BY id"
         for turn, call, name, value in self._rows(sql, key):
             rewards.setdefault((turn, call), {})[name] = decode_reward(value)
         return rewards

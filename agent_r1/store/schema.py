@@ -1,16 +1,34 @@
-"""The tables of ``run.db`` and its connections. Every event is an insert; no row is ever changed."""
+"""The tables of ``run.db`` and its connections. Every event becomes new rows; rows are never changed."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Increased with every change of the tables. Runs of another schema are refused; none is converted."""
 
+KEYS: Mapping[str, Sequence[str]] = {
+    "meta": ("key",),
+    "segments": ("segment",),
+    "attempts": ("attempt", "segment"),
+    "outcomes": ("attempt_id",),
+    "turns": ("attempt_id", "turn"),
+    "rewards": ("attempt_id", "turn", "call", "name"),
+    "fates": ("attempt_id", "segment"),
+    "versions": ("segment", "version"),
+    "metrics": ("segment", "step", "name"),
+    "events": ("segment", "kind"),
+}
+"""The tables whose rows are sealed, each with the columns that name a row to people."""
+
+# The rows of all tables are numbered in the order in which they were written: id. The seal is explained in ledger.py;
+# head is the seal of the last row, and the only row that ever changes.
 # A segment is a stretch of training without a stop, under one configuration: the first begins at step 0, each later
 # one at the step of the checkpoint it was resumed from. The views named current_* show the run as the latest segment
 # sees it, without superseded rows. An attempt may be started once per segment, each time as a new row, which gets at
@@ -19,50 +37,66 @@ SCHEMA_VERSION = 4
 # turn or not finite; null if the reward could not be scored. Rows of metrics are reproducible if an exact repetition
 # of the run gives the same number; timings are not.
 TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE segments (segment INTEGER PRIMARY KEY, step INTEGER NOT NULL, time REAL NOT NULL, config TEXT NOT NULL);
+CREATE TABLE head (row INTEGER NOT NULL, seal BLOB NOT NULL);
+INSERT INTO head VALUES (0, zeroblob(16));
+CREATE TABLE meta (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    key TEXT NOT NULL UNIQUE, value TEXT NOT NULL
+);
+CREATE TABLE segments (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    segment INTEGER NOT NULL UNIQUE, step INTEGER NOT NULL, time REAL NOT NULL, config TEXT NOT NULL
+);
 CREATE TABLE attempts (
-    id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, segment INTEGER NOT NULL REFERENCES segments (segment),
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    attempt TEXT NOT NULL, segment INTEGER NOT NULL REFERENCES segments (segment),
     run TEXT NOT NULL, task TEXT NOT NULL, group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL,
     retry INTEGER NOT NULL, split TEXT NOT NULL, version INTEGER NOT NULL,
     UNIQUE (attempt, segment)
 );
 CREATE TABLE outcomes (
-    attempt_id INTEGER PRIMARY KEY REFERENCES attempts (id),
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    attempt_id INTEGER NOT NULL UNIQUE REFERENCES attempts (id),
     status TEXT NOT NULL, truncated INTEGER NOT NULL, reason TEXT, seconds REAL NOT NULL,
     task_id TEXT NOT NULL, newest_version INTEGER NOT NULL, start BLOB NOT NULL
 );
 CREATE TABLE turns (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
     turn INTEGER NOT NULL, parent INTEGER, kind TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens BLOB NOT NULL, content BLOB NOT NULL,
-    PRIMARY KEY (attempt_id, turn)
+    UNIQUE (attempt_id, turn)
 );
 CREATE TABLE rewards (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
     turn INTEGER, call INTEGER, name TEXT NOT NULL, value,
     FOREIGN KEY (attempt_id, turn) REFERENCES turns (attempt_id, turn)
 );
 CREATE INDEX rewards_of_attempt ON rewards (attempt_id);
 CREATE TABLE fates (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL REFERENCES attempts (id),
     segment INTEGER NOT NULL REFERENCES segments (segment),
     fate TEXT NOT NULL, step INTEGER NOT NULL, reason TEXT, credit,
-    PRIMARY KEY (attempt_id, segment)
-) WITHOUT ROWID;
+    UNIQUE (attempt_id, segment)
+);
 CREATE UNIQUE INDEX one_fate_per_attempt ON fates (attempt_id) WHERE fate <> 'superseded';
 CREATE TABLE versions (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     segment INTEGER NOT NULL REFERENCES segments (segment), version INTEGER NOT NULL,
     step INTEGER NOT NULL, checksum TEXT,
-    PRIMARY KEY (segment, version)
-) WITHOUT ROWID;
+    UNIQUE (segment, version)
+);
 CREATE TABLE metrics (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     segment INTEGER NOT NULL REFERENCES segments (segment), step INTEGER NOT NULL, name TEXT NOT NULL, value,
     reproducible INTEGER NOT NULL,
-    PRIMARY KEY (segment, step, name)
+    UNIQUE (segment, step, name)
 );
 CREATE TABLE events (
-    id INTEGER PRIMARY KEY, segment INTEGER NOT NULL REFERENCES segments (segment),
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    segment INTEGER NOT NULL REFERENCES segments (segment),
     time REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL
 );
 CREATE VIEW segment_ends AS
@@ -70,13 +104,12 @@ CREATE VIEW segment_ends AS
                                    9223372036854775807) AS last_step
     FROM segments;
 CREATE VIEW current_metrics AS
-    SELECT metrics.rowid AS id, metrics.* FROM metrics JOIN segment_ends USING (segment)
-    WHERE metrics.step <= last_step;
+    SELECT metrics.* FROM metrics JOIN segment_ends USING (segment) WHERE metrics.step <= last_step;
 CREATE VIEW current_versions AS
     SELECT versions.* FROM versions JOIN segment_ends USING (segment) WHERE versions.step <= last_step;
 CREATE VIEW current_attempts AS
-    SELECT attempts.*, fate, step, reason, credit FROM attempts LEFT JOIN fates ON attempt_id = id
-    WHERE NOT EXISTS (SELECT 1 FROM fates AS later WHERE later.attempt_id = id AND later.fate = 'superseded');
+    SELECT attempts.*, fate, step, reason, credit FROM attempts LEFT JOIN fates ON attempt_id = attempts.id
+    WHERE NOT EXISTS (SELECT 1 FROM fates AS later WHERE later.attempt_id = attempts.id AND later.fate = 'superseded');
 CREATE TRIGGER no_restart_after_fate BEFORE INSERT ON attempts
     WHEN EXISTS (SELECT 1 FROM current_attempts WHERE attempt = NEW.attempt AND fate IS NOT NULL)
     BEGIN SELECT RAISE(ABORT, 'it got its fate in an earlier segment'); END;
@@ -115,7 +148,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Return a read-only connection without any check of the content. Raises InvalidInput if there is no such file."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # False, too, for text that no path can be
         raise InvalidInput("run", got=f"{path.parent}, which holds no {path.name}", do="give the folder of a run")
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
@@ -123,7 +156,9 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Raise InvalidInput if the database has another schema version, sqlite3.DatabaseError if it is not a run's."""
     row = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    found = int(row[0]) if row else 0
+    if row is None or not str(row[0]).isdecimal():
+        raise sqlite3.DatabaseError("its schema version cannot be read")
+    found = int(row[0])
     if found > SCHEMA_VERSION:
         do = f"read it with the agent-r1 that wrote it, or a newer one; this one reads schema {SCHEMA_VERSION}"
         raise InvalidInput("run", got=f"{path} of schema {found}, which is newer", do=do)

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.store.ledger import Ledger
 
-SUPERSEDE = """
-    INSERT INTO fates (attempt_id, segment, fate, step, reason)
-    SELECT id, :segment, 'superseded', :step, 'the run was resumed from step ' || :step
-    FROM current_attempts LEFT JOIN outcomes ON attempt_id = id
+SUPERSEDED = """
+    SELECT current_attempts.id, :segment, 'superseded', :step, 'the run was resumed from step ' || :step, NULL
+    FROM current_attempts LEFT JOIN outcomes ON attempt_id = current_attempts.id
     WHERE step > :step OR (fate IS NULL AND coalesce(newest_version NOT BETWEEN 0 AND :version, TRUE))
+    ORDER BY current_attempts.id
 """
 
 
@@ -23,7 +24,7 @@ def latest_segment(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT max(segment) FROM segments").fetchone()[0])
 
 
-def open_segment(connection: sqlite3.Connection, step: int, config: Mapping[str, Any]) -> int:
+def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open the next segment from the checkpoint of ``step``, in one transaction, and return its number.
 
     Fates after ``step`` are superseded. So are attempts without a fate, unless they finished with weights no newer
@@ -32,23 +33,15 @@ def open_segment(connection: sqlite3.Connection, step: int, config: Mapping[str,
     Raises:
         InvalidInput: if the run has no weights of that step. Step 0 is always allowed.
     """
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        segment = _open(connection, step, json.dumps(config))
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    return segment
-
-
-def _open(connection: sqlite3.Connection, step: int, config: str) -> int:
-    known = connection.execute("SELECT ?1 = 0 OR max(step) >= ?1 FROM current_metrics", (step,)).fetchone()[0]
-    version = connection.execute("SELECT max(version) FROM current_versions WHERE step <= ?", (step,)).fetchone()[0]
-    if not known or (version is None and step > 0):
-        do = "resume from an older checkpoint, or put back the run.db that belongs to this one"
-        raise InvalidInput("checkpoint", got=f"one of step {step}, which the run never reached", do=do)
-    segment = latest_segment(connection) + 1
-    connection.execute("INSERT INTO segments VALUES (?, ?, ?, ?)", (segment, step, time.time(), config))
-    connection.execute(SUPERSEDE, {"segment": segment, "step": step, "version": version or 0})
+    with ledger.transaction():
+        known = connection.execute("SELECT ?1 = 0 OR max(step) >= ?1 FROM current_metrics", (step,)).fetchone()[0]
+        sql = "SELECT max(version) FROM current_versions WHERE step <= ?"
+        version = connection.execute(sql, (step,)).fetchone()[0]
+        if not known or (version is None and step > 0):
+            do = "resume from an older checkpoint, or put back the run.db that belongs to this one"
+            raise InvalidInput("checkpoint", got=f"one of step {step}, which the run never reached", do=do)
+        segment = latest_segment(connection) + 1
+        ledger.append("segments", [(segment, step, time.time(), json.dumps(config))])
+        superseded = {"segment": segment, "step": step, "version": version or 0}
+        ledger.append("fates", connection.execute(SUPERSEDED, superseded).fetchall())
     return segment

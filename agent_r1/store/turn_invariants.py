@@ -9,19 +9,21 @@ import zlib
 from collections.abc import Iterator
 
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.store.codec import decode_version_spans
+from agent_r1.core.trajectory import Status
+from agent_r1.store.codec import decode_action, decode_messages, decode_result, decode_version_spans
 from agent_r1.store.compression import TurnTokens, unpack_document
 from agent_r1.store.rows import decode_reward
 
-_DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError)
+_DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield every attempt whose turns or rewards cannot be read or contradict each other, and the problem."""
-    for key, attempt, newest in connection.execute(
-        "SELECT id, attempt, newest_version FROM attempts JOIN outcomes ON attempt_id = id ORDER BY id"
-    ):
+    """Yield every attempt whose trajectory cannot be read or contradicts itself, and the problem."""
+    columns = "attempts.id, attempt, newest_version, status, start"
+    sql = f"SELECT {columns} FROM attempts JOIN outcomes ON attempt_id = attempts.id ORDER BY attempts.id"
+    for key, attempt, newest, status, start in connection.execute(sql):
         try:
+            _ = Status(status), decode_messages(unpack_document(start))
             problem = next(_attempt_problems(connection, key, newest), None)
         except _DECODING_ERRORS as error:
             problem = f"cannot be read: {type(error).__name__}: {error}"
@@ -39,7 +41,7 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int) -> 
             yield f"lacks turn {turns}"
         if parent is not None and not 0 <= parent < turn:
             yield f"has turn {parent} as the parent of turn {turn}"
-        spans = decode_version_spans(unpack_document(content)[3])
+        spans = _decode_content(content)
         yield from (f"turn {turn} {problem}" for problem in _token_problems(TurnTokens.unpack(tokens), spans))
         newest_found = max([newest_found, *(span.version for span in spans)])
         turns += 1
@@ -48,6 +50,13 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int) -> 
         yield f"was sampled up to version {newest_found}, but its outcome has version {newest}"
     # A reward per turn has one number for each turn, with or without the turns that only write a summary.
     yield from _reward_problems(connection, key, {turns, env_turns})
+
+
+def _decode_content(content: bytes) -> tuple[PolicyVersionSpan, ...]:
+    """Return the version spans of a turn, after decoding all of its content."""
+    action, observation, results, version_spans, (_call_ends, _calls_with_rewards) = unpack_document(content)
+    _ = decode_action(action), decode_messages(observation), [decode_result(result) for result in results]
+    return decode_version_spans(version_spans)
 
 
 def _token_problems(tokens: TurnTokens, spans: tuple[PolicyVersionSpan, ...]) -> Iterator[str]:

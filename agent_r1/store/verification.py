@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from agent_r1.store.file_invariants import FILE_INVARIANTS, RunFiles, list_run_files
+from agent_r1.store.file_invariants import FILE_INVARIANTS, RunFiles, last_closed_row, list_run_files
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.invariants import INVARIANTS
+from agent_r1.store.ledger import broken_rows, read_head
 from agent_r1.store.schema import TABLES, check_schema, connect_reader
 from agent_r1.store.turn_invariants import invalid_turns
 
@@ -19,16 +21,23 @@ FATES = ("trained", "dropped", "superseded", "pending")
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The number of attempts by fate, and one line for every invariant that does not hold.
+    """The counts of a run, and one line for every invariant that does not hold.
+
+    Attributes:
+        attempts: the number of attempts by fate.
+        rows: the number of rows in the ledger.
+        not_closed: how many of them, the last ones, no seal outside of the database covers.
 
     Example:
-        VerificationReport({"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0}, 2, 20, 3, ())
+        VerificationReport({"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0}, 2, 20, 3, 61440, 0, ())
     """
 
     attempts: Mapping[str, int]
     segments: int
     steps: int
     checkpoints: int
+    rows: int
+    not_closed: int
     violations: tuple[str, ...]
 
     @property
@@ -39,17 +48,27 @@ class VerificationReport:
 def verify(folder: Path) -> VerificationReport:
     """Check every invariant of a run. Raises InvalidInput if there is no run, or one of another schema version."""
     path = folder / DATABASE
-    try:
-        with closing(connect_reader(path)) as connection:
+    with closing(connect_reader(path)) as connection:
+        connection.text_factory = _decode_text
+        try:
             check_schema(connection, path)
             files = list_run_files(folder)
             connection.execute("BEGIN")  # one consistent state of a run that may still be written
-            damage = tuple(_violation("database", _database_damage(connection)))
-            if damage:  # further checks of a damaged database would only add noise
-                return VerificationReport({}, 0, 0, 0, damage)
-            return _check_invariants(connection, files)
-    except sqlite3.DatabaseError as error:
-        return VerificationReport({}, 0, 0, 0, (f"database: {error}",))
+            damage = tuple(_database_damage(connection))
+        except _UNREADABLE as error:
+            damage = (f"database: {error}",)
+        if damage:  # further checks of a damaged database would only add noise
+            return VerificationReport({}, 0, 0, 0, 0, 0, damage)
+        return _check_invariants(connection, files)
+
+
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""The errors of a damaged file. Python raises the second if a message of SQLite quotes damaged text."""
+
+
+def _decode_text(text: bytes) -> str:
+    """Decode stored text. Damaged text must be shown as well, and must not be equal to other text."""
+    return text.decode("utf-8", "surrogateescape")
 
 
 def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> VerificationReport:
@@ -61,12 +80,19 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
         found += _violation(name, check(connection, files))
     sql = "SELECT (SELECT max(segment) FROM segments), (SELECT coalesce(max(step), 0) FROM current_metrics)"
     segments, steps = connection.execute(sql).fetchone()
-    return VerificationReport(_count_fates(connection), segments, steps, len(files.checkpoints), tuple(found))
+    rows = read_head(connection).row
+    not_closed = 0 if found else rows - last_closed_row(files)
+    fates, checkpoints = _count_fates(connection), len(files.checkpoints)
+    return VerificationReport(fates, segments, steps, checkpoints, rows, not_closed, tuple(found))
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
     """Yield one line if an invariant does not hold: the first offender, and the number of others."""
-    found = list(offenders)
+    found: list[str] = []
+    try:
+        found.extend(offenders)
+    except _UNREADABLE as error:
+        found.append(str(error))
     if found:
         yield f"{name}: {found[0]}" + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
@@ -79,19 +105,31 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield the problems that make the database itself unreliable."""
-    yield from (row[0] for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok")
-    for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
-        yield f"row {row} of {table} refers to no row of {parent}"
+    """Yield the violations that make the content of the database unreliable."""
+    schema = list(_violation("schema", changed_schema(connection)))
+    yield from schema
+    if not schema:
+        yield from _violation("database", damaged_pages(connection))
+        yield from _violation("ledger", broken_rows(connection))
+
+
+def changed_schema(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield every table, index, view and trigger that is not as in the schema."""
     with closing(sqlite3.connect(":memory:")) as reference:
         reference.executescript(TABLES)
         found, expected = _schema_of(connection), _schema_of(reference)
-    yield from (
-        f"{name} is missing or differs from the schema" for name in expected if found.get(name) != expected[name]
-    )
-    yield from (f"{name} is not part of the schema" for name in found if name not in expected)
+    for kind, name, *_ in sorted(expected - found, key=str):
+        yield f"{kind} {name} is missing or differs from the schema"
+    for kind, name, *_ in sorted(found - expected, key=str):
+        yield f"{kind!r} {name!r} is not part of the schema"
 
 
-def _schema_of(connection: sqlite3.Connection) -> dict[str, str]:
-    rows = connection.execute("SELECT type || ' ' || name, sql FROM sqlite_master WHERE sql IS NOT NULL")
-    return dict(rows.fetchall())
+def _schema_of(connection: sqlite3.Connection) -> Set[tuple[Any, ...]]:
+    return set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+
+
+def damaged_pages(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield the problems that SQLite finds in the file, and rows that refer to no row."""
+    yield from (row[0] for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok")
+    for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
+        yield f"row {row} of {table} refers to no row of {parent}"

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.events import Event
+from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event
 from agent_r1.core.threads import WorkerThread
-from agent_r1.store.rows import insert_statements
+from agent_r1.store.ledger import Ledger, contradicts, read_head, write_seal_file
+from agent_r1.store.rows import attempt_key, event_rows
 from agent_r1.store.schema import check_schema, close_writer, open_writer, read_run_name
 from agent_r1.store.segment import latest_segment, open_segment
 
@@ -60,6 +61,9 @@ class RunWriter:
             os.close(self._lock)
             raise
         self.run = read_run_name(self._connection)
+        self._folder = path.parent
+        self._ledger = Ledger(self._connection)
+        self._first = self._ledger.head
         self._segment = latest_segment(self._connection)
         self._waiting: deque[_Submission] = deque()
         self._failure: RunWriteError | None = None
@@ -77,7 +81,8 @@ class RunWriter:
             RunWriteError: if the disk fails.
         """
         try:
-            self._segment = open_segment(self._connection, step, config)  # the thread is idle until the first event
+            # The thread is idle until the first event.
+            self._segment = open_segment(self._connection, self._ledger, step, config)
         except sqlite3.Error as error:
             raise RunWriteError(f"could not open a segment: {error}") from error
 
@@ -90,9 +95,12 @@ class RunWriter:
             raise submission.error
 
     def close(self) -> None:
-        """Write the waiting events, then close the file and release the lock."""
+        """Write the waiting events and ``seal.json``, then close the file and release the lock."""
         self._worker.close(wait=True)
         close_writer(self._connection)
+        if self._failure is None and self._ledger.head != self._first:
+            with suppress(OSError):  # the rows stay "not yet closed"
+                write_seal_file(self._folder, self._ledger.head)
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
@@ -106,31 +114,37 @@ class RunWriter:
     def _commit(self, batch: Sequence[_Submission]) -> list[RunWriteError | None]:
         if self._failure is None:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                errors = [self._apply(submission.events) for submission in batch]
-                self._connection.execute("COMMIT")
-                return errors
+                with self._ledger.transaction():
+                    return [self._append(submission.events) for submission in batch]
             except Exception as error:  # otherwise the callers would wait forever
                 self._failure = RunWriteError(f"the run can no longer be written: {error}")
                 self._connection.close()
         return [self._failure] * len(batch)
 
-    def _apply(self, events: Sequence[Event]) -> RunWriteError | None:
+    def _append(self, events: Sequence[Event]) -> RunWriteError | None:
+        """Append the rows of one submission. Return why it was refused, as a whole; None if it was not."""
         try:
-            rows = [insert for event in events for insert in insert_statements(event, self._segment)]
+            with self._ledger.savepoint():
+                for event in events:
+                    for rows in event_rows(event, self._segment, self._connection):
+                        self._ledger.append(rows.table, rows.values)
+        except sqlite3.IntegrityError as error:
+            return RunWriteError(f"{_subject(event)}: {error}")
+        except sqlite3.Error:
+            raise
         except Exception as error:  # must not fail the other submissions
             return RunWriteError(f"an event cannot be encoded: {error!r}")
-        self._connection.execute("SAVEPOINT submission")
-        refused = None
-        for insert in rows:
-            try:
-                self._connection.executemany(insert.sql, insert.rows)
-            except sqlite3.IntegrityError as error:
-                refused = RunWriteError(f"{insert.table} of {insert.rows[0][0]}: {error}")
-                self._connection.execute("ROLLBACK TO submission")
-                break
-        self._connection.execute("RELEASE submission")
-        return refused
+        return None
+
+
+def _subject(event: Event) -> str:
+    """Return the attempt that an event is about, or the kind of the event."""
+    match event:
+        case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
+            return attempt_key(attempt)
+        case AttemptFinished(trajectory):
+            return attempt_key(trajectory.attempt)
+    return type(event).__name__
 
 
 def _lock(folder: Path) -> int:
@@ -161,6 +175,10 @@ def _open_checked(path: Path) -> sqlite3.Connection:
     connection = open_writer(path)
     try:
         check_schema(connection, path)
+        problem = contradicts(connection, read_head(connection))
+        if problem is not None:
+            do = "put back a copy of it, or start a new run"
+            raise InvalidInput("run", got=f"{path}, which is damaged: {problem}", do=do)
     except BaseException:
         connection.close()
         raise

@@ -1,6 +1,5 @@
 """Small, complete trajectories, and a scripted run of four steps."""
 
-import asyncio
 import random
 import shutil
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from recorded_runs import record_all, save
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import (
@@ -28,9 +28,8 @@ from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import RunWriter, create_run, reopen_run
-from agent_r1.store.atomic_fs import atomic_dir
-from agent_r1.store.manifest import ModelFingerprint, write_manifest
+from agent_r1.store import create_run, reopen_run
+from agent_r1.store.ledger import read_latest_seal
 
 
 def make_turn(index: int) -> Turn:
@@ -129,11 +128,6 @@ class Script:
         return [PendingDropped(4, "the run took its last step"), LogEvent("completed", "4 steps")]
 
 
-def record_all(writer: RunWriter, *batches: list[Event]) -> None:
-    for events in batches:
-        asyncio.run(writer.record(*events))
-
-
 @pytest.fixture
 def script() -> Script:
     return Script()
@@ -179,12 +173,12 @@ def write_resumed(script: Script, folder: Path) -> None:
             writer, script.sampling(3), [AttemptStarted(stray, "train", 1), AttemptFate(stray, "dropped", 3, "late")]
         )
         record_all(writer, script.sampling(4), script.update(3))
+        save(folder, "checkpoints/step-2", WEIGHTS[1], read_latest_seal(folder / "run.db"))
     with closing(reopen_run(folder)) as writer:
         writer.open_segment(2, CONFIG)
         again = [event for event in script.sampling(4) if is_not_second(event)]
         record_all(writer, script.sampling(3), again, script.update(3), script.update(4), script.end())
-    save(folder / "checkpoints" / "step-2", WEIGHTS[1])
-    save(folder / "model", WEIGHTS[3])
+        save(folder, "model", WEIGHTS[3], read_latest_seal(folder / "run.db"))
 
 
 def is_not_second(event: Event) -> bool:
@@ -194,10 +188,3 @@ def is_not_second(event: Event) -> bool:
         case AttemptFinished(trajectory):
             return trajectory.attempt.sample_index != 1
     return True
-
-
-def save(folder: Path, weights: str) -> None:
-    """Write a folder with a manifest, as a saved model has."""
-    with atomic_dir(folder) as temporary:
-        (temporary / "model.safetensors").write_text(weights)
-        write_manifest(temporary, ModelFingerprint("a model", "a tokenizer", "a template", weights))

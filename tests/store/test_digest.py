@@ -17,6 +17,7 @@ from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store import RunReader, create_run
 from agent_r1.store.compression import TurnTokens, pack_document, unpack_document
 from agent_r1.store.digest import run_digest
+from agent_r1.store.schema import KEYS
 
 
 def digest(folder: Path) -> str:
@@ -125,14 +126,13 @@ STRUCTURE = {
     *(
         "attempts.run",
         "attempts.attempt",
-        "attempts.id",
-        "events.id",
         "meta.key",
         "metrics.reproducible",
         "segments.step",
     ),
+    *("head.row", "head.seal", *(f"{table}.{name}" for table in KEYS for name in ("id", "seal"))),
 }
-"""Names, and columns that connect rows or decide which of them are current."""
+"""Names, columns that connect rows or decide which of them are current, and the ledger's numbers and seals."""
 
 
 def columns(folder: Path) -> set[str]:
@@ -172,17 +172,15 @@ def changed(folder: Path, key: str, change: Change, row: int) -> Iterator[bool]:
     with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         condition = " WHERE reproducible" if table == "metrics" else ""
-        keys = {"fates": "attempt_id", "versions": "version", "meta": "key"}.get(table, "rowid")
-        rows = connection.execute(f"SELECT {keys}, {column} FROM {table}{condition} ORDER BY 1").fetchall()
+        rows = connection.execute(f"SELECT id, {column} FROM {table}{condition} ORDER BY 1").fetchall()
         place, value = rows[row % len(rows)]
         new = value if value is None and column == "reason" else change(value)
-        where = f"WHERE {keys} = ?"
-        connection.execute(f"UPDATE {table} SET {column} = ? {where}", (new, place))
+        update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
+        connection.execute(update, (new, place))
         try:
             yield new != value
         finally:
-            back = new if column == keys else place
-            connection.execute(f"UPDATE {table} SET {column} = ? {where}", (value, back))
+            connection.execute(update, (value, place))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """A stopped run continues in a new segment, and what happened after its checkpoint is superseded."""
 
-import asyncio
 import os
 from collections import Counter
 from contextlib import closing
@@ -8,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import record_all
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import (
     AttemptFate,
     AttemptFinished,
     AttemptStarted,
-    Event,
     PendingDropped,
     PolicyPublished,
     StepMetrics,
@@ -23,11 +22,6 @@ from agent_r1.core.weights import PolicyVersion
 from agent_r1.store import RunReader, RunWriteError, RunWriter, create_run, reopen_run
 from agent_r1.store.verification import verify
 from agent_r1.store.writer import LOCKS
-
-
-def record_all(writer: RunWriter, *batches: list[Event]) -> None:
-    for events in batches:
-        asyncio.run(writer.record(*events))
 
 
 def resume_run(folder: Path, step: int) -> RunWriter:
@@ -171,7 +165,7 @@ def test_pending_attempts_are_dropped_with_a_reason(stopped: Path, script: Any) 
 
 
 def test_a_killed_resume_opens_no_segment(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.store.segment.SUPERSEDE", "SELECT * FROM nowhere")
+    monkeypatch.setattr("agent_r1.store.segment.SUPERSEDED", "SELECT * FROM nowhere")
     with pytest.raises(RunWriteError, match="nowhere"):
         resume_run(stopped, 2)
     monkeypatch.undo()

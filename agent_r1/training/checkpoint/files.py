@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +28,8 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.load import quiet_transformers
 from agent_r1.store.atomic_fs import DISK, Disk, atomic_replace_dir, mark_for_removal, remove_leftovers
+from agent_r1.store.folder import DATABASE
+from agent_r1.store.ledger import read_latest_seal
 from agent_r1.store.manifest import (
     CHECKPOINTS,
     MODEL,
@@ -130,7 +133,8 @@ def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     folder = run / MODEL
     with _write_errors(folder):
         remove_leftovers(folder, disk)
-        with _saving(folder, fingerprint_model(model, tokenizer, weights_checksum(model)), disk) as temporary:
+        fingerprint = fingerprint_model(model, tokenizer, weights_checksum(model))
+        with _saving(run, folder, fingerprint, disk) as temporary:
             disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, model.state_dict()))
     return folder
 
@@ -158,7 +162,7 @@ def save_checkpoint(
     fingerprint = fingerprint_model(model, tokenizer, str(snapshot.trainer.scalars["policy"]))
     with _write_errors(folder):
         remove_leftovers(folder.with_name(f"{STEP}*"), disk)
-        with _saving(folder, fingerprint, disk) as temporary:
+        with _saving(run, folder, fingerprint, disk) as temporary:
             _require_space(temporary, snapshot)
             disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, snapshot.weights))
             disk.write(temporary / _TENSORS, lambda path: save_file(dict(snapshot.trainer.tensors), path))
@@ -237,11 +241,14 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 
 @contextmanager
-def _saving(folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes ``folder``, with a manifest, when the block ends."""
+def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes ``folder`` when the block ends.
+
+    Its manifest closes all rows that the run has recorded until then.
+    """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
-        write_manifest(temporary, fingerprint, disk)
+        write_manifest(temporary, fingerprint, read_latest_seal(run / DATABASE), disk)
 
 
 @contextmanager
@@ -249,7 +256,7 @@ def _write_errors(folder: Path) -> Iterator[None]:
     """Convert the exceptions of a failed write to CheckpointError."""
     try:
         yield
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, sqlite3.Error) as error:
         raise CheckpointError(f"{folder} could not be written: {error}") from error
 
 
