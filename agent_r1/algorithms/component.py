@@ -6,9 +6,9 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-Need = Literal["critic", "group", "greedy", "reference", "teacher"]
+Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline"]
 """A requirement on a run: a value model, several attempts at each task, a greedy attempt at each task, a copy of the
-initial policy, or a teacher policy."""
+initial policy, a teacher policy, or a running mean return of each role."""
 
 Level = Literal["token", "turn", "trajectory"]
 """The unit that a ratio or a correction belongs to."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from agent_r1.algorithms.advantages.critics import BiLevelGae, LengthAdaptiveGae, TokenGae, TurnGae
 from agent_r1.algorithms.advantages.groups import AgainstGreedy, BestOfK, GroupRelative, SeparateRewards, WhitenedGroup
 from agent_r1.algorithms.advantages.returns import Success, Teacher, TokenReturns, TurnReturns
+from agent_r1.algorithms.advantages.roles import AgainstRole
 from agent_r1.algorithms.advantages.turns import ProcessRelative, SameHistory, SameState, SameTurn, TurnAndOutcome
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.filters import Filters
@@ -324,6 +325,13 @@ DISTILLATION = Algorithm(
     paper="2306.13649",
     deviations="a policy gradient with the k1 estimate as the reward of each token, discount 0",
     advantage=Teacher(),
+RAE = Algorithm(
+    name="rae",
+    paper="2506.24119",
+    deviations="a role is named by its group; without roles it is REINFORCE with a running baseline",
+    advantage=AgainstRole(),
+    loss=PolicyGradient(),
+)
     loss=ImportanceSampling(),
 )
 ECHO = Algorithm(
@@ -367,6 +375,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         GMPO,
         MAXRL,
         OPO,
+        RAE,
         LITE_PPO,
         GPG,
         PASS_AT_K,

@@ -122,6 +122,8 @@ def _groups(algorithm: Algorithm) -> Iterator[str]:
     removes |= filters.success is not None or filters.staleness is not None
     if algorithm.max_refill_rounds and not removes:
         yield "max_refill_rounds has no effect if nothing removes whole groups, as constant_groups drop does"
+    if (shaping != RewardShaping() or kl_in_reward) and "role_baseline" in algorithm.needs:
+        yield "the baseline of a role is over rewards as they are: leave out shaping and a KL in the reward"
     if (shaping != RewardShaping() or kl_in_reward) and "greedy" in algorithm.needs:
         yield "the greedy attempt's reward is neither shaped nor penalized: leave out shaping and a KL in the reward"
 

@@ -185,6 +185,8 @@ class Group:
         greedy: one more attempt, sampled greedily, for algorithms that use its reward as the baseline (ReMax,
             arXiv:2310.10505). It is not in ``trajectories`` and may have failed.
         retried: failed attempts that were replaced by another one with the same sample index and a higher ``retry``.
+        role: the role that the attempts play in a game of several agents, such as ``nim/first``. Algorithms with a
+            baseline per role (RAE) compare attempts of equal role.
     """
 
     group_id: int
@@ -192,6 +194,7 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     greedy: Trajectory | None = None
     retried: tuple[Trajectory, ...] = ()
+    role: str = ""
 
 
 class Scorer(Protocol):

@@ -87,6 +87,7 @@ def assemble_batch(
         outcome_rewards=torch.tensor([sample.outcome_reward for sample in samples], dtype=torch.float64),
         greedy_return=torch.tensor(greedy, dtype=torch.float64),
         truncated=torch.tensor([sample.trajectory.truncated for sample in samples]),
+        role_baseline=torch.zeros(len(samples), dtype=torch.float64),
         loss_excluded=(None,) * len(samples) if loss_excluded is None else tuple(loss_excluded),
         named_rewards=_named_rewards(samples, reward_weights or {}),
         attempts=tuple(sample.trajectory.attempt for sample in samples),

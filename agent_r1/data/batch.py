@@ -71,6 +71,8 @@ class TrainingBatch:
     """(M,) float64: return of the group's greedy attempt, NaN if there was none."""
     truncated: Tensor
     """(M,) bool: the episode did not end by itself."""
+    role_baseline: Tensor
+    """(M,) float64: running mean return of the trajectory's role before it; 0 if it is not tracked."""
     loss_excluded: tuple[str | None, ...]
     """For each trajectory None, or the reason why it counts in baselines only and not in the loss."""
     named_rewards: tuple[NamedReward, ...]

@@ -38,6 +38,8 @@ class TrainingSample:
     """The return of the group's greedy attempt; None without one that could be scored."""
     greedy_failure: str | None = None
     """Why the group's greedy attempt could not be scored; None if it could, or if there is none."""
+    role: str = ""
+    """The role of its group."""
 
     @property
     def total(self) -> float:
@@ -90,7 +92,8 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
             reason = next(_defects(trajectory, reward_weights), None)
             if reason is None:
                 sample = _sample(trajectory, number, reward_weights)
-                samples.append(replace(sample, greedy_return=greedy_return, greedy_failure=greedy_failure))
+                sample = replace(sample, greedy_return=greedy_return, greedy_failure=greedy_failure, role=group.role)
+                samples.append(sample)
             else:
                 excluded.append(Excluded(trajectory.attempt, reason))
     return Selection(tuple(samples), tuple(excluded))

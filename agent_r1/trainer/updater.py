@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from agent_r1.algorithms.advantages.roles import AgainstRole
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
@@ -30,6 +31,8 @@ NOT_FINITE = "the loss or a gradient was not finite"
 NO_ADVANTAGE = "advantage 0 on every token"
 GREEDY = "greedy attempt, to compare with"
 REJECTED = "rejected: sampler and trainer disagree"
+ROLE_BASELINE = "role_baseline/"
+"""Prefix of the names of roles in the state."""
 MASKED = "no token has a policy loss: all are masked or rejected"
 
 
@@ -108,6 +111,7 @@ class PolicyUpdater:
         self._reward_weights = dict(reward_weights)
         self._step = self._version = 0
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
+        self._role_baselines: dict[str, float] = {}
         self._published: WeightUpdate | None = None
         packing: Packing = pack_prefix_tree if trainer.supports_tree_attention else pack_causal
         # All sequences of a trajectory share a micro-batch if the algorithm needs whole trajectories. Splitting a long
@@ -178,7 +182,8 @@ class PolicyUpdater:
         """Return a copy of the state of trainer and updater: everything but the policy's weights."""
         state = self._trainer.state()
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
-        return replace(state, scalars={**own, **state.scalars})
+        roles = {f"{ROLE_BASELINE}{role}": baseline for role, baseline in self._role_baselines.items()}
+        return replace(state, scalars={**own, **roles, **state.scalars})
 
     def load_state(self, state: TrainerState) -> None:
         """Continue from ``state``; the policy's weights are loaded before.
@@ -189,6 +194,11 @@ class PolicyUpdater:
         self._trainer.load_state(state)
         self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])
         self._kl_coef = float(state.scalars["kl_coefficient"])
+        self._role_baselines = {
+            name.removeprefix(ROLE_BASELINE): float(value)
+            for name, value in state.scalars.items()
+            if name.startswith(ROLE_BASELINE)
+        }
         self._published = None
 
     def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
@@ -196,6 +206,11 @@ class PolicyUpdater:
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         loss_excluded = algorithm.filters.loss_excluded(samples)
         batch = assemble_batch(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
+
+        if isinstance(algorithm.advantage, AgainstRole):
+            roles = [sample.role for sample in samples]
+            baseline, self._role_baselines = algorithm.advantage.track(self._role_baselines, roles, batch.returns)
+            batch = replace(batch, role_baseline=baseline)
 
         outputs = ModelOutputs(
             old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch) else None,
