@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]))")
-_HASHES = re.compile(r"^#### +(?P<answer>\S.*?)\s*$", re.MULTILINE)
+_HASHES = re.compile(r"^#### +(\S.*)$", re.MULTILINE)
 _BRACE = re.compile(r"(?:\\\\)|(?:\\[{}])|(?P<brace>[{}])")
 
 
@@ -23,7 +23,7 @@ def stated_answer(text: str) -> str | None:
     if boxed is not None:
         return boxed
     hashed = _HASHES.findall(text)
-    return hashed[-1] if hashed else None
+    return str(hashed[-1]).rstrip() if hashed else None
 
 
 def boxed_answer(text: str) -> str | None:
@@ -33,16 +33,25 @@ def boxed_answer(text: str) -> str | None:
         >>> boxed_answer(r"\boxed{\{1, 2\}}"), boxed_answer(r"\boxed 7"), boxed_answer(r"\boxed{1")
         ('\\{1, 2\\}', '7', None)
     """
-    answers = [box["bare"] or _braced(text, box.end()) for box in _BOX.finditer(text)]
-    return next((answer.strip() for answer in reversed(answers) if answer is not None and answer.strip()), None)
-
-
-def _braced(text: str, start: int) -> str | None:
-    """Return the text from ``start`` to the brace that closes the one before it; None if none does. Escaped braces
-    are text."""
-    depth = 1
-    for found in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(found["brace"] or "", 0)
-        if depth == 0:
-            return text[start : found.start()]
+    closing = _closing_braces(text)
+    for box in reversed(list(_BOX.finditer(text))):
+        # a box without a bare character ends with its brace
+        answer = box["bare"] or text[box.end() : closing.get(box.end() - 1, box.end())]
+        if answer.strip():
+            return answer.strip()
     return None
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    """Return the index of the closing brace of each opening brace that is closed. Escaped braces are text.
+
+    One pass over the text: a policy may write any number of boxes that are not closed.
+    """
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for found in _BRACE.finditer(text):
+        if found["brace"] == "{":
+            opened.append(found.start())
+        elif found["brace"] == "}" and opened:
+            closing[opened.pop()] = found.start()
+    return closing

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.task import Task
+from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Rewards, Trajectory
 from agent_r1.envs.adapters.pool import WorkerPool
 from agent_r1.rewards.answers import calls_are_valid, final_text
 from agent_r1.tasksets.math.answers import stated_answer
-from agent_r1.tasksets.math.form import match_shape, refusal_reason
-from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
 from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 
 _log = logging.getLogger(__name__)
@@ -49,26 +48,18 @@ class AnswerChecker:
         """Return whether ``said`` is right. If only the gold answer can be computed, ``said`` is wrong."""
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
-        said = normalize_answer(said)
-        gold = match_shape(normalize_answer(gold), said)
-        refused = refusal_reason(gold, said, question)
-        if refused is not None:
-            return Checked(False, refused)
-        checked = await self._compared(repeating_decimal(gold), repeating_decimal(said))
-        if checked.correct is None and await self._compared(gold, gold) == Checked(True):
-            return Checked(False, f"it cannot be computed: {checked.reason}")
-        return checked
-
-    async def _compared(self, gold: str, said: str) -> Checked:
-        match await self._pool.call("same", gold, said):
-            case ReturnValue(value=bool() as same):
-                return Checked(same)
+        match await self._pool.call("check", gold, said, question):
+            case ReturnValue(value=[bool() as correct, str() as reason]):
+                return Checked(correct, reason)
             case CallTimeout():
-                return Checked(None, "score timed out")
-            case CallFailure(reason=reason):
-                return Checked(None, f"score failed: {reason}")
+                reason = "score timed out"
+            case CallFailure(reason=failure):
+                reason = f"score failed: {failure}"
             case outcome:
-                return Checked(None, f"score failed: {outcome}")
+                reason = f"score failed: {outcome}"
+        if await self._pool.call("is_computable", gold, said) == ReturnValue(True):
+            return Checked(False, f"it cannot be computed: {reason}")
+        return Checked(None, reason)
 
 
 class MathScorer:
@@ -84,7 +75,7 @@ class MathScorer:
         self._checker = checker
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
-        said = [_answer_of(trajectory) for trajectory in group]
+        said = await run_in_thread(lambda: [_answer_of(trajectory) for trajectory in group])
         different = [
             answer for answer in dict.fromkeys(said) if answer is not None
         ]  # answers within a group are often equal
