@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import UTC
 from http import HTTPStatus
@@ -25,6 +26,7 @@ from agent_r1.sandbox.inside.grader_worker import (
     encode,
     encode_exactly,
     make_exception,
+    refuse,
 )
 
 
@@ -194,6 +196,10 @@ CHANGED = [
     memoryview(b"a"),
     lambda: 1,
     object(),
+    HTTPStatus,
+    [].append,
+    math.sqrt,
+    eval,
     HTTPStatus.OK,
     datetime.datetime(2020, 1, 1, tzinfo=ZoneInfo("UTC")),
     datetime.time(1, tzinfo=datetime.timezone(datetime.timedelta(hours=1), "Alba")),
@@ -205,6 +211,45 @@ def test_an_argument_that_would_change_is_rejected(value: Any) -> None:
     for held in (value, [value], {"a": (1, deque([value]))}, iter([value])):
         with pytest.raises(AlteredArgument, match="would arrive at the candidate as something else"):
             encode_exactly(held)
+
+
+@pytest.mark.parametrize("value", [int, dict, type, type(None), OSError, KeyError, StopIteration, len, sorted, max])
+def test_builtin_types_and_functions_are_transferred_by_name(value: Any) -> None:
+    for held in (value, [value], {"a": (1, deque([value]))}):
+        if value is type(None):  # no name in Python gives it
+            with pytest.raises(AlteredArgument):
+                encode_exactly(held)
+        else:
+            decoded = decode(json.loads(json.dumps(encode_exactly(held))), refuse)
+            assert decoded == held and type(decoded) is type(held)
+
+
+@pytest.mark.parametrize(
+    ("right", "tests"),
+    [
+        ("return tuple(x for x in xs if not isinstance(x, kind))", "assert f((4, 5, 7.7), int) == (7.7,)"),
+        ("return tuple(x for x in xs if not isinstance(x, kind))", "assert f(('a', 2), (str, float)) == (2,)"),
+        ("return sorted(xs, key=kind)", "assert f(['ccc', 'a', 'bb'], len) == ['a', 'bb', 'ccc']"),
+        ("return {kind(x): x for x in xs}", "assert f(['1', '2'], kind=int) == {1: '1', 2: '2'}"),
+        ("raise kind('no')", "try:\n    f([], KeyError)\nexcept KeyError:\n    pass\nelse:\n    assert False"),
+    ],
+)
+def test_tests_that_hand_over_types_and_functions_give_a_verdict(sandbox: Sandbox, right: str, tests: str) -> None:
+    assert grade(sandbox, f"def f(xs, kind): {right}", tests) == Verdict(True)
+    assert grade(sandbox, "def f(xs, kind): return xs", tests).passed is False
+
+
+def test_a_type_that_the_candidate_returns_equals_only_itself(sandbox: Sandbox) -> None:
+    tests = "assert f([1, 'a']) == [int, str]"
+    assert grade(sandbox, "def f(xs): return [type(x) for x in xs]", tests) == Verdict(True)
+    for wrong in ("[str, int]", "[object, object]", "['int', 'str']", "[type('int', (), {}), str]", "[eval, exec]"):
+        assert grade(sandbox, f"def f(xs): return {wrong}", tests).passed is False
+
+
+def test_a_candidate_that_changes_its_builtins_changes_no_others(sandbox: Sandbox) -> None:
+    liar = "import builtins\nbuiltins.sum = lambda x: 7\ndef f(k): return [k, sum([])]"
+    assert grade(sandbox, liar, "assert f(int)[0]('5') == 5 and f(sum)[0]([1]) == 1 and sum([]) == 0") == Verdict(True)
+    assert grade(sandbox, liar, "assert f(sum)[1] == 0").passed is False
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """The two processes of the grader: the candidate's serves calls to its functions, the tests' makes and compares them.
 
-Only None, booleans, numbers, text, bytes, dates and containers of them are transferred, as exactly these types. An
-object that pretends to be a number, or to equal everything, loses that. Any other object stays in its process and is
-represented by a number. The format is JSON: each side creates the values itself, from a fixed list of types. Arguments
-of tests must arrive unchanged; otherwise nothing can be concluded about the candidate.
+Only None, booleans, numbers, text, bytes, dates, and containers of them are transferred, as exactly these types. The
+types and pure functions of Python are transferred by name. An object that pretends to be a number, or to equal
+everything, loses that. Any other object stays in its process and is represented by a number. The format is JSON: each
+side creates the values itself, from a fixed list of types. Arguments of tests must arrive unchanged; otherwise nothing
+can be concluded about the candidate.
 """
 
 import builtins
@@ -14,6 +15,7 @@ import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from importlib import import_module  # for modules that are slow to import and rarely needed
 from typing import Any
 
 MAX_MESSAGE = 2**26  # bytes
@@ -75,6 +77,8 @@ Encoder = Callable[[Any, Callable[[Any], Any]], Any]
 
 def find_encoder(value: Any) -> Encoder | None:
     """Return the encoder of the value's type or of a parent type, or None."""
+    if type(value) in (type, type(len)):
+        return (lambda value, inner: {"builtin": NAMED[value]}) if value in NAMED else None
     if type(value) in PLAIN:
         return PLAIN[type(value)]
     for kind, encoder in (*SPECIFIC_ENCODERS, *ENCODERS):
@@ -102,6 +106,15 @@ def encode_items(name: str) -> Encoder:
 
 def encode_pairs(value: Any, inner: Callable[[Any], Any]) -> Any:
     return {"dict": [[inner(key), inner(item)] for key, item in dict.items(value)]}
+
+
+FUNCTIONS: tuple[Any, ...] = (
+    *(abs, all, any, ascii, bin, callable, chr, divmod, hash, hex, isinstance, issubclass, iter, len, max, min),
+    *(next, oct, ord, pow, repr, round, sorted, sum),
+)
+TYPES = {kind: name for name, kind in vars(builtins).items() if isinstance(kind, type) and name[0] != "_"}
+NAMED: dict[Any, str] = TYPES | {function: function.__name__ for function in FUNCTIONS}
+"""Builtin types, exceptions among them, and functions without side effects. The other process has its own of each."""
 
 
 def factory_name(value: Any) -> str | None:
@@ -203,7 +216,7 @@ PLAIN: dict[Any, Encoder] = {kind: encoder for kind, encoder in ENCODERS if kind
 """The encoders of the most frequent types, for a fast lookup."""
 
 UNCHANGED: frozenset[Any] = frozenset(
-    {*PLAIN, bytearray, deque, Counter, OrderedDict, KEYS, VALUES, ITEMS, Opaque, *ITERATORS}
+    {*PLAIN, bytearray, deque, Counter, OrderedDict, KEYS, VALUES, ITEMS, Opaque, *ITERATORS, type, type(len)}
 )
 """Types that decode to themselves; iterators decode to one that yields the same values."""
 
@@ -241,18 +254,6 @@ DECODE_ITEMS: dict[str, Callable[[Iterator[Any]], Any]] = {
 DECODE_PAIRS: dict[str, Callable[[dict[Any, Any]], Any]] = {"counter": Counter, "ordered": OrderedDict}
 
 
-def decode_fraction(parts: Any) -> Any:
-    from fractions import Fraction  # slow to import, and rarely needed
-
-    return Fraction(*(int(part, 16) for part in parts))
-
-
-def decode_decimal(text: str) -> Any:
-    from decimal import Decimal
-
-    return Decimal(text)
-
-
 def decode_dates(name: str) -> Callable[[Any], Any]:
     def decode_date(data: Any) -> Any:
         import datetime
@@ -275,10 +276,11 @@ DECODE: dict[str, Callable[[Any], Any]] = {
     "bytes": bytes.fromhex,
     "range": lambda bounds: range(*bounds),
     "bytearray": bytearray.fromhex,
-    "fraction": decode_fraction,
-    "decimal": decode_decimal,
+    "fraction": lambda parts: import_module("fractions").Fraction(*(int(part, 16) for part in parts)),
+    "decimal": lambda text: import_module("decimal").Decimal(text),
     **{name: decode_dates(name) for name in ("datetime", "date", "time", "timedelta")},
     "opaque": Opaque,
+    "builtin": {name: value for value, name in NAMED.items()}.__getitem__,
 }
 
 
