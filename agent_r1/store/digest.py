@@ -29,6 +29,7 @@ def run_digest(reader: RunReader) -> str:
 
 
 def _entries(reader: RunReader, ignored: Set[str]) -> Iterator[list[Any]]:
+    ignored_means = {f"reward/{name}" for name in ignored}
     fates = {fate.attempt: [fate.fate, fate.step, fate.credit] for fate in reader.fates()}
     for event in sorted(reader.attempts(), key=lambda event: (event.attempt.sort_key, event.attempt.task)):
         attempt = event.attempt
@@ -39,7 +40,7 @@ def _entries(reader: RunReader, ignored: Set[str]) -> Iterator[list[Any]]:
     for version in reader.versions():
         yield ["version", version.number, version.step, version.checksum]
     for step in reader.reproducible_metrics():
-        yield ["metrics", step.step, dict(step.values)]
+        yield ["metrics", step.step, {key: step.values[key] for key in step.values if key not in ignored_means}]
 
 
 def _trajectory_entries(trajectory: Trajectory, ignored: Set[str]) -> Iterator[list[Any]]:

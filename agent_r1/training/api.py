@@ -189,6 +189,7 @@ class _CallbackProgress:
         self._callbacks = tuple(callbacks)
         self._progress = progress
         self.print_line, self.start, self.finish = progress.print_line, progress.start, progress.finish
+        self.on_attempts = progress.on_attempts
 
     def on_step(self, report: StepReport) -> None:
         self._progress.on_step(report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,9 +45,14 @@ class Method:
 
 
 async def attempts(
-    method: Method, scorers: tuple[Scorer, ...], tasks: Iterable[Task], size: int, limits: RolloutLimits
+    method: Method,
+    scorers: tuple[Scorer, ...],
+    tasks: Sequence[Task],
+    size: int,
+    limits: RolloutLimits,
+    progress: Progress | None = None,
 ) -> list[Group]:
-    """Return ``size`` scored attempts at each task."""
+    """Return ``size`` scored attempts at each task. Finished ones are shown on ``progress``."""
     collector = Collector(
         AgentLoop(method.agent, method.env),
         scorers,
@@ -57,8 +62,13 @@ async def attempts(
         seed=method.agent.seed,
     )
     requests = (GroupRequest(number, task, size) for number, task in enumerate(tasks))
+    finished: list[Group] = []
     async with aclosing(collector.collect(requests, no_gate)) as groups:
-        return [group async for group in groups]
+        async for group in groups:
+            finished.append(group)
+            if progress is not None:
+                progress.on_attempts(len(finished) * size, len(tasks) * size)
+    return finished
 
 
 def greedy_agent(agent: Agent) -> Agent:
@@ -77,11 +87,11 @@ def sampling_agent(agent: Agent) -> Agent:
 
 
 async def greedy_attempts(
-    method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits
+    method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits, progress: Progress | None = None
 ) -> list[Trajectory]:
     """Return one greedy attempt at each of the first ``count`` tasks of a split."""
     method = replace(method, agent=greedy_agent(method.agent), env=env_for_method(method, taskset, split))
-    groups = await attempts(method, taskset.scorers, taskset.tasks(split)[:count], 1, limits)
+    groups = await attempts(method, taskset.scorers, taskset.tasks(split)[:count], 1, limits, progress)
     return [group.trajectories[0] for group in groups]
 
 
@@ -100,7 +110,7 @@ async def measure_pass_at_k(
     ones, shares = {}, {}
     for split in taskset.evaluation:
         in_split = replace(method, env=env_for_method(method, taskset, split))
-        groups = await attempts(in_split, taskset.scorers, taskset.tasks(split)[:count], size, limits)
+        groups = await attempts(in_split, taskset.scorers, taskset.tasks(split)[:count], size, limits, progress)
         right = [sum(score_trajectory(trajectory).em == 1 for trajectory in group.trajectories) for group in groups]
         ones[split] = statistics.fmean(pass_at_k(size, c, 1) for c in right)
         shares[split] = statistics.fmean(pass_at_k(size, c, k) for c in right)
@@ -133,7 +143,7 @@ async def make_table(
         progress.print_line(f"evaluating {method.name} on {', '.join(taskset.evaluation)}")
         cells[method.name], measures[method.name] = {}, {}
         for split in taskset.evaluation:
-            trajectories = await greedy_attempts(method, taskset, split, count, limits)
+            trajectories = await greedy_attempts(method, taskset, split, count, limits, progress)
             answers = [score_trajectory(trajectory) for trajectory in trajectories]
             cells[method.name][split] = make_cell(answers)
             measures[method.name][split] = extra_measures(taskset, trajectories)

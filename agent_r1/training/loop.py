@@ -26,6 +26,7 @@ from agent_r1.training.evaluate import extra_measures
 from agent_r1.training.monitor.health_monitor import HealthMonitor
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.publisher import WeightPublisher
+from agent_r1.training.reward_totals import REWARD_MEAN, reward_means
 from agent_r1.training.rollout_metrics import compute_rollout_metrics
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
@@ -75,7 +76,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
         watch = Stopwatch()
         for _ in range(progress.step, config.steps):
             with shutdown.interruptible():
-                batch = await _gather(groups, staleness, updater, monitor)
+                batch = await _gather(groups, staleness, updater, monitor, run.progress)
             watch.lap("rollout_seconds")
             before = updater.publish().version.number
             update = await updater.update(batch)
@@ -113,7 +114,11 @@ async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]
 
 
 async def _gather(
-    groups: AsyncIterator[Group], staleness: StalenessController, updater: PolicyUpdater, monitor: HealthMonitor
+    groups: AsyncIterator[Group],
+    staleness: StalenessController,
+    updater: PolicyUpdater,
+    monitor: HealthMonitor,
+    progress: Progress,
 ) -> list[SelectedGroup]:
     """Return the groups of one step, those without a training signal included."""
     batch: list[SelectedGroup] = []
@@ -123,6 +128,8 @@ async def _gather(
         monitor.on_group(selected)
         if not selected.has_signal:
             await staleness.request_refill()
+        size = len(selected.group.trajectories)
+        progress.on_attempts(len(batch) * size, staleness.groups_wanted * size)
     return batch
 
 
@@ -147,6 +154,7 @@ async def _record_step(
         "groups": float(len(groups)),
         "refilled_groups": float(len(groups) - run.runtime.config.groups_per_step),
         **compute_rollout_metrics(groups),
+        **reward_means(trajectories),
         "em": em,
         "tokens": float(tokens),
         **extra_measures(run.runtime.taskset, trajectories),
@@ -157,6 +165,9 @@ async def _record_step(
         StepMetrics(update.step, metrics),
         StepTimings(update.step, {**seconds, "tokens_per_second": tokens_per_second}),
     )
+    for name in run.runtime.config.reward_weights if update.step == 1 else ():
+        if f"{REWARD_MEAN}{name}" not in metrics and name not in run.runtime.taskset.rewards:
+            run.progress.print_line(f"WARNING: reward_weights.{name}: no attempt of step 1 has a reward of this name")
     shown_em = em if all(result.exact for result in results) else None
     run.progress.on_step(StepReport(update.step, update.metrics["reward"], shown_em, tokens_per_second, metrics))
 

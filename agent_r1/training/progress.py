@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+
+from agent_r1.training.eval_metrics import EXACT_MATCH_NAMES
+from agent_r1.training.reward_totals import REWARD_MEAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,10 @@ class Progress(Protocol):
         """Training starts: ``steps`` in all, of which ``taken`` are done."""
         ...
 
+    def on_attempts(self, done: int, total: int) -> None:
+        """``done`` of the ``total`` attempts of a step, or of an evaluation, are finished."""
+        ...
+
     def on_step(self, report: StepReport) -> None: ...
 
     def finish(self) -> None:
@@ -51,6 +58,9 @@ class SilentProgress:
         return None
 
     def start(self, steps: int, taken: int = 0) -> None:
+        return None
+
+    def on_attempts(self, done: int, total: int) -> None:
         return None
 
     def on_step(self, report: StepReport) -> None:
@@ -73,6 +83,9 @@ class LineProgress:
     def start(self, steps: int, taken: int = 0) -> None:
         self._steps, self._taken, self._began = steps, taken, time.monotonic()
 
+    def on_attempts(self, done: int, total: int) -> None:
+        return None  # a log needs no line for them
+
     def on_step(self, report: StepReport) -> None:
         self.print_line(format_step(report, self._steps, time.monotonic() - self._began, self._taken))
 
@@ -81,12 +94,13 @@ class LineProgress:
 
 
 class ProgressBar:
-    """A progress bar for terminals."""
+    """A progress bar for terminals, below a line for each step. It moves with every finished group of attempts."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Bar(BarColumn(), TextColumn("{task.description}", markup=False), console=console)
         self._console = console
+        self._bar: Bar | None = None
         self._task: TaskID | None = None
+        self._now = ""
         self._steps, self._taken, self._began = 0, 0, 0.0
 
     def print_line(self, text: str) -> None:
@@ -94,32 +108,77 @@ class ProgressBar:
 
     def start(self, steps: int, taken: int = 0) -> None:
         self._steps, self._taken, self._began = steps, taken, time.monotonic()
-        self._task = self._bar.add_task(f"step {taken}/{steps}", total=steps, completed=taken)
-        self._bar.start()
+        self._open(f"step {taken}/{steps}", steps, taken)
+        self._update(f"{self._now}  sampling")
+
+    def on_attempts(self, done: int, total: int) -> None:
+        counted = f"{done} of {total} attempts"
+        if self._steps:
+            self._update(f"{self._now}  {counted}" if done < total else f"{self._now}  updating")
+            return
+        if self._bar is None:  # an evaluation
+            self._open(counted, total)
+        self._update(counted, done)
+        if done >= total:
+            self._close()
 
     def on_step(self, report: StepReport) -> None:
-        assert self._task is not None, "on_step was called before start"
         line = format_step(report, self._steps, time.monotonic() - self._began, self._taken)
-        self._bar.update(self._task, completed=report.step, description=line)
+        self.print_line(line)
+        self._now = f"step {report.step}/{self._steps}"
+        self._update(f"{self._now}  sampling", report.step)
 
     def finish(self) -> None:
-        self._bar.stop()
+        self._steps = 0
+        self._close()
+
+    def _open(self, text: str, total: int, done: int = 0) -> None:
+        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._bar, self._now = Bar(*columns, console=self._console, transient=True), text
+        self._task = self._bar.add_task(text, total=total, completed=done)
+        self._bar.start()
+
+    def _update(self, text: str, done: int | None = None) -> None:
+        assert self._bar is not None and self._task is not None, "a step was shown before start"
+        self._bar.update(self._task, completed=done, description=text)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
 
 
 def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) -> str:
     """Return a step as one line. ``elapsed`` seconds have passed since ``taken`` steps were done.
 
     Example:
-        >>> format_step(StepReport(3, 0.5, 0.25, 1234.5), steps=12, elapsed=6.0)
-        'step 3/12  reward 0.500  EM 0.250  1234 tokens/s  0:18 left'
+        >>> format_step(StepReport(3, 0.5, 0.25, 1234.5, {"reward/f1": 0.4}), steps=12, elapsed=6.0)
+        'step 3/12  reward 0.500  EM 0.250  f1 0.400  1234 tokens/s  18 s left'
     """
-    left = round(elapsed / (report.step - taken) * (steps - report.step))
-    em = "" if report.em is None else f"  EM {report.em:.3f}"
-    gap = report.metrics.get("logprob_gap", 0.0)  # in float32 it is about 1e-6
-    shown_gap = f"  log-prob gap {gap:.3f}" if gap >= 1e-3 else ""
-    speed = f"{report.tokens_per_second:.0f} tokens/s"
-    time_left = f"{left // 60}:{left % 60:02d} left"
-    return f"step {report.step}/{steps}  reward {report.reward:.3f}{em}{shown_gap}  {speed}  {time_left}"
+    left = elapsed / (report.step - taken) * (steps - report.step)
+    shown = [f"step {report.step}/{steps}", f"reward {report.reward:.3f}"]
+    shown += [] if report.em is None else [f"EM {report.em:.3f}"]
+    means = {key.removeprefix(REWARD_MEAN): mean for key, mean in report.metrics.items() if key.startswith(REWARD_MEAN)}
+    shown += [
+        f"{name} {mean:.3f}" for name, mean in means.items() if report.em is None or name not in EXACT_MATCH_NAMES
+    ]
+    if "validation_em" in report.metrics:
+        shown.append(f"validation {report.metrics['validation_em']:.3f}")
+    return "  ".join([*shown, f"{report.tokens_per_second:.0f} tokens/s", f"{format_duration(left)} left"])
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its two largest units.
+
+    Example:
+        >>> [format_duration(seconds) for seconds in (18.4, 90, 39_700)]
+        ['18 s', '1 m 30 s', '11 h 01 m']
+    """
+    whole = round(seconds)
+    minutes = whole // 60
+    if whole < 60:
+        return f"{whole} s"
+    return f"{minutes} m {whole % 60:02d} s" if whole < 3600 else f"{minutes // 60} h {minutes % 60:02d} m"
 
 
 def make_progress(console: Console) -> Progress:

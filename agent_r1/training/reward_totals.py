@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 from agent_r1.core.trajectory import Trajectory
+
+REWARD_MEAN = "reward/"
+"""Beginning of the metrics that are the mean of one reward, followed by its name."""
 
 RewardTotals = Mapping[str, float | None]
 """The sum of each reward over the episode, by name; None if the reward could not be computed."""
@@ -24,3 +28,21 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
             for name, value in rewards.items():
                 totals[name] = (totals.get(name) or 0.0) + value
     return totals
+
+
+def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Return the mean of each reward over the scored attempts, as metrics.
+
+    An attempt without a reward that others have counts as 0 (a call that was never made earns nothing); one whose
+    reward could not be computed does not count.
+
+    Example:
+        reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}
+    """
+    totals = [sum_rewards(trajectory) for trajectory in trajectories if trajectory.rewards]
+    means = {}
+    for name in dict.fromkeys(name for total in totals for name, value in total.items() if value is not None):
+        values = [value for total in totals if (value := total.get(name, 0.0)) is not None and math.isfinite(value)]
+        if values:
+            means[f"{REWARD_MEAN}{name}"] = math.fsum(values) / len(values)
+    return means

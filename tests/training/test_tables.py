@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.training.progress import ProgressBar, StepReport, format_step, make_progress
+from agent_r1.training.reward_totals import reward_means
 from agent_r1.training.tables import (
     Cell,
     PassAtK,
@@ -103,12 +106,12 @@ def test_names_are_not_taken_for_markup() -> None:
 
 def test_a_step_is_a_line_with_the_time_left() -> None:
     line = format_step(StepReport(3, 0.5, 0.25, 1234.5), steps=12, elapsed=30.0)
-    assert line == "step 3/12  reward 0.500  EM 0.250  1234 tokens/s  1:30 left"
+    assert line == "step 3/12  reward 0.500  EM 0.250  1234 tokens/s  1 m 30 s left"
     assert "EM" not in format_step(StepReport(3, 0.5, None, 1.0), 12, 1.0)
 
 
 def test_the_time_left_is_told_from_the_steps_since_the_run_was_resumed() -> None:
-    assert format_step(StepReport(8, 0.5, 0.25, 1.0), steps=12, elapsed=30.0, taken=6).endswith("  1:00 left")
+    assert format_step(StepReport(8, 0.5, 0.25, 1.0), steps=12, elapsed=30.0, taken=6).endswith("  1 m 00 s left")
 
 
 def test_without_a_terminal_progress_is_a_line_per_step() -> None:
@@ -133,3 +136,44 @@ def test_on_a_terminal_progress_is_a_bar() -> None:
     progress.finish()
     progress.finish()
     assert "loading" in out.getvalue() and "step 2/2  reward 1.000  EM 0.750" in out.getvalue()
+
+
+def terminal() -> tuple[ProgressBar, io.StringIO]:
+    out = io.StringIO()
+    return ProgressBar(Console(file=out, force_terminal=True, width=120)), out
+
+
+def test_a_terminal_keeps_a_line_of_each_step_with_all_rewards_and_the_validation() -> None:
+    progress, out = terminal()
+    progress.start(3)
+    for step in (1, 2):
+        metrics = {"reward/em": 0.25, "reward/found": 0.8, "validation_em": 0.61, "kl": 3.0}
+        progress.on_step(StepReport(step, 0.5, 0.25, 10.0, metrics))
+    progress.finish()
+    kept = [line for line in out.getvalue().splitlines() if "reward 0.500" in line]
+    shown = "  reward 0.500  EM 0.250  found 0.800  validation 0.610  10 tokens/s"
+    assert [line[line.index("step ") :].partition("  0 s left")[0] for line in kept] == [
+        f"step {step}/3{shown}" for step in (1, 2)
+    ]
+
+
+def test_on_a_terminal_attempts_move_the_bar_before_the_first_step_and_in_an_evaluation() -> None:
+    progress, out = terminal()
+    progress.start(3)
+    progress.on_attempts(8, 128)
+    progress._bar.refresh()
+    assert "step 0/3  8 of 128 attempts" in out.getvalue()
+    progress.finish()
+    progress.on_attempts(5, 200)
+    progress._bar.refresh()
+    assert "5 of 200 attempts" in out.getvalue()
+    progress.on_attempts(200, 200)
+    progress.print_line("the next phase")
+
+
+def test_the_mean_of_each_reward_counts_a_call_that_was_never_made_as_zero() -> None:
+    def scored(**rewards: float | None) -> Trajectory:
+        return Trajectory(AttemptId("run", "t", 0, 0), "t", (), Status.COMPLETED, rewards=rewards)
+
+    trajectories = [scored(em=1.0, found=0.5), scored(em=0.0), scored(em=None, bad=None), scored()]
+    assert reward_means(trajectories) == {"reward/em": 0.5, "reward/found": 0.5 / 3}
