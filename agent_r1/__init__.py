@@ -7,8 +7,16 @@ Importing this loads neither torch nor a model: using ``train`` or ``Trainer`` d
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # before the imports below, which need fcntl
+    _LINE = "Agent-R1 runs on Linux and macOS; on Windows, use it in the Windows Subsystem for Linux (WSL)"
+    if os.path.basename(sys.argv[0]).startswith("agent-r1"):
+        sys.exit(f"agent-r1: {_LINE}")  # the command: one line, no traceback
+    raise ImportError(_LINE)
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Message

@@ -1,0 +1,36 @@
+"""Installation: what `make` prints, and the one line on a system that is not supported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_demo_ends_with_how_to_call_the_command() -> None:
+    done = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "source .venv/bin/activate" in done.stdout.splitlines()[-1]
+
+
+def test_the_size_of_the_installation_and_the_cpu_build_are_announced_before_it() -> None:
+    command = ["make", "--dry-run", "--always-make", "install"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    announced = next(number for number, line in enumerate(lines) if "PIP_EXTRA_INDEX_URL" in line)
+    assert announced < next(number for number, line in enumerate(lines) if "pip install" in line)
+    assert "make install" in lines[announced] and "CUDA" in lines[announced - 1]
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        ("agent-r1", "agent-r1: Agent-R1 runs on Linux and macOS; on Windows, use it in"),
+        ("script.py", "ImportError: Agent-R1 runs on Linux and macOS; on Windows, use it in"),
+    ],
+)
+def test_on_windows_one_line_names_the_systems_that_are_supported(program: str, line: str) -> None:
+    code = f"import sys; sys.platform = 'win32'; sys.argv = [{program!r}, '--help']; import agent_r1.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(line)
+    assert (len(done.stderr.splitlines()) == 1) == (program == "agent-r1")
