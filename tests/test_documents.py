@@ -127,7 +127,9 @@ def test_the_settings_in_readme_exist() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=lambda algorithm: algorithm.name)
 def test_every_algorithm_is_documented_as_it_is(algorithm: Algorithm) -> None:
     level = "" if algorithm.ratio_level == "token" else f", ratio of the {algorithm.ratio_level}"
-    loss, paper, deviations = algorithm.loss.name + level, algorithm.paper or "-", algorithm.deviations or "-"
+    mask = "" if algorithm.token_mask is None else f", token mask {algorithm.token_mask.name}"
+    mask += ", off-policy mask" * (algorithm.off_policy_mask is not None) + ", KL-Cov" * (algorithm.kl_cov is not None)
+    loss, paper, deviations = algorithm.loss.name + level + mask, algorithm.paper or "-", algorithm.deviations or "-"
     cells = (f"`{algorithm.name}`", paper, algorithm.advantage.formula, loss, deviations)
     assert f"| {' | '.join(cells)} |" in ALGORITHMS_PAGE
 
