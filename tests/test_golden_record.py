@@ -38,9 +38,15 @@ SHORT: Mapping[str, Any] = {
     "trainer.learning_rate": 1e-3,
 }
 
+CRITIC_IN_THE_PASSES_OF_THE_POLICY: Mapping[str, Any] = {
+    "trainer.critic_epochs": None,
+    "trainer.critic_minibatches": 1,
+    "trainer.critic_reads_logprobs": False,
+}
+
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"algorithm": "grpo"},
-    "ppo": {"algorithm": "ppo"},
+    "ppo": {"algorithm": "ppo", **CRITIC_IN_THE_PASSES_OF_THE_POLICY},
     "gspo": {"algorithm": "gspo", "trainer.minibatches": 2},
     "dapo with refill": {"algorithm": "dapo", "group_size": 2},
     "summary context": {"group_size": 8, "context_policy.name": "summary", "context_policy.keep_turns": 1},

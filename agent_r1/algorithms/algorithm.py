@@ -238,7 +238,7 @@ class Algorithm(Component):
             sft_loss = -(weights.sft_weight * tokens.logprobs).sum()
             loss, metrics["sft_loss"] = loss + sft_loss, sft_loss.detach()
         if tokens.values is not None and tokens.old_values is not None and weights.value_targets is not None:
-            value_loss = self._compute_value_loss(tokens.values, tokens.old_values, weights.value_targets)
+            value_loss = self.compute_value_loss(tokens.values, tokens.old_values, weights.value_targets)
             loss, metrics["value_loss"] = loss + value_loss, value_loss.detach()
         return loss, metrics
 
@@ -323,7 +323,7 @@ class Algorithm(Component):
         log_ratio, unit = _mismatch(batch, old_logprobs, self.rejection.level)
         return accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
 
-    def _compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
+    def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
         """Compute the critic's loss over the states before tokens and after actions."""
         assert isinstance(self.advantage, WithCritic)
         clip, target, weight = self.advantage.value_clip, targets.target, targets.weight

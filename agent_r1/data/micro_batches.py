@@ -30,6 +30,8 @@ class MicroBatch:
     """(B, T, T) bool, true if the first token may see the second; None for plain causal attention."""
     logit_positions: Tensor
     """(n,) indices into the B*T hidden states whose logits predict the tokens of the batch."""
+    token_positions: Tensor
+    """(n,) indices of these tokens into the B*T tokens."""
     tokens: Tensor
     """(n,) positions of these tokens in the batch. On the batch's device."""
     post_action_states: Tensor
@@ -48,6 +50,7 @@ class MicroBatch:
             position_ids=None if self.position_ids is None else self.position_ids.to(device),
             attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
             logit_positions=self.logit_positions.to(device),
+            token_positions=self.token_positions.to(device),
             post_action_states=self.post_action_states.to(device),
         )
 
@@ -109,12 +112,14 @@ def _collate(sequences: Block) -> MicroBatch:
         attention_mask = _tree_mask([sequence.subtree_end for sequence in sequences], width)  # (B, T, T)
     # positions in a sequence become indices into the flattened (B * T,) hidden states
     logit_positions = [row * width + sequence.logit_positions for row, sequence in enumerate(sequences)]
+    token_positions = [row * width + sequence.token_positions for row, sequence in enumerate(sequences)]
     post_action_states = [row * width + sequence.post_action_states for row, sequence in enumerate(sequences)]
     return MicroBatch(
         ids=ids,
         position_ids=position_ids,
         attention_mask=attention_mask,
         logit_positions=torch.cat(logit_positions),
+        token_positions=torch.cat(token_positions),
         tokens=torch.cat([sequence.tokens for sequence in sequences]),
         post_action_states=torch.cat(post_action_states),
         turns=torch.cat([sequence.turns for sequence in sequences]),

@@ -21,8 +21,8 @@ class TokenSequence:
     """T tokens that the model reads as one sequence, with n tokens of the batch and s ends of actions among them.
 
     Example: prompt 5 6, action 7, then two branches of one action token each, 8 and 9 (observation 3 and 4):
-        ids 5 6 7 3 8 4 9, position_ids 0 1 2 3 4 3 4, subtree_end 7 7 7 5 5 7 7, logit_positions 1 3 5, tokens 0 1 2,
-        post_action_states 2 4 6, turns 0 1 2
+        ids 5 6 7 3 8 4 9, position_ids 0 1 2 3 4 3 4, subtree_end 7 7 7 5 5 7 7, logit_positions 1 3 5,
+        token_positions 2 4 6, tokens 0 1 2, post_action_states 2 4 6, turns 0 1 2
     """
 
     trajectory: int
@@ -35,6 +35,8 @@ class TokenSequence:
     """(T,) token j is visible to the tokens j .. subtree_end[j] - 1, its descendants."""
     logit_positions: Tensor
     """(n,) positions in the sequence whose logits predict the tokens of the batch."""
+    token_positions: Tensor
+    """(n,) positions in the sequence of these tokens."""
     tokens: Tensor
     """(n,) positions of these tokens in the batch."""
     post_action_states: Tensor
@@ -57,6 +59,9 @@ class TurnPlace:
     action: int
     observation: int | None = None
 
+
+Prediction = tuple[int, int, int]
+"""The position of logits in the sequence, and the positions in sequence and batch of the token that they predict."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """Maps a trajectory, its number in the batch and the place of each of its turns to its sequences."""
@@ -116,7 +121,7 @@ def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
 def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places: Sequence[TurnPlace]) -> TokenSequence:
     ids: list[int] = []
     position_ids: list[int] = []
-    predicted: list[tuple[int, int]] = []  # (logit position, position in the batch of the token it predicts)
+    predicted: list[Prediction] = []
     action_ends: list[tuple[int, int]] = []  # (position of an action's last token, number of its turn in the batch)
     path_end: dict[int, int] = {}  # turn -> position in the sequence of the last token on its path
     for index in order:
@@ -141,7 +146,8 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
         position_ids=torch.tensor(position_ids),
         subtree_end=torch.tensor(subtree_end),
         logit_positions=_column(predicted, 0),
-        tokens=_column(predicted, 1),
+        token_positions=_column(predicted, 1),
+        tokens=_column(predicted, 2),
         post_action_states=_column(action_ends, 0),
         turns=_column(action_ends, 1),
         has_branches=any(end != len(ids) for end in subtree_end),
@@ -161,23 +167,26 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
         position_ids=torch.arange(length),
         subtree_end=torch.full((length,), length),  # plain causal attention
         logit_positions=_column(predicted, 0),
-        tokens=_column(predicted, 1),
+        token_positions=_column(predicted, 1),
+        tokens=_column(predicted, 2),
         post_action_states=torch.tensor([length - 1]),  # the last token of the action
         turns=torch.tensor([place.turn]),
         has_branches=False,
     )
 
 
-def _predictions(before: int, start: int, count: int, batch_position: int) -> list[tuple[int, int]]:
-    """Return (logit position, position in the batch) of ``count`` tokens at ``start`` that follow the one at
-    ``before``."""
+def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
+    """Return the predictions of ``count`` tokens at ``start`` that follow the one at ``before``."""
     # token t is predicted by the logits at t - 1
     logit_positions = (before, *range(start, start + count - 1))
-    return list(zip(logit_positions, range(batch_position, batch_position + count), strict=True)) if count else []
+    places = zip(
+        logit_positions, range(start, start + count), range(batch_position, batch_position + count), strict=True
+    )
+    return list(places) if count else []
 
 
-def _column(pairs: Sequence[tuple[int, int]], column: int) -> Tensor:
-    return torch.tensor([pair[column] for pair in pairs], dtype=torch.int64)
+def _column(rows: Sequence[tuple[int, ...]], column: int) -> Tensor:
+    return torch.tensor([row[column] for row in rows], dtype=torch.int64)
 
 
 def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:

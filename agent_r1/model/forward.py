@@ -5,6 +5,8 @@ Shapes: B rows, T tokens, H hidden size, N target tokens, V vocabulary.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,20 +28,30 @@ def hidden_states(
         mask: (B, T, T), true if the token of the row attends to the token of the column; each token must attend to
             itself. Causal attention by default.
     """
-    return backbone_states(model.base_model, ids, positions, mask)
+    return backbone_states(backbone_of(model), ids, positions, mask)
+
+
+def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model without its head."""
+    return cast(PreTrainedModel, model.base_model)
 
 
 def backbone_states(
-    backbone: nn.Module, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    backbone: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor | None = None,
+    mask: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """Return :func:`hidden_states` for a model without a head."""
+    """Return :func:`hidden_states` for a model without a head; ``added`` (B, T, H) is added to the embeddings."""
     additive = None
     if mask is not None:
         dtype = next(backbone.parameters()).dtype
         # Eager attention adds the mask to the scores, SDPA takes boolean or additive masks: additive works for both.
         additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
         additive = additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
-    return backbone(input_ids=ids, position_ids=positions, attention_mask=additive, use_cache=False).last_hidden_state
+    read = {"input_ids": ids} if added is None else {"inputs_embeds": backbone.get_input_embeddings()(ids) + added}
+    return backbone(**read, position_ids=positions, attention_mask=additive, use_cache=False).last_hidden_state
 
 
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:

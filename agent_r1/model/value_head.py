@@ -8,29 +8,53 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agent_r1.model.forward import backbone_states
+from agent_r1.model.forward import backbone_of, backbone_states
+
+LOGPROB_SCALE = 0.25
+"""Factor on log-probabilities as an input, so that most are between -1 and 0."""
 
 
 class ValueModel(nn.Module):
     """A backbone with a linear head to one number. The head is initialized to zero, so all values are 0 at first.
 
-    The baseline of PPO's first update is then 0 instead of noise.
+    The baseline of PPO's first update is then 0 instead of noise. If ``reads_logprobs``, the probability with which
+    each token was sampled is a further input, whose weights are initialized like an embedding.
     """
 
-    def __init__(self, backbone: nn.Module, width: int) -> None:
+    def __init__(self, backbone: PreTrainedModel, width: int, reads_logprobs: bool = False) -> None:
         super().__init__()
-        dtype = torch.promote_types(next(backbone.parameters()).dtype, torch.float32)
+        weight = next(backbone.parameters())
+        dtype = torch.promote_types(weight.dtype, torch.float32)
         self.backbone = backbone
-        self.head = nn.Linear(width, 1, dtype=dtype, device=next(backbone.parameters()).device)
+        self.head = nn.Linear(width, 1, dtype=dtype, device=weight.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        self.logprob_input: nn.Linear | None = None
+        if reads_logprobs:
+            embedding = next(backbone.get_input_embeddings().parameters())  # (V, H)
+            self.logprob_input = nn.Linear(2, embedding.shape[1], False, device=embedding.device, dtype=embedding.dtype)
+            nn.init.normal_(self.logprob_input.weight, std=float(embedding.detach().float().std()))
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return the values (B, T) of the states that end with each token; arguments as in ``hidden_states``."""
-        hidden = backbone_states(self.backbone, ids, positions, mask)
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        logprobs: Tensor | None = None,
+    ) -> Tensor:
+        """Return the values (B, T) of the states that end with each token; arguments as in ``hidden_states``.
+
+        ``logprobs`` (B, T) are those with which the tokens were sampled, 0 for tokens that were not.
+        """
+        added = None
+        if self.logprob_input is not None and logprobs is not None:
+            surprise = torch.stack([LOGPROB_SCALE * logprobs, 1 - logprobs.exp()], dim=-1)  # (B, T, 2)
+            added = self.logprob_input(surprise.to(self.logprob_input.weight.dtype))  # (B, T, H)
+        hidden = backbone_states(self.backbone, ids, positions, mask, added)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 
-def build_value_model(policy: PreTrainedModel) -> ValueModel:
+def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> ValueModel:
     """Return a value model whose backbone is a copy of the policy's."""
-    return ValueModel(copy.deepcopy(policy.base_model), policy.get_output_embeddings().weight.shape[-1]).eval()
+    width = policy.get_output_embeddings().weight.shape[-1]
+    return ValueModel(copy.deepcopy(backbone_of(policy)), width, reads_logprobs).eval()

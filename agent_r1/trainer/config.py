@@ -55,6 +55,16 @@ class TrainerConfig(BaseModel):
     critic_learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW for the critic, if the algorithm has one."""
 
+    critic_epochs: int | None = Field(default=None, ge=1)
+    """Passes of the critic alone over each batch, after the policy's; none: it is trained in the policy's passes."""
+
+    critic_minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps of the critic per batch and pass, if critic_epochs is given."""
+
+    critic_reads_logprobs: bool = False
+    """Whether the critic also reads the probability with which each token was sampled: where improbable tokens decide
+    the outcome, it then learns from far fewer attempts."""
+
     schedule: ScheduleConfig = ScheduleConfig()
     """How the learning rates change over the steps."""
 
@@ -83,3 +93,9 @@ class TrainerConfig(BaseModel):
     checksum_every: int = Field(default=1, ge=0)
     """Steps between checksums of the policy's weights, which prove that the engine serves the trainer's weights;
     0: never."""
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> Self:
+        if self.critic_minibatches > 1 and self.critic_epochs is None:
+            raise ValueError("critic_minibatches has no effect in the policy's passes: give critic_epochs too")
+        return self

@@ -20,7 +20,7 @@ from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.model.forward import hidden_states, token_scores
 from agent_r1.model.value_head import ValueModel
-from agent_r1.trainer.protocol import MODULES, POLICY, Module, PassStats, PreparedBatch, Role
+from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,9 +65,9 @@ class ModelSet:
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
         after_action = torch.zeros(len(batch.turn_trajectory), dtype=torch.float64)
         for micro in self.micro_batches(by_sequence(batch.sequences)):
-            values = self.critic(micro.ids, micro.position_ids, micro.attention_mask).flatten().double().cpu()  # (B*T,)
-            before_token[micro.tokens] = values[micro.logit_positions.cpu()]
-            after_action[micro.turns] = values[micro.post_action_states.cpu()]
+            values = _critic_values(self.critic, batch, micro)
+            before_token[micro.tokens] = values.before_token.double().cpu()
+            after_action[micro.turns] = values.after_action.double().cpu()
         return StateValues(before_token, after_action)
 
     def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
@@ -99,7 +99,34 @@ def forward_backward(
 ) -> PassStats:
     """Add the gradient of ``scale`` times the loss of the batch's sequences (at least one) to ``modules``."""
     micros = models.micro_batches(blocks_of(prepared.batch.sequences, algorithm))
+    if POLICY not in modules:
+        return join_passes([_critic_pass(models, algorithm, prepared, micro, scale) for micro in micros])
     return join_passes([_micro_batch_pass(models, algorithm, prepared, micro, scale, modules) for micro in micros])
+
+
+def _critic_pass(
+    models: ModelSet, algorithm: Algorithm, prepared: PreparedBatch, micro: MicroBatch, scale: float
+) -> PassStats:
+    """Add the gradient of one micro-batch to the critic, without running the policy."""
+    targets, old_values = prepared.weights.value_targets, prepared.outputs.values
+    if models.critic is None or targets is None or old_values is None:
+        raise ValueError("this algorithm has no critic")
+    values = _critic_values(models.critic, prepared.batch, micro)
+    like = values.before_token.detach()
+    scaled = _scaled_targets(targets, micro, scale, like)
+    loss = algorithm.compute_value_loss(values, _state_values_at(old_values, micro, like), scaled)
+    loss.backward()
+    none = like[:0]  # (0,) the policy computes nothing
+    return PassStats(
+        loss=loss.detach(),
+        metrics={"value_loss": loss.detach()},
+        tokens=micro.tokens[:0],
+        logprobs=none,
+        ratios=none,
+        entropy=none,
+        num_tokens=micro.num_tokens,
+        num_padded_tokens=micro.ids.numel(),
+    )
 
 
 def _micro_batch_pass(
@@ -114,8 +141,7 @@ def _micro_batch_pass(
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
     # log pi(token | context) at the sampler's temperature, and the entropy of that distribution: (n,) each
-    with torch.set_grad_enabled(POLICY in modules):
-        logprobs, entropy = score_tokens(models.policy, batch, micro, models.temperature, algorithm.entropy_coef > 0)
+    logprobs, entropy = score_tokens(models.policy, batch, micro, models.temperature, algorithm.entropy_coef > 0)
 
     def gather(column: Tensor, indices: Tensor) -> Tensor:
         return column[indices].to(logprobs)  # the batch is float64 on the CPU
@@ -136,9 +162,8 @@ def _micro_batch_pass(
         trajectory = unique_ids(batch.token_trajectory[tokens], action_mask).to(old.device)  # (n,)
 
     values = old_values = None
-    if models.critic is not None and outputs.values is not None:
-        flat = models.critic(micro.ids, micro.position_ids, micro.attention_mask).flatten()  # (B*T,)
-        values = StateValues(flat[micro.logit_positions], flat[micro.post_action_states])  # (n,) and (s,)
+    if CRITIC in modules and models.critic is not None and outputs.values is not None:
+        values = _critic_values(models.critic, batch, micro)
         old_values = _state_values_at(outputs.values, micro, logprobs)
 
     reference = None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens)
@@ -157,6 +182,16 @@ def _micro_batch_pass(
     )
 
 
+def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
+    """Return the critic's values of the micro-batch's states, (n,) and (s,), with gradient."""
+    logprobs = None
+    if critic.logprob_input is not None:  # a state ends before its next token, so each token's own is in its past
+        sampled = batch.sampler_logprobs[micro.tokens].nan_to_num(0.0).to(micro.ids.device, torch.float32)  # (n,)
+        logprobs = sampled.new_zeros(micro.ids.numel()).index_put((micro.token_positions,), sampled).view_as(micro.ids)
+    flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs).flatten()  # (B*T,)
+    return StateValues(flat[micro.logit_positions], flat[micro.post_action_states])
+
+
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
     """Return the values of the micro-batch's states, (n,) and (s,), in dtype and device of ``like``."""
     return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
@@ -169,19 +204,22 @@ def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like
         return column[micro.tokens].to(like)
 
     targets = weights.value_targets
-    if targets is not None:
-        weight = _state_values_at(targets.weight, micro, like)
-        scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
-        targets = ValueTargets(_state_values_at(targets.target, micro, like), scaled)
     return TokenWeights(
         advantage=gather(weights.advantage),
         loss_weight=scale * gather(weights.loss_weight),
         importance_weight=gather(weights.importance_weight),
         sft_weight=None if weights.sft_weight is None else scale * gather(weights.sft_weight),
-        value_targets=targets,
+        value_targets=None if targets is None else _scaled_targets(targets, micro, scale, like),
         kl_coef=weights.kl_coef,
         drift_weight=None if weights.drift_weight is None else gather(weights.drift_weight),
     )
+
+
+def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
+    """Return the targets of the micro-batch's states in dtype and device of ``like``, their weights times ``scale``."""
+    weight = _state_values_at(targets.weight, micro, like)
+    scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
+    return ValueTargets(_state_values_at(targets.target, micro, like), scaled)
 
 
 def join_passes(parts: Sequence[PassStats]) -> PassStats:

@@ -42,14 +42,33 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
     """Return the metrics of the optimizer steps over a batch.
 
-    ``entropy``: mean over the action tokens that the model read. ``first_ratio_deviation``: largest |pi / pi_old - 1|
-    before any weight changed. ``logprob_gap``: largest difference between the trainer's and the sampler's log-probability of a token,
-    before any weight changed; on stale data this includes the change of the policy since. ``staleness``: updates
-    since the oldest token was sampled. ``padding``: share of the tokens that the model read.
+    ``staleness``: updates since the oldest token was sampled. ``padding``: share of the tokens that the models read.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
+    return {
+        "advantage_std": float(prepared.weights.advantage[actions].std(correction=0)),
+        "staleness": float(version - int(batch.versions.min())),
+        "action_tokens": float(actions.sum()),
+        "model_tokens": float(sum(map(len, batch.sequences))),
+        "padding": 1 - sum(one.num_tokens for one in passes) / sum(one.num_padded_tokens for one in passes),
+        "skipped_steps": float(sum(not step.optim.applied for step in steps)),
+        **_policy_metrics(prepared, [one for one in passes if len(one.tokens)]),
+        **_model_metrics(prepared),
+        **_step_metrics([step for step in steps if step.optim.applied]),
+    }
 
+
+def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dict[str, float]:
+    """Return the metrics of the passes that ran the policy; none while only the critic is trained.
+
+    ``entropy``: mean over the action tokens that it read. ``first_ratio_deviation``: largest |pi / pi_old - 1| before
+    any weight changed. ``logprob_gap``: largest difference between the log-probabilities of a token in trainer and
+    sampler, before any weight changed; on stale data this includes the change of the policy since.
+    """
+    if not passes:
+        return {}
+    batch, actions = prepared.batch, prepared.batch.action_mask
     entropy = torch.full((len(batch.ids),), math.nan, dtype=torch.float64)  # (N,) NaN where the model read nothing
     for one in reversed(passes):  # with several epochs the first pass over a token counts
         entropy[one.tokens] = one.entropy.double()
@@ -61,25 +80,19 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
 
     return {
         "entropy": float(entropy[actions].nanmean()),
-        "advantage_std": float(prepared.weights.advantage[actions].std(correction=0)),
         "first_ratio_deviation": float((first.ratios - 1).abs().max()),
         "logprob_gap": float(gap.abs().max()),
         "logprob_gap_mean": float(gap.abs().mean()),
-        "staleness": float(version - int(batch.versions.min())),
-        "action_tokens": float(actions.sum()),
-        "model_tokens": float(sum(map(len, batch.sequences))),
-        "padding": 1 - sum(one.num_tokens for one in passes) / sum(one.num_padded_tokens for one in passes),
-        "skipped_steps": float(sum(not step.optim.applied for step in steps)),
-        **_model_metrics(prepared),
-        **_step_metrics([step for step in steps if step.optim.applied]),
     }
 
 
 def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
     """Return the metrics of algorithms with a reference, a critic or importance weights.
 
-    ``kl_reference``: KL divergence from the reference per token (estimator k1). ``explained_variance``:
-    1 - Var(G - V) / Var(G) of the critic before the update. ``importance_weight``: mean over the action tokens.
+    ``kl_reference``: KL divergence from the reference per token (estimator k1). ``importance_weight``: mean over the
+    action tokens.
+    ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the states with a target G. The values V are those
+    before the update, so it measures a prediction. A constant has 0; there is none if all targets are equal.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
@@ -89,8 +102,9 @@ def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
     if weights.value_targets is not None and outputs.values is not None:
         known = weights.value_targets.weight.before_token > 0  # tokens whose return is known
         target, value = weights.value_targets.target.before_token[known], outputs.values.before_token[known]
-        variance = float(target.var(correction=0))
-        metrics["explained_variance"] = 1 - float((target - value).var(correction=0)) / variance if variance else 0.0
+        variance, unexplained = float(target.var(correction=0)), float((target - value).var(correction=0))
+        if variance > 0:
+            metrics["critic/explained_variance"] = 1 - unexplained / variance
     if bool((weights.importance_weight != 1).any()):
         metrics["importance_weight"] = float(weights.importance_weight[batch.action_mask].mean())
     return metrics

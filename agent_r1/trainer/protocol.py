@@ -52,6 +52,8 @@ class PreparedBatch:
 class PassStats:
     """Statistics of one forward and backward pass over n tokens. Tensors have no gradient and are on the CPU.
 
+    A pass that trains the critic alone does not run the policy: n is 0.
+
     Attributes:
         loss: () the sum over all micro-batches.
         metrics: terms of the loss by name, summed in the same way.

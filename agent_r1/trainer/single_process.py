@@ -77,7 +77,9 @@ class SingleProcessTrainer:
         self._critic: MixedPrecision[ValueModel] | None = None
         self._reference: MixedPrecision[PreTrainedModel] | None = None
         if "critic" in algorithm.needs:
-            self._critic = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
+            self._critic = mixed_precision(
+                build_value_model(model, config.critic_reads_logprobs), config.dtype, keep=("head",)
+            )
         if "reference" in algorithm.needs:
             self._reference = _reference(model, config.dtype, self._syncs_reference)
         self._models = ModelSet(

@@ -256,13 +256,27 @@ class PolicyUpdater:
         return {module: trajectories for module, trajectories in found.items() if trajectories}
 
     def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
+        """Train the modules together, or the critic after the policy if it has epochs of its own."""
+        config, shared_epochs = self._config, self._algorithm.epochs
+        if config.critic_epochs is None:
+            return self._take_steps(prepared, modules, shared_epochs, config.minibatches)
+        steps = []
+        if POLICY in modules:
+            steps += self._take_steps(prepared, frozenset({POLICY}), shared_epochs, config.minibatches)
+        if CRITIC in modules:
+            steps += self._take_steps(prepared, frozenset({CRITIC}), config.critic_epochs, config.critic_minibatches)
+        return steps
+
+    def _take_steps(
+        self, prepared: PreparedBatch, modules: frozenset[Module], epochs: int, minibatches: int
+    ) -> list[OptimizerStep]:
         """Take one optimizer step per minibatch and epoch. Minibatches are random sets of whole trajectories."""
         numbers = sorted({sequence.trajectory for sequence in prepared.batch.sequences})
         total = len(numbers)
-        count = min(self._config.minibatches, total)
+        count = min(minibatches, total)
         factor = self._learning_rate_factor()
         steps = []
-        for epoch in range(self._algorithm.epochs):
+        for epoch in range(epochs):
             order = list(numbers)
             random.Random(f"{self._seed}|{self._step}|{epoch}").shuffle(order)
             for trajectories in (frozenset(order[first::count]) for first in range(count)):

@@ -164,6 +164,8 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
     ]
     if "validation_em" in report.metrics:
         shown.append(f"validation {report.metrics['validation_em']:.3f}")
+    if "critic/explained_variance" in report.metrics:
+        shown.append(f"explained variance {report.metrics['critic/explained_variance']:.2f}")
     return "  ".join([*shown, f"{report.tokens_per_second:.0f} tokens/s", f"{format_duration(left)} left"])
 
 

@@ -25,6 +25,7 @@ def sequence(number: int, length: int, has_branches: bool = False) -> TokenSeque
         position_ids=torch.arange(length),
         subtree_end=subtree_end,
         logit_positions=torch.tensor([length - 2]),
+        token_positions=torch.tensor([length - 1]),
         tokens=torch.tensor([number]),
         post_action_states=torch.tensor([length - 1]),
         turns=torch.tensor([number]),

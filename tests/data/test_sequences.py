@@ -87,7 +87,8 @@ def test_the_example_of_the_docstring_is_right(make: Any) -> None:
     assert sequence.ids.tolist() == [5, 6, 7, 3, 8, 4, 9]
     assert sequence.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4]
     assert sequence.subtree_end.tolist() == [7, 7, 7, 5, 5, 7, 7]
-    assert sequence.logit_positions.tolist() == [1, 3, 5] and sequence.tokens.tolist() == [0, 1, 2]
+    assert sequence.logit_positions.tolist() == [1, 3, 5] and sequence.token_positions.tolist() == [2, 4, 6]
+    assert sequence.tokens.tolist() == [0, 1, 2]
     assert sequence.post_action_states.tolist() == [2, 4, 6] and sequence.turns.tolist() == [0, 1, 2]
 
 

@@ -55,3 +55,14 @@ def test_the_checksum_changes_with_one_bit_of_one_weight_only(policy: PreTrained
         weight = policy.model.layers[0].mlp.up_proj.weight
         weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
     assert weights_checksum(policy) != before
+
+
+def test_log_probabilities_of_sampled_tokens_reach_the_states_after_them(policy: PreTrainedModel) -> None:
+    critic = build_value_model(policy, reads_logprobs=True)
+    logprobs = torch.zeros(IDS.shape)
+    logprobs[0, 3] = -2.0
+    assert critic(IDS, logprobs=logprobs).count_nonzero() == 0  # the head begins at zero
+    torch.nn.init.ones_(critic.head.weight)
+    changed = (critic(IDS, logprobs=logprobs) != critic(IDS)).tolist()
+    assert changed == [[False] * 3 + [True] * 3, [False] * 6]
+    assert torch.equal(critic(IDS, logprobs=torch.zeros(IDS.shape)), critic(IDS))

@@ -29,7 +29,7 @@ OOM_ERRORS = (
 def blocks(*lengths: int) -> list[tuple[TokenSequence, ...]]:
     """Return blocks of one sequence of each length."""
     empty = torch.zeros(0, dtype=torch.int64)
-    return [(TokenSequence(0, torch.zeros(n), empty, empty, empty, empty, empty, empty, False),) for n in lengths]
+    return [(TokenSequence(0, torch.zeros(n), *[empty] * 7, False),) for n in lengths]
 
 
 @pytest.mark.parametrize("error", OOM_ERRORS, ids=lambda error: type(error).__name__)

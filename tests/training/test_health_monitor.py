@@ -242,6 +242,18 @@ def test_a_finding_stops_the_run_only_after_consecutive_steps(caplog: Any) -> No
     assert len(log.events) == 8
 
 
+def test_a_critic_that_explains_nothing_for_some_steps_is_a_warning() -> None:
+    nothing, something = ({"critic/explained_variance": value} for value in (0.01, 0.3))
+    monitor, log = make_monitor(monitor=MonitorConfig(critic_steps=3))
+    take_steps(monitor, nothing, nothing, something, nothing, nothing)
+    assert log.events == []
+    after, log = make_monitor(monitor=MonitorConfig(critic_steps=3))
+    after.load_state(monitor.state())
+    take_steps(after, nothing, nothing, something, {}, nothing)
+    warnings = [event.detail for event in log.events if isinstance(event, LogEvent)]
+    assert len(warnings) == 2 and all("trainer.critic_epochs" in warning for warning in warnings)
+
+
 def test_other_weights_in_the_engine_stop_the_run_at_once() -> None:
     monitor, log = make_monitor()
     with pytest.raises(RunStopped, match="weights: the engine does not serve"):

@@ -18,6 +18,9 @@ TINY_BASE_RECIPE: Mapping[str, Any] = {
     "context": 512,
     "trainer.learning_rate": 3e-4,
     "trainer.critic_learning_rate": 1e-3,
+    "trainer.critic_epochs": 4,
+    "trainer.critic_minibatches": 8,
+    "trainer.critic_reads_logprobs": True,
     "trainer.micro_tokens": 4096,
 }
 """Settings by dotted key for any task set that tiny-base is trained on."""

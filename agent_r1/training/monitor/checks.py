@@ -17,6 +17,7 @@ _STOP_AT_ONCE = 1
 _MAX_REASONS = 3
 _SPIKE_HISTORY = 20
 _SPIKE_MIN_HISTORY = 5
+_MIN_EXPLAINED_VARIANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Finding:
 
     Attributes:
         patience: the run is stopped if the check finds something in this many consecutive steps; None: only warn.
+        warn_after: the number of consecutive steps in which the check must find something before it is a warning.
 
     Example:
         Finding("logprob_gap", "engine and trainer disagree", "0.2", "at most 0.01", "compare their models", 3)
@@ -36,6 +38,7 @@ class Finding:
     limit: str
     do: str
     patience: int | None
+    warn_after: int = 1
 
     def __str__(self) -> str:
         return f"{self.check}: {self.what} ({self.value}; {self.limit}); {self.do}"
@@ -156,6 +159,27 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
             "if the reward is at its maximum, training is done"
         ),
         patience=patience,
+    )
+
+
+def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
+    """Return a finding if the critic predicted nothing of a step's returns, to be reported after ``steps`` of them.
+
+    The step has no such metric without a critic, or if all its returns are equal.
+    """
+    explained = metrics.get("critic/explained_variance")
+    # NaN fails the comparison, so it is a finding.
+    if explained is None or explained >= _MIN_EXPLAINED_VARIANCE:
+        return None
+    return Finding(
+        check="critic",
+        what="the critic does not predict the returns of new attempts, so its advantages have no useful baseline",
+        value=f"{explained:.3g}",
+        limit=f"at least {_MIN_EXPLAINED_VARIANCE:g} within {steps} steps",
+        do="give the critic more optimizer steps (trainer.critic_epochs, trainer.critic_minibatches) or a higher "
+        "trainer.critic_learning_rate; where chance decides the outcome, take an algorithm without a critic",
+        patience=None,
+        warn_after=steps,
     )
 
 

@@ -36,6 +36,9 @@ class MonitorConfig(BaseModel):
     gradient_spike: float = Field(default=10.0, gt=1)
     """Warn if a gradient norm exceeds this many times the median of the last twenty."""
 
+    critic_steps: int = Field(default=10, ge=1)
+    """Warn if the critic explained nothing in this many consecutive steps: less than 5 % of the variance of returns."""
+
     def ratio_limit(self, trainer: Dtype) -> float:
         """Return the limit of the ratio's deviation for a trainer that computes in ``trainer``."""
         return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)

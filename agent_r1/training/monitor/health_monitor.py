@@ -14,6 +14,7 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.monitor.checks import (
     Finding,
     GradientSpikeDetector,
+    check_critic,
     check_group_integrity,
     check_memory_reduced,
     check_no_signal,
@@ -46,6 +47,7 @@ class HealthMonitor:
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
         self._breaker = CircuitBreaker(limits.failure_share, max(min(limits.failure_window, longest), shortest))
         self._metric_checks = metric_checks(limits, config.max_staleness, config.trainer.dtype, config.engine.dtype)
+        self._critic_steps = limits.critic_steps
         self._spikes = GradientSpikeDetector(limits.gradient_spike)
         self._micro_tokens = updater.micro_tokens
         self._groups = 0
@@ -67,19 +69,20 @@ class HealthMonitor:
             raise self._stopped(diagnosis)
 
     def on_step(self, update: UpdateReport, served: PolicyVersion) -> tuple[Finding, ...]:
-        """Return the findings on a step; ``served`` is the version that the engine serves after it."""
+        """Return the findings to report on a step; ``served`` is the version that the engine serves after it."""
         before, self._micro_tokens = self._micro_tokens, update.micro_tokens
         results = (
             check_weights(served, self._updater.publish().version),
             check_no_signal(update, self._idle_patience),
             check_memory_reduced(before, update.micro_tokens),
             self._spikes.check(update.metrics),
+            check_critic(update.metrics, self._critic_steps),
             *tool_warnings(self._breaker),
             *(check.check(update.metrics) for check in self._metric_checks),
         )
         findings = tuple(finding for finding in results if finding is not None)
         self._streaks = {finding.check: self._streaks.get(finding.check, 0) + 1 for finding in findings}
-        return findings
+        return tuple(finding for finding in findings if self._streaks[finding.check] >= finding.warn_after)
 
     async def report(self, findings: Sequence[Finding]) -> None:
         """Record and log the findings of the last step. Raises RunStopped if one of them exhausts its patience."""

@@ -138,5 +138,5 @@ def test_attempts_of_the_warmup_count_as_trained(make: Any) -> None:
 def test_explained_variance_rises_while_the_critic_learns(make: Any) -> None:
     updater = make_updater(make.model(), "ppo", learning_rate=1e-9, critic_learning_rate=1e-2)
     groups = make.random_groups(0)
-    explained = [update(updater, groups).metrics["explained_variance"] for _ in range(60)]
+    explained = [update(updater, groups).metrics["critic/explained_variance"] for _ in range(60)]
     assert explained[0] == pytest.approx(0.0, abs=1e-6) and explained[-1] > 0.8

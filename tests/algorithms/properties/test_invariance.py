@@ -171,7 +171,8 @@ def on_the_right(micro: MicroBatch, more: int) -> MicroBatch:
 def on_the_left(micro: MicroBatch, more: int) -> MicroBatch:
     """Wrong: padding before the tokens is visible to them and shifts their positions."""
     plain = replace(micro, position_ids=None, attention_mask=None)
-    return replace(plain, ids=pad(micro.ids, (more, 0)), logit_positions=micro.logit_positions + more)
+    moved = {"logit_positions": micro.logit_positions + more, "token_positions": micro.token_positions + more}
+    return replace(plain, ids=pad(micro.ids, (more, 0)), **moved)
 
 
 def test_padding_does_not_matter() -> None:
