@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -24,11 +24,12 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.envs import NaiveRag, ToolEnv
+from agent_r1.retrieval import server as server_module
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import RemoteRetriever, open_remote
 from agent_r1.retrieval.open import open_retriever
 from agent_r1.retrieval.passages import Passage
-from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health
+from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health, SearchRequest
 from agent_r1.retrieval.retriever import RetrievalError
 from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.retrieval.tool import search_tool
@@ -38,7 +39,7 @@ QUERIES = ["Who rules Alba?", "lake", "quantum", "", "Zoë", 'a "quoted" \n line
 
 
 def remote(server: RetrievalServer, **changes: float) -> RemoteRetriever:
-    return RemoteRetriever(server.url, **{"seconds": 5, "tries": 2, "backoff": 0.01, **changes})  # type: ignore[arg-type]
+    return RemoteRetriever(server.url, **{"seconds": 60, "tries": 2, "backoff": 0.01, **changes})  # type: ignore[arg-type]
 
 
 def unused_address() -> str:
@@ -143,9 +144,44 @@ def test_a_connection_without_a_complete_request_is_closed(counting, monkeypatch
         assert answer_to(small, head).startswith(b"HTTP/1.1 408")
 
 
-def test_other_searches_run_between_the_parts_of_a_large_batch(server, counting) -> None:
-    remote(server).search(["lake"] * 40)
-    assert counting.sizes == [16, 16, 8]
+def test_a_short_search_is_answered_while_a_large_batch_runs(server, counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, received = threading.Event(), threading.Event()
+    read, in_process = server_module._read, counting.search
+
+    async def reading(kind, request):
+        message = await read(kind, request)
+        if kind is SearchRequest:
+            received.set()  # it waits for the first part of the batch, which waits for this
+        return message
+
+    def search(queries: Sequence[str], k: int = 5) -> list[tuple[Passage, ...]]:
+        began.set()
+        assert received.wait(60)
+        return in_process(queries, k)
+
+    monkeypatch.setattr(server_module, "_read", reading)
+    counting.search = search
+    batch = threading.Thread(target=lambda: remote(server).search(["lake"] * 64))
+    batch.start()
+    assert began.wait(60)
+    assert httpx.post(f"{server.url}/search", json={"query": "lake"}, timeout=60).json()["passages"]
+    batch.join()
+    assert counting.sizes == [16, 1, 16, 16, 16]
+
+
+def test_slow_clients_take_no_place_from_others_for_long(counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.retrieval.server.MAX_CONNECTIONS", 10)
+    monkeypatch.setattr("agent_r1.retrieval.server.REQUEST_SECONDS", 0.5)
+    with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small, ExitStack() as clients:
+        for _ in range(30):
+            raw = clients.enter_context(socket.create_connection((small.host, small.port), timeout=60))
+            raw.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\n")
+        while True:  # refused or not, until the time of the slow ones is over; a hang would end the test
+            try:
+                assert remote(small, tries=1).search(["lake"])[0]
+                return
+            except RetrievalError:
+                continue
 
 
 def answer_to(server: RetrievalServer, request: bytes) -> bytes:
@@ -186,11 +222,13 @@ def test_retries_end_if_the_server_keeps_failing(server, counting) -> None:
 
 
 def test_a_hanging_server_times_out(server, counting) -> None:
-    counting.search = lambda queries, k=5: time.sleep(0.5) or []
-    began = time.monotonic()
-    with pytest.raises(RetrievalError, match="ReadTimeout"):
-        remote(server, seconds=0.1).search(["lake"])
-    assert time.monotonic() - began < 0.5
+    asked_to_end = threading.Event()
+    counting.search = lambda queries, k=5: asked_to_end.wait(600) and []
+    try:
+        with pytest.raises(RetrievalError, match="Timeout"):  # long before the search ends
+            remote(server, seconds=0.1).search(["lake"])
+    finally:
+        asked_to_end.set()
 
 
 def test_another_kind_of_server_is_detected(server, counting) -> None:
@@ -210,20 +248,21 @@ def test_connections_beyond_the_limit_wait(counting, monkeypatch: pytest.MonkeyP
 
 
 def test_a_running_request_is_answered_before_the_server_stops(server, counting) -> None:
-    started = threading.Event()
+    started, stopping = threading.Event(), threading.Event()
 
     def search(queries: Sequence[str], k: int = 5) -> list[tuple[Passage, ...]]:
         started.set()
-        time.sleep(0.3)
+        assert stopping.wait(60)
         return [(Passage("late", "but whole"),)]
 
     counting.search = search
     answers: list[object] = []
     client = threading.Thread(target=lambda: answers.append(remote(server, tries=1).search(["x"])))
     client.start()
-    assert started.wait(10)
+    assert started.wait(60)
     server.stop()
     assert answers == []
+    stopping.set()
     client.join()
     assert answers == [[(Passage("late", "but whole"),)]]
 
@@ -310,9 +349,7 @@ def test_the_command_serves_until_it_is_terminated(corpus: Path, passages) -> No
         assert client.search(QUERIES) == BM25Index(passages).search(QUERIES)
     finally:
         os.kill(process.pid, signal.SIGTERM)
-    began = time.monotonic()
-    assert process.wait(10) == 0  # while the client's connection is still open
-    assert time.monotonic() - began < 3
+    assert process.wait(120) == 0  # while the client's connection is still open
     assert process.communicate()[1] == ""
 
 
