@@ -153,11 +153,13 @@ class Algorithm(Component):
             outputs: Model outputs for the batch, before the update.
             kl_coef: The present coefficient of the KL penalty.
         """
+        # Time steps: a summary is one with the action that follows it. Ratios and aggregation keep the S turns apart.
+        steps, last_turns = batch.join_summaries()  # (D,) last of the turns that each time step is made of
         # Rewards: shaping, and a KL penalty in the reward.
-        rewarded = self.shaping.apply(batch)
+        rewarded = self.shaping.apply(steps)
         if self.kl is not None and self.kl.placement == "reward":
             rewarded = with_kl_penalty(rewarded, outputs.reference_logprobs, kl_coef)
-        advantage, targets = self._compute_advantages(rewarded, outputs)  # (N,)
+        advantage, targets = self._compute_advantages(rewarded, _at_turns(outputs, last_turns))  # (N,)
 
         # Loss mask: action tokens of trajectories that are trained on. Excluded trajectories count in baselines only.
         trained = ~batch.token_loss_excluded  # (N,)
@@ -180,11 +182,15 @@ class Algorithm(Component):
         # Supervised terms: -log pi of successful trajectories, and of observations.
         sft_weight = None
         if self.sft_coef or self.observation_nll_coef:
-            successful = (batch.returns > RETURN_TOLERANCE)[batch.token_trajectory] & batch.action_mask & trained  # (N,)
+            successful = (
+                (batch.returns > RETURN_TOLERANCE)[batch.token_trajectory] & batch.action_mask & trained
+            )  # (N,)
             observed = ~batch.action_mask  # (N,)
             sft_weight = self.sft_coef * _mean_weights(successful) + self.observation_nll_coef * _mean_weights(observed)
 
-        if targets is not None:  # the critic is not trained on excluded trajectories either
+        if targets is not None:
+            targets = _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
+            # The critic is not trained on excluded trajectories either.
             acting = torch.tensor([reason is None for reason in batch.loss_excluded])[batch.turn_trajectory]  # (S,)
             weight = targets.weight
             weight = StateValues(weight.before_token * trained, weight.after_action * acting)
@@ -351,6 +357,22 @@ def _mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple
         "trajectory": actions.token_trajectory,
     }
     return log_ratio, units[level]
+
+
+def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
+    """Return the outputs with the values after the actions of ``turns`` (D,) only."""
+    values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[turns])
+    return replace(outputs, values=values)
+
+
+def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
+    """Return targets after the actions of ``turns`` (D,) as targets of all ``count`` turns, with weight 0 elsewhere."""
+
+    def scatter(values: StateValues) -> StateValues:
+        after = values.after_action.new_zeros(count).index_put((turns,), values.after_action)  # (S,)
+        return replace(values, after_action=after)
+
+    return ValueTargets(scatter(targets.target), scatter(targets.weight))
 
 
 def _mean_weights(mask: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ STANDARDIZED = GroupRelative(scale="std")
 GRPO = Algorithm(
     name="grpo",
     paper="2402.03300",
-    deviations="token mean (DAPO) instead of equal weights of trajectories; no KL (--algorithm.kl.coefficient adds it)",
+    deviations="token mean (DAPO) instead of equal weights of trajectories; no KL (--algorithm.kl.coefficient adds "
+    "it); dual clip 3, as in verl",
     advantage=STANDARDIZED,
 )
 DR_GRPO = Algorithm(
@@ -38,8 +39,8 @@ DR_GRPO = Algorithm(
 DAPO = Algorithm(
     name="dapo",
     paper="2503.14476",
-    deviations="attempts out of turns or tokens are excluded from the loss, instead of a soft length penalty; constant "
-    "groups are replaced in at most 3 rounds, after which a step may have fewer groups",
+    deviations="attempts out of turns or tokens are excluded from the loss, instead of a soft length penalty; "
+    "constant groups are replaced in at most 3 rounds, after which a step may have fewer groups",
     advantage=STANDARDIZED,
     loss=Clip(clip_high=0.28, dual_clip=None),
     filters=Filters(overlong=True),
@@ -86,7 +87,7 @@ OPSM = Algorithm(
     name="opsm",
     paper="2512.02556",
     deviations="threshold 0.5 as TRL suggests (slime 1e-4), as the paper gives none; no KL (the paper has "
-    "kl.estimator k3_unbiased); routes and sampling masks are not kept",
+    "kl.estimator k3_unbiased); routes and sampling masks are not kept; dual clip 3, as in verl",
     advantage=STANDARDIZED,
     off_policy_mask=OffPolicyMask(),
 )
@@ -191,7 +192,8 @@ LITE_PPO = Algorithm(
 RLOO = Algorithm(
     name="rloo",
     paper="2402.14740",
-    deviations="clipped as in PPO, so that a batch can be used more than once; no KL in the reward",
+    deviations="clipped as in PPO, so that a batch can be used more than once; no KL in the reward; dual clip 3, "
+    "as in verl",
     advantage=GroupRelative(baseline="leave_one_out"),
 )
 GPG = Algorithm(
@@ -206,22 +208,24 @@ GPG = Algorithm(
 PASS_AT_K = Algorithm(
     name="pass-at-k",
     paper="2503.19595",
-    deviations="clipped as in PPO; k is the group unless advantage.k is given (PKPO, 2505.15201); not divided by the "
-    "standard deviation, as verl does (advantage.divide_by_std)",
+    deviations="clipped as in PPO; dual clip 3, as in verl; k is the group unless advantage.k is given (PKPO, "
+    "2505.15201); not divided by the standard deviation, as verl does (advantage.divide_by_std)",
     advantage=BestOfK(),
 )
 GDPO = Algorithm(name="gdpo", paper="2601.05242", advantage=SeparateRewards(), loss=Clip(dual_clip=None))
 REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     name="reinforce++-baseline",
     paper="2501.03262",
-    deviations="the KL is k3 with the gradient of k2, instead of k2; not bounded, while verl bounds k3 at 10 (kl.bound)",
+    deviations="the KL is k3 with the gradient of k2, instead of k2; not bounded, while verl bounds k3 at 10 "
+    "(kl.bound); dual clip 3, as in verl",
     advantage=WhitenedGroup(),
     kl=Kl(coefficient=0.001),
 )
 REMAX = Algorithm(
     name="remax",
     paper="2310.10505",
-    deviations="no KL in the reward",
+    deviations="no KL in the reward; with rewards per turn a token has the return of the whole attempt, while verl "
+    "has the return from the token on less the greedy return",
     advantage=AgainstGreedy(),
     loss=PolicyGradient(),
     filters=Filters(greedy=True),
@@ -229,17 +233,24 @@ REMAX = Algorithm(
 
 # With a critic.
 
-PPO = Algorithm(name="ppo", paper="1707.06347", deviations="no entropy bonus; value clip 0.5", advantage=TokenGae())
+PPO = Algorithm(
+    name="ppo",
+    paper="1707.06347",
+    deviations="no entropy bonus; value clip 0.5; dual clip 3, as in verl",
+    advantage=TokenGae(),
+)
 PPO_TURN = Algorithm(
     name="ppo-turn",
     paper="2511.14460",
-    deviations="none: PPO as in the second version of Agent-R1",
+    deviations="the critic has a target at the first token of each turn only, while Agent-R1 regresses every token "
+    "of the turn on it; dual clip 3, as in verl",
     advantage=TurnGae(),
 )
 STEPPO = Algorithm(
     name="steppo",
     paper="2604.18401",
-    deviations="clip bounds of GSPO's paper, as the recipe gives none; no running scale of rewards",
+    deviations="clip bounds of GSPO's paper, as the recipe gives none; no running scale of rewards; the critic has "
+    "a target at the first token of each turn only, while Agent-R1 regresses every token of it",
     advantage=TurnGae(gamma=0.99),
     loss=Clip(clip_low=3e-4, clip_high=4e-4, dual_clip=None),
     ratio_level="turn",
@@ -248,6 +259,8 @@ STEPPO = Algorithm(
 TURN_PPO = Algorithm(
     name="turn-ppo",
     paper="2512.17008",
+    deviations="the critic has a target at the first token of each turn only, while Agent-R1 regresses every token "
+    "of it; dual clip 3, as in verl",
     advantage=TurnGae(gamma=0.99, lam=0.9),
     ratio_level="turn",
     aggregation="turn_mean",
@@ -263,8 +276,8 @@ VAPO = Algorithm(
 BI_LEVEL = Algorithm(
     name="bi-level-gae",
     paper="2510.16907",
-    deviations="turns are recorded, not inferred from rewards; a turn's value is that before its first token, not at "
-    "its last; one lambda for both levels",
+    deviations="turns are recorded, not inferred from rewards; a turn's value is that before its first token, not "
+    "at its last; one lambda for both levels; dual clip 3, as in verl",
     advantage=BiLevelGae(),
     loss=Clip(clip_high=0.28),
 )
@@ -274,26 +287,32 @@ BI_LEVEL = Algorithm(
 GIGPO = Algorithm(
     name="gigpo",
     paper="2505.10978",
-    deviations="states are equal word for word, never by similarity; no KL",
+    deviations="states are equal word for word, never by similarity; each attempt counts once in the mean return "
+    "of its group, as in the paper, while verl-agent counts it once per turn (advantage.average_over "
+    "turns); no KL; dual clip 3, as in verl",
     advantage=SameState(),
 )
 HGPO = Algorithm(
     name="hgpo",
     paper="2602.22817",
-    deviations="no KL; Bessel's standard deviation; a turn equal to all turns it is compared with has advantage 0",
+    deviations="no KL; a history at which the return equals the mean keeps its weight, while the recipe in "
+    "verl-agent drops it; dual clip 3, as in verl",
     advantage=SameHistory(),
 )
-PROCESS_GRPO = Algorithm(name="process-grpo", paper="2402.03300", deviations="no KL", advantage=ProcessRelative())
+PROCESS_GRPO = Algorithm(
+    name="process-grpo", paper="2402.03300", deviations="no KL; dual clip 3, as in verl", advantage=ProcessRelative()
+)
 MT_GRPO = Algorithm(
     name="mt-grpo",
     paper="2505.11821",
-    deviations="any number of turns: those with tool results get the process advantage",
+    deviations="any number of turns: those with tool results get the process advantage; dual clip 3, as in verl",
     advantage=TurnAndOutcome(),
 )
 GTPO = Algorithm(
     name="gtpo",
     paper="2511.14846",
-    deviations="turn rewards are the environment's; none are derived from the similarity of generated programs",
+    deviations="turn rewards are the environment's; none are derived from the similarity of generated programs; "
+    "dual clip 3, as in verl",
     advantage=SameTurn(gamma=0.9),
 )
 
@@ -306,9 +325,17 @@ REINFORCE = Algorithm(
     advantage=TurnReturns(),
     loss=PolicyGradient(),
 )
+RAE = Algorithm(
+    name="rae",
+    paper="2506.24119",
+    deviations="a role is named by its group; without roles it is REINFORCE with a running baseline",
+    advantage=AgainstRole(),
+    loss=PolicyGradient(),
+)
 REINFORCE_PLUS_PLUS = Algorithm(
     name="reinforce++",
     paper="2501.03262",
+    deviations="dual clip 3, as in verl",
     advantage=TokenReturns(),
     kl=Kl(coefficient=0.001, estimator="k1", placement="reward"),
 )
@@ -323,20 +350,16 @@ REJECTION_FINE_TUNING = Algorithm(
 DISTILLATION = Algorithm(
     name="distillation",
     paper="2306.13649",
-    deviations="a policy gradient with the k1 estimate as the reward of each token, discount 0",
+    deviations="a policy gradient with the k1 estimate as the reward of each token, discount 0; the importance "
+    "weight has no bound (loss.max_ratio sets one)",
     advantage=Teacher(),
-RAE = Algorithm(
-    name="rae",
-    paper="2506.24119",
-    deviations="a role is named by its group; without roles it is REINFORCE with a running baseline",
-    advantage=AgainstRole(),
-    loss=PolicyGradient(),
-)
     loss=ImportanceSampling(),
 )
 ECHO = Algorithm(
     name="echo",
-    deviations="GRPO plus a world model, as in prime-rl; without a paper of its own",
+    deviations="GRPO plus a world model, after prime-rl, which only centers the returns, has the trust region of "
+    "dppo with a penalty on log r, and weighs the bodies of chosen roles instead of all observations; "
+    "dual clip 3, as in verl; without a paper",
     advantage=STANDARDIZED,
     observation_nll_coef=0.1,
 )
@@ -352,6 +375,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         VAPO,
         BI_LEVEL,
         REINFORCE,
+        RAE,
         REINFORCE_PLUS_PLUS,
         REINFORCE_PLUS_PLUS_BASELINE,
         RLOO,
@@ -375,7 +399,6 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         GMPO,
         MAXRL,
         OPO,
-        RAE,
         LITE_PPO,
         GPG,
         PASS_AT_K,

@@ -83,11 +83,12 @@ def assemble_batch(
         turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, acting)])),  # (S,)
         turn_state_ids=first_seen_ids(states),  # (S,) states of different groups are different
         turn_used_tool=torch.tensor([bool(turn.results) for turn in chain.from_iterable(acting)]),
+        turn_is_summary=torch.tensor([turn.kind == "summary" for turn in chain.from_iterable(acting)]),
         trajectory_group=torch.tensor([sample.group for sample in samples]),  # (M,)
         outcome_rewards=torch.tensor([sample.outcome_reward for sample in samples], dtype=torch.float64),
         greedy_return=torch.tensor(greedy, dtype=torch.float64),
-        truncated=torch.tensor([sample.trajectory.truncated for sample in samples]),
         role_baseline=torch.zeros(len(samples), dtype=torch.float64),
+        truncated=torch.tensor([sample.trajectory.truncated for sample in samples]),
         loss_excluded=(None,) * len(samples) if loss_excluded is None else tuple(loss_excluded),
         named_rewards=_named_rewards(samples, reward_weights or {}),
         attempts=tuple(sample.trajectory.attempt for sample in samples),
@@ -164,8 +165,8 @@ def _versions(turn: Turn) -> list[int]:
     return [span.version for span, end in zip(turn.version_spans, ends, strict=True) for _ in range(span.start, end)]
 
 
-State = tuple[str, tuple[tuple[str, str], ...]]
-"""The kind of a turn (act or summary), and the role and text of the environment's last messages before it."""
+State = tuple[tuple[str, str], ...]
+"""The role and text of the environment's last messages before a turn."""
 
 
 def _states(trajectory: Trajectory) -> list[State]:
@@ -174,7 +175,7 @@ def _states(trajectory: Trajectory) -> list[State]:
     states: list[State] = []
     for turn in trajectory.turns:
         if turn.action_ids:
-            states.append((turn.kind, tuple((message.role, message.text) for message in before)))
+            states.append(tuple((message.role, message.text) for message in before))
         # a summary turn does not act in the environment, so the state stays
         before = turn.observation if turn.kind == "act" else before
     return states

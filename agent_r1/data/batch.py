@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.data.segments import previous_within, segment_first, segment_last, segment_sum
+from agent_r1.data.segments import previous_within, segment_first, segment_last, segment_max, segment_sum
 from agent_r1.data.sequences import TokenSequence
 
 RewardWeights = Mapping[str, float]
@@ -63,16 +63,18 @@ class TrainingBatch:
     """(S,) int64: equal for turns of a group before which the environment's last messages were equal, word for word."""
     turn_used_tool: Tensor
     """(S,) bool: the turn's action got tool results."""
+    turn_is_summary: Tensor
+    """(S,) bool: the turn summarized the context, and did not act in the environment."""
     trajectory_group: Tensor
     """(M,) int64 group of each trajectory."""
     outcome_rewards: Tensor
     """(M,) float64: weighted rewards of whole trajectories; they are part of ``token_rewards``."""
     greedy_return: Tensor
     """(M,) float64: return of the group's greedy attempt, NaN if there was none."""
-    truncated: Tensor
-    """(M,) bool: the episode did not end by itself."""
     role_baseline: Tensor
     """(M,) float64: running mean return of the trajectory's role before it; 0 if it is not tracked."""
+    truncated: Tensor
+    """(M,) bool: the episode did not end by itself."""
     loss_excluded: tuple[str | None, ...]
     """For each trajectory None, or the reason why it counts in baselines only and not in the loss."""
     named_rewards: tuple[NamedReward, ...]
@@ -138,6 +140,35 @@ class TrainingBatch:
     def token_loss_excluded(self) -> Tensor:
         """(N,) bool: the token's trajectory is excluded from the loss."""
         return torch.tensor([reason is not None for reason in self.loss_excluded])[self.token_trajectory]
+
+    def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
+        """Return the batch with each summary as a part of the turn that it prepares, and the last turn of each part.
+
+        A summary takes no time in the environment and earns nothing there, so it is one time step with the action that
+        follows it. A summary after the last action of a trajectory joins that action. D turns remain of S; the second
+        result (D,) holds the last turn of each among the S.
+
+        Example: act, summary, act, act, summary become the turns (act), (summary, act), (act, summary).
+        """
+        count = len(self.turn_trajectory)
+        if not bool(self.turn_is_summary.any()):
+            return self, torch.arange(count)
+        turns = torch.arange(count)  # (S,)
+        # last turn of each trajectory that acted, -1 if none did: (M,)
+        acted = segment_max(torch.where(self.turn_is_summary, 0, turns + 1), self.turn_trajectory) - 1
+        previous = self.previous_turn  # (S,)
+        after_action = ~self.turn_is_summary[previous.clamp(min=0)] & (turns <= acted[self.turn_trajectory])  # (S,)
+        begins = (previous < 0) | after_action  # (S,) whether a turn begins a new time step
+        joined, first = begins.cumsum(0) - 1, begins.nonzero().squeeze(1)  # (S,), (D,)
+        batch = replace(
+            self,
+            token_turn=joined[self.token_turn],
+            turn_trajectory=self.turn_trajectory[first],
+            turn_state_ids=self.turn_state_ids[first],  # a summary does not change the state
+            turn_used_tool=segment_sum(self.turn_used_tool.double(), joined) > 0,
+            turn_is_summary=torch.zeros_like(first, dtype=torch.bool),
+        )
+        return batch, segment_last(joined)
 
     def actions(self) -> TrainingBatch:
         """Return the batch with its action tokens only, without sequences."""

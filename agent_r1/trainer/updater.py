@@ -233,7 +233,7 @@ class PolicyUpdater:
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
         """Whether a forward pass must compute pi_old first. In a single pass pi_old is the policy of that pass."""
-        if self._algorithm.corrects_mismatch:
+        if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and self._is_stale(batch)):
             return True
         passes = self._algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)

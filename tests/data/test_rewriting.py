@@ -62,7 +62,7 @@ def test_returns_that_end_with_a_context_would_be_detected(make, monkeypatch):
     assert not torch.equal(weights_of(algorithm, groups).advantage, expected.advantage)
 
 
-def test_a_turn_after_a_summary_has_the_state_before_the_summary(make):
+def test_a_summary_and_the_turn_after_it_have_the_state_before_the_summary(make):
     page = (Message.tool("Alba: mayor Bruno.", "call_0_0"),)
     straight = [
         make.turn(0, [1], [2], observation=page),
@@ -74,5 +74,9 @@ def test_a_turn_after_a_summary_has_the_state_before_the_summary(make):
         make.turn(2, [1, 6], [4]),
     ]
     groups = make.groups(make.trajectory(straight, {"r": 1.0}), make.trajectory(summarized, {"r": 0.0}, member=1))
-    states = assemble_batch(select_trainable(groups, {}).samples, pack_prefix_tree).turn_state_ids.tolist()
-    assert states[0] == states[2] and states[1] == states[4] and states[3] not in (states[0], states[1])
+    batch = assemble_batch(select_trainable(groups, {}).samples, pack_prefix_tree)
+    assert batch.turn_state_ids.tolist() == [0, 1, 0, 1, 1]
+    assert batch.turn_is_summary.tolist() == [False, False, False, True, False]
+    joined, last_turns = batch.join_summaries()
+    assert (joined.turn_state_ids.tolist(), last_turns.tolist()) == ([0, 1, 0, 1], [0, 1, 2, 4])
+    assert joined.token_turn.tolist() == [0, 1, 2, 3, 3]

@@ -24,6 +24,9 @@ class Advantage(Component, ABC):
     uses_returns: ClassVar[bool] = True
     """Whether it depends on the summed rewards, so that shaping them has an effect."""
 
+    uses_policy: ClassVar[bool] = False
+    """Whether it depends on the policy's own log-probabilities, which differ from the sampler's on stale samples."""
+
     @property
     @abstractmethod
     def formula(self) -> str:

@@ -66,19 +66,23 @@ class Success(Advantage):
 
 
 class Teacher(Advantage):
-    """A = log pi_teacher - log pi_sampler of each token: on-policy distillation (2306.13649).
+    """A = log pi_teacher - log pi_old of each token: on-policy distillation (2306.13649).
 
     It is the negative of the KL estimator k1 towards the teacher, used as a reward: k1 itself has no gradient in
-    expectation.
+    expectation. pi_old is the policy before the update: a stale token that it likes more than the teacher does is
+    pushed down, however rarely the sampler drew it.
     """
 
     name: Literal["teacher"] = "teacher"
     needs: ClassVar[frozenset[Need]] = frozenset({"teacher"})
     uses_returns: ClassVar[bool] = False
+    uses_policy: ClassVar[bool] = True
 
     @property
     def formula(self) -> str:
-        return "log pi_teacher - log pi_sampler of the token"
+        return "log pi_teacher - log pi_old of the token"
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        return require(outputs.teacher_logprobs, "a teacher's log-probabilities") - batch.sampler_logprobs
+        # in one pass over fresh samples the policy is the sampler, and its forward pass is not made
+        policy = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (N,)
+        return require(outputs.teacher_logprobs, "a teacher's log-probabilities") - policy

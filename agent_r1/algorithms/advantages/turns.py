@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.ops.group_stats import center, standardize
+from agent_r1.algorithms.ops.group_stats import center, group_std, has_variance, standardize
 from agent_r1.algorithms.ops.returns import discounted_sums
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
@@ -109,16 +109,23 @@ class SameState(TurnRelative):
     divide_by_std: bool = False
     """Whether differences are divided by the standard deviation."""
 
+    average_over: Literal["trajectories", "turns"] = "trajectories"
+    """What the mean return of a group counts: each trajectory once, or once for each of its turns (verl-agent)."""
+
     @property
     def formula(self) -> str:
         scale = " / std" if self.divide_by_std else ""
+        counted = "" if self.average_over == "trajectories" else ", each as often as it has turns"
         return (
-            f"(R - mean R of the group){scale} + {self.turn_weight:g} (G - mean G of the group's turns in the same "
-            f"state){scale}; G = return to go (gamma {self.gamma:g} per turn)"
+            f"(R - mean R of the group{counted}){scale} + {self.turn_weight:g} (G - mean G of the group's turns in the "
+            f"same state){scale}; G = return to go (gamma {self.gamma:g} per turn)"
         )
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        episode = self._relative(batch.returns, batch.trajectory_group)[batch.turn_trajectory]  # (M,) -> (S,)
+        if self.average_over == "turns":
+            episode = self._relative(batch.returns[batch.turn_trajectory], batch.turn_group)  # (S,)
+        else:
+            episode = self._relative(batch.returns, batch.trajectory_group)[batch.turn_trajectory]  # (M,) -> (S,)
         returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
         advantage = episode + self.turn_weight * self._relative(returns_to_go, batch.turn_state_ids)
         return advantage[batch.token_turn]
@@ -128,19 +135,20 @@ class SameState(TurnRelative):
 
 
 class SameHistory(TurnRelative):
-    """A_t = weighted mean over k of the advantage of G_t among turns with the same last k + 1 states.
+    """A_t = weighted mean over k of the advantage of G_t among turns with the same last k states.
 
-    HGPO (2602.22817). Longer histories compare more similar turns, but fewer of them. A history that occurs only once
-    has no weight. Before the first turn there is an empty history, which also counts as equal.
+    HGPO (2602.22817), as its recipe in verl-agent computes it. Longer histories compare more similar turns, but fewer
+    of them. A history has no weight if it occurs only once, or if all its returns are equal. The first turns have
+    shorter histories only: nothing precedes the first state. Standard deviations are the population's.
     """
 
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """The longest history K, in states before the present one."""
+    """The longest history, in states before the present one."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """History k has weight (k + 1)^alpha."""
+    """k equal states have weight (k + 1)^alpha."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
@@ -148,8 +156,8 @@ class SameHistory(TurnRelative):
     @property
     def formula(self) -> str:
         return (
-            f"mean over k = 0..{self.history}, weighted by (k + 1)^{self.alpha:g}, of (G - mean G) / "
-            f"(std G + {self.epsilon:g}) among the group's turns in the same state after the same k states; "
+            f"mean over k = 1..{self.history + 1}, weighted by (k + 1)^{self.alpha:g}, of (G - mean G) / "
+            f"(std G + {self.epsilon:g}) among the group's turns with the same last k states; "
             f"G = return to go (gamma {self.gamma:g} per turn)"
         )
 
@@ -157,14 +165,17 @@ class SameHistory(TurnRelative):
         returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
         total, weights = torch.zeros_like(returns_to_go), torch.zeros_like(returns_to_go)
         previous = batch.previous_turn  # (S,) -1 for the first turn
-        states = batch.turn_state_ids  # (S,) the state k turns ago, -1 before the first turn
-        key = states  # (S,) turns with the same key have the same last k + 1 states
-        for k in range(self.history + 1):
-            # 0 if no other turn has this history
-            weight = float((k + 1) ** self.alpha) * (segment_count(key)[key] > 1).to(returns_to_go)  # (S,)
-            total += weight * standardize(returns_to_go, key, self.epsilon)
+        earlier = torch.arange(len(previous))  # (S,) the turn k - 1 turns ago, -1 if there is none
+        key = torch.zeros_like(earlier)  # (S,) turns with the same key have the same last k states
+        for k in range(1, self.history + 2):
+            state = batch.turn_state_ids[earlier.clamp(min=0)]  # (S,)
+            # turns without k states are compared with none
+            key = torch.where(earlier >= 0, unique_ids(key, state), len(key) + torch.arange(len(key)))
+            key = unique_ids(key)
+            count = segment_count(key)[key]  # (S,)
+            weight = (k + 1) ** self.alpha * has_variance(returns_to_go, key).to(returns_to_go)  # (S,)
+            population_std = group_std(returns_to_go, key) * ((count - 1) / count).sqrt()  # (S,) from Bessel's
+            total += weight * center(returns_to_go, key) / (population_std + self.epsilon)
             weights += weight
-            # one state further back, and histories that differ in it get different keys
-            states = torch.where(previous >= 0, states[previous.clamp(min=0)], -1)
-            key = unique_ids(key, states)
+            earlier = torch.where(earlier >= 0, previous[earlier.clamp(min=0)], -1)
         return (total / weights.clamp(min=1))[batch.token_turn]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from agent_r1.data.segments import segment_last
 
-
 RETURN_TOLERANCE = 1e-9
 """Returns that differ by less than this count as equal: the order of a floating-point sum must not decide a success."""
 
