@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import cast
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -32,3 +33,27 @@ class StopStringMatcher:
             return False
         text = self._decode(ids[-self.window :])
         return any(string in text for string in self._strings)
+
+
+class GrowingText:
+    """Gives the text of a generation part by part to a check, which is made anew for each generation.
+
+    A few tokens before a part are decoded with it, because the text of a token may depend on them.
+
+    Example:
+        GrowingText(decode, lambda: check).check(token_ids)
+    """
+
+    def __init__(self, decode: Decode, make_check: Callable[[], Callable[[str], bool]]) -> None:
+        self._decode, self._make_check = decode, make_check
+        self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
+
+    def check(self, ids: Sequence[int]) -> bool:
+        """Return what the check says about the text of these tokens."""
+        continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
+        if not continues or len(ids) < self._count:
+            self._check, self._count = self._make_check(), 0
+        start = max(0, self._count - _EXTRA_TOKENS)
+        before = self._decode(ids[start : self._count]) if self._count else ""
+        self._ids, self._count = ids, len(ids)
+        return self._check(self._decode(ids[start:])[len(before) :])

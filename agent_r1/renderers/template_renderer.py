@@ -32,7 +32,7 @@ from agent_r1.renderers.special_tokens import (
     special_tokens,
     token_at_end,
 )
-from agent_r1.renderers.stop_strings import StopStringMatcher
+from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
 
 Messages = tuple[Message, ...]
 
@@ -101,11 +101,20 @@ class TemplateRenderer:
     def stop_condition(self, tools: Tools) -> StopCondition | None:
         """Return the condition by which text ends an action, or None if only tokens do."""
         strings = self.tool_format.stop_strings(tools)
-        return StopCondition(strings, partial(self._is_complete, strings, tools)) if strings else None
+        if not strings:
+            return None
+        splits = self._renders_reasoning or self._opens_reasoning
+        make_check = partial(
+            self.tool_format.completion_check, tools, is_opened=self._opens_reasoning, thoughts=int(splits)
+        )
+        text, matcher = GrowingText(self._decode, make_check), self._stop_matcher(strings)
 
-    def _is_complete(self, strings: tuple[str, ...], tools: Tools, ids: Sequence[int]) -> bool:
-        if not self._stop_matcher(strings).matches(ids):
-            return False
+        def is_met(ids: Sequence[int]) -> bool:
+            return matcher.matches(ids) and text.check(ids) and self._is_complete(tools, ids)
+
+        return StopCondition(strings, is_met)
+
+    def _is_complete(self, tools: Tools, ids: Sequence[int]) -> bool:
         _, text = self._split_reasoning(self._decode(ids), self._opens_reasoning)
         return self.tool_format.is_complete(text, tools)
 

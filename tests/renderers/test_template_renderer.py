@@ -56,7 +56,9 @@ def test_a_tokenizer_without_a_template_is_refused_with_advice():
 
 
 def test_an_unsupported_tool_format_error_gives_advice():
-    with pytest.raises(UnsupportedChat, match=r"give another --tool_format \(auto, hermes, .*tags\), or supply a temp"):
+    with pytest.raises(
+        UnsupportedChat, match=r"; give --tool_format tags, .* or another --tool_format \(auto, hermes, "
+    ):
         require_tools(renderer_for("llama3_1"), (SEARCH,))
 
 

@@ -12,15 +12,17 @@ from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.deepseek import DeepSeek
 from agent_r1.renderers.formats.harmony import Harmony
 from agent_r1.renderers.formats.hermes import Hermes
+from agent_r1.renderers.formats.lfm2 import Lfm2
 from agent_r1.renderers.formats.llama import Llama
 from agent_r1.renderers.formats.response import Response
 from agent_r1.renderers.formats.tags import PLAIN_TEMPLATE, Tags
 from agent_r1.renderers.formats.tool_format import ToolFormat, Tools
 from agent_r1.renderers.formats.xml import Glm, Qwen35
+from agent_r1.renderers.special_tokens import special_tokens
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 AUTO = "auto"
-TEMPLATE_FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Qwen35, Glm, Llama, DeepSeek, Harmony)
+TEMPLATE_FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Qwen35, Glm, Llama, DeepSeek, Harmony, Lfm2)
 """The formats that detection tries with a template, in this order."""
 
 FORMAT_NAMES = (AUTO, *(known.name for known in TEMPLATE_FORMATS), Response.name, Tags.name)
@@ -61,7 +63,10 @@ def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
     Raises UnsupportedChat if the template can be rendered with no format.
     """
     refused: UnsupportedChat | None = None
+    tokens = {text for _, text in special_tokens(tokenizer)}
     for known in TEMPLATE_FORMATS:
+        if not tokens.issuperset(known.required_tokens):
+            continue
         try:
             renderer = TemplateRenderer(tokenizer, known())
         except UnsupportedChat as error:
@@ -80,9 +85,12 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
         renderer.tool_format.check(tools)
     behavior = renderer.probe_behavior("tool", thinking=False)
     if behavior.kind == "unsupported":
-        names = ", ".join(FORMAT_NAMES)
-        do = f"give another --tool_format ({names}), or supply a template that renders tools the Hermes way"
-        raise UnsupportedChat(f"{behavior.reason}; {do}")
+        names = ", ".join(name for name in FORMAT_NAMES if name != Tags.name)
+        other = f"another --tool_format ({names}), or a template that renders tools the Hermes way"
+        if isinstance(renderer.tool_format, Tags):
+            raise UnsupportedChat(f"{behavior.reason}; give {other}")
+        tags = "give --tool_format tags, which describes tools in a system message and needs no calls in the template"
+        raise UnsupportedChat(f"{behavior.reason}; {tags}, or {other}")
 
 
 def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

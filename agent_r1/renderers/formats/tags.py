@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message, ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.config import FENCE, TagsConfig
+from agent_r1.renderers.formats.tag_scan import ElementPatterns, TagScan
 from agent_r1.renderers.formats.tool_format import (
     ParsedCall,
     ParsedOutput,
@@ -41,6 +42,7 @@ _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
 """A fence ends with its line. Spaces before the end of the line are allowed, so they are stop strings as well."""
 
+_FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")
 _FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
 
 
@@ -66,6 +68,11 @@ class _Delimiters:
             return cls(opening, closing, re.compile(re.escape(opening)), re.compile(re.escape(closing)), (closing,))
         names = f"{FENCE}(?:python|py)" if tag == _PYTHON_FENCE else re.escape(tag)
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
+
+    def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
+        """Return the patterns for a growing text, in which a fence is closed when its line has ended."""
+        closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
+        return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
 
     def find(self, text: str, position: int) -> _Element | None:
         """Return the first element that begins at ``position`` or later."""
@@ -131,6 +138,11 @@ class Tags(ToolFormat):
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
         elements = (self._answer, *map(self._delimiters, tools))
         return tuple(dict.fromkeys(stop for delimiters in elements for stop in delimiters.stops))
+
+    def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
+        elements = [(self._answer, True), *((self._delimiters(tool), False) for tool in tools)]
+        patterns = [delimiters.scan_patterns(is_answer=is_answer) for delimiters, is_answer in elements]
+        return TagScan(patterns, is_opened=is_opened, thoughts=thoughts + 1)
 
     def _delimiters(self, tool: ToolSpec) -> _Delimiters:
         return _Delimiters.of(self._tag(tool))

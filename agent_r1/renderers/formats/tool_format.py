@@ -6,7 +6,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -63,6 +63,9 @@ class ToolFormat(ABC):
     delimiters: ClassVar[tuple[str, ...]] = ()
     """Texts that no argument may hold: a template does not escape them, so the call would be read as another one."""
 
+    required_tokens: ClassVar[tuple[str, ...]] = ()
+    """Special tokens that the tokenizers of this format have. Without them the format is not detected."""
+
     @abstractmethod
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
         """Return the content and calls of a text without its reasoning.
@@ -95,6 +98,18 @@ class ToolFormat(ABC):
         """Return whether the action ends within ``text``, whatever text follows."""
         end = self.parse(text, tools).end
         return end is not None and self.parse(f"{text}.", tools).end == end
+
+    def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
+        """Return a function that takes each further part of one action, and returns whether the action may be complete.
+
+        :meth:`is_complete` confirms it. A format with stop strings overrides this: it is called for each of them.
+
+        Args:
+            tools: the tools of the prompt.
+            is_opened: whether the action begins inside a thought.
+            thoughts: how many leading thoughts are no part of the text that :meth:`parse` sees.
+        """
+        return lambda part: True
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Return the messages as the dictionaries that a chat template of this format takes."""

@@ -1,0 +1,108 @@
+"""Whether an action in tags is complete, decided for a text that grows, in time proportional to its length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_r1.renderers.formats.tool_format import THINK_CLOSE, THINK_OPEN
+
+_PARTIAL_FENCE = re.compile(r"`{1,2}|```\w*[ \t]*")
+"""A fence at the end of a text that may still become one that opens or closes a block."""
+
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ElementPatterns:
+    """The patterns of an element's beginning and end, and the most characters that either has before a fence's spaces.
+
+    Example:
+        ElementPatterns(re.compile("<search>"), re.compile("</search>"), longest=9, is_answer=False)
+    """
+
+    opening: re.Pattern[str]
+    closing: re.Pattern[str]
+    longest: int
+    is_answer: bool
+
+
+class _Search:
+    """The first opening of an element in a growing text, and the first closing after it."""
+
+    def __init__(self, patterns: ElementPatterns) -> None:
+        self.patterns, self.start, self.is_closed = patterns, -1, False
+        self._position = 0
+
+    def look(self, text: str, begin: int) -> None:
+        self._position = max(self._position, begin)
+        if self.start < 0 and (opened := self._find(self.patterns.opening, text)):
+            self.start, self._position = opened.start(), opened.end()
+        if self.start >= 0 and not self.is_closed and self._find(self.patterns.closing, text):
+            self.is_closed = True
+
+    def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        """Return the next match; without one, later searches begin where a match may have begun."""
+        found = pattern.search(text, self._position)
+        if found is None:
+            fence = text.rfind("```", self._position)
+            is_partial = fence >= 0 and _PARTIAL_FENCE.fullmatch(text, fence)
+            keep = max(fence - 1, 0) if is_partial else len(text) - self.patterns.longest
+            self._position = max(self._position, keep)
+        return found
+
+
+class TagScan:
+    """Called with each further part of an action's text, returns whether the action is complete.
+
+    Decides as ``Tags.parse`` does: the first call ends the action when it is closed, and so does a closed answer that
+    begins before it.
+
+    Args:
+        elements: the calls and the answer.
+        is_opened: whether the text begins inside a thought.
+        thoughts: how many thoughts at the beginning are skipped, one after the other.
+    """
+
+    def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:
+        self._searches = [_Search(element) for element in elements]
+        self._text, self._begin, self._position = "", 0, 0
+        self._is_thinking, self._thoughts = is_opened, thoughts
+
+    def __call__(self, part: str) -> bool:
+        self._text += part
+        if not self._skip_thoughts():
+            return False
+        for search in self._searches:
+            search.look(self._text, self._begin)
+        opened = [search for search in self._searches if search.start >= 0]
+        first = min((s for s in opened if not s.patterns.is_answer), key=lambda s: s.start, default=None)
+        answers = (s for s in opened if s.patterns.is_answer and s.is_closed)
+        return (first is not None and first.is_closed) or any(
+            first is None or answer.start < first.start for answer in answers
+        )
+
+    def _skip_thoughts(self) -> bool:
+        """Move the beginning behind the thoughts; return whether the text there is not part of one."""
+        while self._thoughts:
+            if not self._is_thinking:
+                self._position = self._end_of_space()
+                ahead = self._text[self._position : self._position + len(THINK_OPEN)]
+                if THINK_OPEN.startswith(ahead) and ahead != THINK_OPEN:
+                    return False  # too short to say
+                if ahead != THINK_OPEN:
+                    self._thoughts = 0
+                    break
+                self._is_thinking = True
+            end = self._text.find(THINK_CLOSE, self._position)
+            if end < 0:
+                self._position = max(self._position, len(self._text) - len(THINK_CLOSE))
+                return False
+            self._begin = self._position = end + len(THINK_CLOSE)
+            self._is_thinking, self._thoughts = False, self._thoughts - 1
+        return True
+
+    def _end_of_space(self) -> int:
+        found = _SPACE.match(self._text, self._position)
+        return found.end() if found else self._position
