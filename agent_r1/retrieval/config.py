@@ -77,7 +77,7 @@ class RetrieverConfig(SearchConfig):
     """Host names that requests may name; empty: loopback names if the server listens on a loopback address, else
     any."""
 
-    threads: int = Field(default=1, ge=1, le=1024)
+    threads: int = Field(default=1, ge=1, le=256)
     """Threads of torch; more help only if as many cores are idle."""
 
 

@@ -125,7 +125,7 @@ class RunConfig(TasksetConfig):
     """The embedded engine that generates."""
 
     tool_format: str = "auto"
-    """Format of tool calls: auto (detected from the chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony,
+    """Format of tool calls: auto (detected from the chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony, lfm2,
     response (the tokenizer's own response template), or tags, for models without a tool format."""
 
     tags: TagsConfig = TagsConfig()
@@ -153,7 +153,7 @@ class RunConfig(TasksetConfig):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
-    threads: int = Field(default=1, ge=1, le=1024)
+    threads: int = Field(default=1, ge=1, le=256)
     """Threads of torch. Results are bit-identical only for the same number."""
 
     @field_validator("tags")

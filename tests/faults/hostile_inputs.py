@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from hostile_files import file_invocations, prepare
 from hostile_options import Invocation, option_invocations
 
@@ -40,7 +41,7 @@ from agent_r1.training import check, evaluate, run
 SECONDS = 10
 """Time that an invocation may take."""
 
-MEMORY = 8 * 2**30
+MEMORY = 12 * 2**30
 """Memory that all of this may take, so that a file without end harms nothing else."""
 
 
@@ -89,6 +90,7 @@ def stopped_before_work(seconds: int) -> Iterator[None]:
             yield
         finally:
             signal.alarm(0)
+            torch.set_num_threads(1)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
