@@ -125,8 +125,8 @@ class RunConfig(TasksetConfig):
     """The embedded engine that generates."""
 
     tool_format: str = "auto"
-    """Format of tool calls: auto (detected from the chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony, lfm2,
-    response (the tokenizer's own response template), or tags, for models without a tool format."""
+    """Format of tool calls: auto (detected from the chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony,
+    lfm2, response (the tokenizer's own response template), or tags, for models without a tool format."""
 
     tags: TagsConfig = TagsConfig()
     """Names in the tool format tags."""
