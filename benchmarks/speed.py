@@ -7,8 +7,8 @@ conversation again at each turn, with the same agent loop and prompts. Measured 
 (actions of about nine tokens), and on episodes of exactly three turns with actions of up to 32 tokens, with the same
 architecture and random weights (which rarely sample an end token), after a short or a long page.
 Training: tokens per second of the trainer on the trajectories just collected, compared with the same update on one
-padded batch. Then the seconds of a training step by phase, the cost of the health monitor, and the peak memory of the
-process.
+padded batch. Then the seconds of a training step by phase, the cost of the health monitor and of the ledger's seals,
+and the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +46,7 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.store.ledger import Ledger
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.single_process import SingleProcessTrainer
@@ -309,42 +310,74 @@ def measure_phases(config: TrainConfig, taskset: TaskSet, steps: int) -> Table:
     return table
 
 
-def cpu_seconds(config: TrainConfig, taskset: TaskSet, steps: int, monitored: bool) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class StepPair:
+    """The CPU seconds of two equal training steps, one with and one without a part of the framework."""
+
+    with_part: float
+    without: float
+
+
+def cpu_seconds(config: TrainConfig, taskset: TaskSet, steps: int) -> list[float]:
     """Return the CPU seconds of each step of a short run without the first, which is a warm-up."""
     times = CpuTimes()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        nullcontext() if monitored else patch.object(loop, "HealthMonitor", NullMonitor),
-    ):
+    with tempfile.TemporaryDirectory() as folder:
         short_run(config, taskset, steps, Path(folder) / "bench", times)
     return [after - before for before, after in pairwise(times.seconds)]
 
 
-def monitor_cost(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int) -> Table:
-    """Return the CPU seconds of equal steps with and without the health monitor, in turns, and its own.
+def measure_pairs(
+    config: TrainConfig, taskset: TaskSet, steps: int, repeat: int, removed: Callable[[], AbstractContextManager[Any]]
+) -> list[StepPair]:
+    """Return pairs of equal steps; ``removed()`` removes the part while a run trains.
 
     Runs with one seed take the same steps, so that steps form pairs. Other processes hardly change CPU seconds.
     """
+    pairs: list[StepPair] = []
+    for turn in range(repeat):
+        seconds: dict[bool, list[float]] = {}
+        for present in (True, False) if turn % 2 else (False, True):
+            with nullcontext() if present else removed():
+                seconds[present] = cpu_seconds(config, taskset, steps)
+        pairs += map(StepPair, seconds[True], seconds[False])
+    return pairs
+
+
+def cost_table(name: str, pairs: Sequence[StepPair], own: float) -> Table:
+    """Return the cost of a part of the framework, as the ratio of equal steps and by its ``own`` seconds a step."""
+    ratios = sorted(pair.with_part / pair.without for pair in pairs)
+    with_part = statistics.median(pair.with_part for pair in pairs)
+    low, middle, high = (ratios[round(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
+    table = Table(name, "CPU seconds a step", "ratio", title=f"{len(pairs)} pairs of equal steps")
+    table.add_row("without", f"{statistics.median(pair.without for pair in pairs):.4f}", "1.000")
+    table.add_row("with", f"{with_part:.4f}", f"{middle:.3f} (half of the pairs: {low:.3f} to {high:.3f})")
+    table.add_row("by itself", f"{own:.4f}", f"{own / with_part:.4f}")
+    return table
+
+
+def monitor_cost(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int) -> Table:
+    """Return the cost of the health monitor."""
     own: list[float] = []
-    pairs: list[tuple[float, float]] = []
     with (
         patch.object(HealthMonitor, "on_group", timed(own, HealthMonitor.on_group)),
         patch.object(HealthMonitor, "on_step", timed(own, HealthMonitor.on_step)),
         patch.object(HealthMonitor, "report", timed_async(own, HealthMonitor.report)),
     ):
-        for turn in range(repeat):
-            order = (True, False) if turn % 2 else (False, True)
-            seconds = {monitored: cpu_seconds(config, taskset, steps, monitored) for monitored in order}
-            pairs += zip(seconds[True], seconds[False], strict=True)
-    with_it = statistics.median(pair[0] for pair in pairs)
-    ratios = sorted(seconds / without for seconds, without in pairs)
-    share = sum(own) / (repeat * steps) / with_it
-    low, middle, high = (ratios[round(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
-    table = Table("health monitor", "CPU seconds a step", "ratio", title=f"{len(pairs)} pairs of equal steps")
-    table.add_row("without", f"{statistics.median(pair[1] for pair in pairs):.4f}", "1.000")
-    table.add_row("with", f"{with_it:.4f}", f"{middle:.3f} (half of the pairs: {low:.3f} to {high:.3f})")
-    table.add_row("the monitor itself", f"{share * with_it:.4f}", f"{share:.4f}")
-    return table
+        pairs = measure_pairs(config, taskset, steps, repeat, lambda: patch.object(loop, "HealthMonitor", NullMonitor))
+    return cost_table("health monitor", pairs, sum(own) / (repeat * steps))
+
+
+def seal_cost(config: TrainConfig, taskset: TaskSet, steps: int, repeat: int) -> Table:
+    """Return the cost of sealing the rows of the ledger."""
+    own: list[float] = []
+    with patch.object(Ledger, "_seal", timed(own, Ledger._seal)):
+        pairs = measure_pairs(config, taskset, steps, repeat, lambda: patch.object(Ledger, "_seal", number_rows))
+    return cost_table("seals of the ledger", pairs, sum(own) / (repeat * steps))
+
+
+def number_rows(ledger: Ledger, table: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return numbered rows without seals."""
+    return [(row, b"", *values) for row, values in enumerate(rows, start=ledger.head.row + 1)]
 
 
 def timed(seconds: list[float], work: Callable[..., T]) -> Callable[..., T]:
@@ -389,6 +422,7 @@ def main() -> None:
     console.print(measure_training(policy, config, groups, options.repeat))
     console.print(measure_phases(config, taskset, options.steps))
     console.print(monitor_cost(config, taskset, options.steps, options.repeat))
+    console.print(seal_cost(config, taskset, options.steps, options.repeat))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     console.print(
         f"threads {config.threads}, parameters {policy.model.num_parameters():,}, peak memory {peak:,.0f} MiB"
