@@ -20,6 +20,28 @@ def objective(algorithm: Algorithm) -> str:
     return "; ".join(clauses(algorithm))
 
 
+def inactive_terms(algorithm: Algorithm, optimizer_steps: int, max_staleness: int) -> str:
+    """Return which terms cannot act under these settings, in one sentence; empty if all can.
+
+    Args:
+        algorithm: The algorithm.
+        optimizer_steps: Optimizer steps per batch: epochs times minibatches.
+        max_staleness: Largest staleness of a sample.
+    """
+    if optimizer_steps > 1 or max_staleness or not algorithm.loss.uses_ratio:
+        return ""
+    bounds = [f"loss.{field}" for field in type(algorithm.loss).model_fields if field != "name"]
+    bounds += ["ratio_level"] if algorithm.ratio_level != "token" else []
+    if isinstance(algorithm.advantage, WithCritic):
+        bounds.append("advantage.value_clip")
+    named = f", and {', '.join(bounds)} cannot act" if bounds else ""
+    return (
+        "With one optimizer step per batch of fresh samples r is 1: the loss has the gradient of A log pi, as every "
+        f"other loss with this advantage and aggregation has{named}; "
+        "set trainer.minibatches, algorithm.epochs or max_staleness"
+    )
+
+
 def clauses(algorithm: Algorithm) -> Iterator[str]:
     """Yield the clauses of the objective: the maximized term, its symbols, the added terms and the filters."""
     aggregated = algorithm.aggregation.replace("_", " ")

@@ -18,32 +18,45 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--algorithm.epochs", "epochs", type=click.IntRange(1), help="Passes over a batch.")
+@click.option("--trainer.minibatches", "minibatches", type=click.IntRange(1), default=1, help="Minibatches of a pass.")
+@click.option("--max_staleness", type=click.IntRange(0), default=0, help="Largest age of a sample in steps.")
 @json_option
-def algorithms(name: str | None, as_json: bool) -> None:
-    """List the algorithms, or show one with its objective and its parameters."""
-    from agent_r1.algorithms.objective import objective
+def algorithms(name: str | None, epochs: int | None, minibatches: int, max_staleness: int, as_json: bool) -> None:
+    """List the algorithms, or show one with its objective, its parameters, and the terms that cannot act.
+
+    Which terms cannot act depends on how often a batch is used, and how old its samples are.
+    """
+    from agent_r1.algorithms.objective import inactive_terms, objective
     from agent_r1.algorithms.presets import ALGORITHMS
     from agent_r1.algorithms.registry import build_algorithm, parameters
 
-    listed = [build_algorithm(known, {}) for known in (ALGORITHMS if name is None else (name,))]
+    settings = {} if epochs is None else {"epochs": epochs}
+    listed = [build_algorithm(known, settings) for known in (ALGORITHMS if name is None else (name,))]
     data = {
         algorithm.name: {
             "objective": objective(algorithm),
             "paper": algorithm.paper,
             "deviations": algorithm.deviations,
+            "inactive": inactive_terms(algorithm, algorithm.epochs * minibatches, max_staleness),
             "parameters": parameters(algorithm),
         }
         for algorithm in listed
     }
     summary = {known.name: f"{known.advantage.formula} {_source(known.paper)}" for known in listed}
-    show(as_json, {"algorithms": data}, columns(summary) if name is None else _describe(listed[0]))
+    show(
+        as_json,
+        {"algorithms": data},
+        columns(summary) if name is None else _describe(listed[0], data[listed[0].name]["inactive"]),
+    )
 
 
-def _describe(algorithm: Algorithm) -> RenderableType:
+def _describe(algorithm: Algorithm, inactive: object) -> RenderableType:
     """Return the objective, and every parameter with its type, meaning, value and bounds."""
     from agent_r1.algorithms.objective import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
+    notes |= {"inactive": str(inactive)} if inactive else {}
     formatter = click.HelpFormatter(width=Console().width)
     formatter.write_dl(list(_rows(algorithm, "--algorithm.", is_on=True)))
     return Group(Text(";\n".join(clauses(algorithm))), Text(), columns(notes), Text(), Text(formatter.getvalue()))

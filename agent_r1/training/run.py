@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from agent_r1.algorithms.objective import inactive_terms
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
@@ -27,7 +28,6 @@ from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint
 from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.loop import TrainingRun, train_loop
 from agent_r1.training.policy import load_policy
-from agent_r1.training.precision import precision_events
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
@@ -56,8 +56,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     writer = create_run(folder, config.model_dump(mode="json"))
     try:
         start = initial_state(runtime.updater)
-        notices = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
-        start = replace(start, events=(*start.events, *data_events, *notices))
+        start = replace(start, events=(*start.events, *data_events, *runtime.events))
         return _train_and_close(runtime, start, writer, folder, progress)
     finally:
         writer.close()
@@ -88,7 +87,7 @@ def resume(
         # Another process may have changed the run between reading its configuration and taking the lock.
         resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
         start = restore_run(folder, runtime.policy, runtime.updater)
-        start = replace(start, events=(*start.events, *data_events))
+        start = replace(start, events=(*start.events, *data_events, *runtime.events))
         writer.open_segment(start.progress.step, config.model_dump(mode="json"))
         return _train_and_close(runtime, start, writer, folder, progress)
     finally:
@@ -105,6 +104,9 @@ def _train_and_close(
 ) -> TrainReport:
     config, taskset, agent = runtime.config, runtime.taskset, runtime.agent
     progress.print_line(f"run: {folder}")
+    steps = config.algorithm.epochs * config.trainer.minibatches
+    if inactive := inactive_terms(config.algorithm, steps, config.max_staleness):
+        progress.print_line(f"note: {inactive}")
     if taskset.sandbox is not None:
         start = replace(start, events=(*start.events, LogEvent("sandbox", taskset.sandbox)))
     for event in start.events:
