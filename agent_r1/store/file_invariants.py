@@ -143,7 +143,7 @@ def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[
     try:
         if json.loads(file.read_text(encoding="utf-8")) != recorded:
             yield f"{file} differs from the configuration in the run's database"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield f"{file} cannot be read: {error}"
 
 
