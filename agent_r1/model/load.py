@@ -87,7 +87,12 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
         ends = GenerationConfig.from_pretrained(folder).eos_token_id
     except Exception as error:  # transformers cannot read the file
         raise _load_error("generation_config.json", name, error) from error
-    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    tokens = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
+    if not all(type(token) is int for token in tokens):
+        raise InvalidInput(
+            "generation_config.json", got=f"eos_token_id {ends!r}", do="give a token or a list of tokens"
+        )
+    return tokens
 
 
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
