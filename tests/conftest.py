@@ -1,8 +1,16 @@
 """What holds for all tests: one thread, so that tests side by side do not fight over cores; no test is a timing."""
 
+import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+LONG_FILES = ("test_faults.py", "test_soak.py", "test_examples.py", "test_golden_record.py", "test_resume_controls.py")
+"""Files of a few long tests. They start first, so that no worker is left with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)

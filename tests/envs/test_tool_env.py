@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,17 +83,16 @@ def test_results_are_in_the_order_of_the_calls(play: Play, make_action: Any, cal
 
 
 def test_calls_of_an_action_run_concurrently(play: Play, make_action: Any, call: Any) -> None:
-    @tool
-    async def wait(seconds: float) -> float:
-        """Wait."""
-        await asyncio.sleep(seconds)
-        return seconds
+    all_running = asyncio.Barrier(4)
 
-    waits = [0.3, 0.1, 0.2, 0.0]
-    started = time.monotonic()
-    (step,) = play(ToolEnv([wait]), make_action("", *(call("wait", f"c{i}", seconds=s) for i, s in enumerate(waits))))
-    assert time.monotonic() - started < 0.55
-    assert texts(step) == ["0.3", "0.1", "0.2", "0.0"]
+    @tool
+    async def wait(number: int) -> int:
+        """Wait for the other calls."""
+        await all_running.wait()
+        return number
+
+    (step,) = play(ToolEnv([wait]), make_action("", *(call("wait", f"c{i}", number=i) for i in range(4))))
+    assert texts(step) == ["0", "1", "2", "3"]
 
 
 def test_each_kind_of_wrong_call_has_its_own_explanation(play: Play, make_action: Any, call: Any) -> None:

@@ -103,12 +103,10 @@ def test_two_functions_that_return_the_same_name_are_unscored() -> None:
 
 def test_a_hanging_reward_is_unscored_in_time_and_delays_no_other() -> None:
     def hangs_for_one(trajectory: Trajectory, task: Task) -> float:
-        time.sleep(2.0 if trajectory.attempt.sample_index == 1 else 0.0)
+        time.sleep(3600 if trajectory.attempt.sample_index == 1 else 0)
         return 1.0
 
-    started = time.monotonic()
-    assert score({"r": hangs_for_one}, size=3, timeout=0.1) == ({"r": 1.0}, {"r": None}, {"r": 1.0})
-    assert time.monotonic() - started < 1.5
+    assert score({"r": hangs_for_one}, size=3, timeout=2.0) == ({"r": 1.0}, {"r": None}, {"r": 1.0})
 
 
 odd_values = st.one_of(

@@ -26,12 +26,11 @@ LOOK = ToolSpec("look", "Look.", {"type": "object", "properties": {}, "required"
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
-async def ignore_cancellation(seconds):
-    """A retry loop with a bare except, which ignores its cancellation."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
+async def ignore_cancellation(hangs):
+    """A retry loop with a bare except, which ignores its cancellation and ends after so many."""
+    for _ in range(hangs):
         with suppress(BaseException):
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(3600)
 
 
 class CountingEnv:
@@ -155,7 +154,7 @@ def test_an_episode_runs_to_its_end_with_exact_prompts(renderer):
         (task("x", closing=60), Status.COMPLETED, None, 3),
         (task("x", nothing=True), Status.ENVIRONMENT_FAILED, "the step returned None, not a Transition", 0),
         (task("x", text="forever"), Status.OUT_OF_TURNS, None, 3),
-        (task("x", seconds=30), Status.CANCELLED, "the episode ran past its deadline", 0),
+        (task("x", seconds=3600), Status.CANCELLED, "the episode ran past its deadline", 0),
     ],
     ids=lambda value: str(value) if isinstance(value, Status) else "",
 )
@@ -164,7 +163,8 @@ def test_a_failing_episode_gets_a_status_and_does_not_affect_others(
 ):
     monkeypatch.setattr(session_module, "CLOSE_SECONDS", 0.2)
     tasks = [task("before"), broken, task("after")]
-    groups, _, _, engine = collect(renderer, tasks, limits=RolloutLimits(episode_seconds=1.0, retries=0))
+    seconds = 3.0 if status is Status.CANCELLED else 600.0
+    groups, _, _, engine = collect(renderer, tasks, limits=RolloutLimits(episode_seconds=seconds, retries=0))
     for trajectory in groups[1].trajectories:
         assert (trajectory.status, len(trajectory.turns)) == (status, turns)
         assert trajectory.reason == reason if reason is None else reason in trajectory.reason
@@ -177,30 +177,32 @@ def test_a_failing_episode_gets_a_status_and_does_not_affect_others(
 @pytest.mark.parametrize(
     ("data", "status", "turns"),
     [
-        ({"opening": 4}, Status.CANCELLED, 0),
-        ({"ignores_cancellation": 4}, Status.CANCELLED, 0),
-        ({"never_closing": 4}, Status.COMPLETED, 3),
-        ({"scoring": 4}, Status.REWARD_FAILED, 3),
+        ({"opening": 2}, Status.CANCELLED, 0),
+        ({"ignores_cancellation": 2}, Status.CANCELLED, 0),
+        ({"never_closing": 2}, Status.COMPLETED, 3),
+        ({"scoring": 2}, Status.REWARD_FAILED, 3),
     ],
     ids=str,
 )
-def test_code_that_ignores_cancellation_is_abandoned_in_time(renderer, data, status, turns, monkeypatch):
+def test_code_that_ignores_cancellation_is_abandoned(renderer, data, status, turns, monkeypatch):
+    """The second cancellation is that of the event loop's end: code that is not abandoned would hang for an hour."""
     monkeypatch.setattr(session_module, "CLOSE_SECONDS", 0.2)
     agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
-    limits = RolloutLimits(episode_seconds=0.3, score_seconds=0.3, retries=0)
+    episode_seconds = 0.3 if status is Status.CANCELLED else 600.0
+    limits = RolloutLimits(
+        episode_seconds=episode_seconds, score_seconds=0.3 if "scoring" in data else 600.0, retries=0
+    )
     collector = Collector(AgentLoop(agent, CountingEnv()), (LengthScorer(),), Log(), "test", limits)
 
     async def no_gate(request):
         return 0
 
-    async def timed():
-        began = time.monotonic()
+    async def only():
         (group,) = [group async for group in collector.collect([GroupRequest(0, task("x", **data), 1)], no_gate)]
-        return group.trajectories[0], time.monotonic() - began
+        return group.trajectories[0]
 
-    trajectory, seconds = asyncio.run(timed())
+    trajectory = asyncio.run(only())
     assert (trajectory.status, len(trajectory.turns)) == (status, turns)
-    assert seconds < 2.0
 
 
 def test_a_step_that_blocks_the_loop_past_the_deadline_is_cancelled(renderer):

@@ -78,7 +78,7 @@ def test_a_rollout_that_hangs_is_cancelled_at_its_deadline(
     act: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector_module, "CLOSING_SECONDS", 0.0)
-    groups = collect(UserRollout(act), RolloutLimits(episode_seconds=0.3))
+    groups = collect(UserRollout(act), RolloutLimits(episode_seconds=2.0))
     assert ends(groups) == [(Status.CANCELLED, "the rollout ran past its deadline")] * 2
 
 

@@ -72,7 +72,7 @@ def test_a_run_is_closed_at_once_while_it_is_read(folder: Path) -> None:
         assert list(reader.events()) == []
         began = time.monotonic()
         writer.close()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4.5  # SQLite would wait 5 s for the reader
         assert reader.config() == {}
 
 

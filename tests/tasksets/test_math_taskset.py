@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,10 +49,8 @@ def test_equal_mathematics_is_equal_in_every_form() -> None:
 
 def test_an_answer_that_hangs_is_wrong_and_its_process_is_replaced() -> None:
     check(("1", "1"))  # the import takes place before the time limit starts
-    began = time.monotonic()
     found = check(("2^{3}", HANGS), ("2", "2"), seconds=2.0)  # otherwise a policy could avoid a reward of 0 by hanging
     assert found == [Checked(False, "it cannot be computed: score timed out"), Checked(True)]
-    assert time.monotonic() - began < 20
     (unknown,) = check(("2", "3"), seconds=1e-4)  # nothing can be computed, so there is no verdict
     assert unknown.correct is None
     assert "math_verify" not in sys.modules  # sympy is never imported in this process

@@ -206,7 +206,5 @@ def test_the_event_loop_can_end_during_a_batch(task: Task, context: Any) -> None
         asyncio.create_task(search.run({"query": "a"}, task, context()))  # noqa: RUF006
         await asyncio.sleep(0.002)
 
-    started = time.monotonic()
     asyncio.run(leave())
-    assert time.monotonic() - started < 1.0
     assert texts_of(ask(search, ["b"], task, context)) == ["b 3"]  # and the tool is as good as new

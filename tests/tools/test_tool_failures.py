@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -124,33 +125,24 @@ async def async_sleep(seconds: float) -> str:
 
 @pytest.mark.parametrize("slow", [sleep, async_sleep])
 def test_a_slow_tool_is_stopped_in_time(slow: Tool, task: Task, context: Any) -> None:
-    started = time.monotonic()
-    kind, text = failure(slow, {"seconds": 1.5}, task, context(), timeout=0.05)
-    assert time.monotonic() - started < 1.0
+    kind, text = failure(slow, {"seconds": 3600}, task, context(), timeout=0.05)
     assert kind == ToolErrorKind.TIMED_OUT
     assert "0.05 seconds" in text
-    assert run(slow, {"seconds": 0.01}, task, context(), timeout=5.0).ok  # the control: with more time it succeeds
+    assert run(slow, {"seconds": 0.01}, task, context(), timeout=600.0).ok  # the control: with more time it succeeds
 
 
 def test_a_tool_that_swallows_its_cancellation_is_abandoned(task: Task, context: Any) -> None:
     @tool
     async def retrying() -> str:
         """Try, and try again."""
-        ends = time.monotonic() + 3.0
-        while time.monotonic() < ends:
+        for _ in range(2):  # the second cancellation is that of the event loop's end
             try:
-                await asyncio.sleep(3.0)
+                await asyncio.sleep(3600)
             except BaseException:  # as a bare except does
                 await asyncio.sleep(0)
         return "at last"
 
-    async def timed() -> tuple[str | None, float]:
-        started = time.monotonic()
-        result = await retrying.run({}, task, context(), 0.05)
-        return result.error, time.monotonic() - started
-
-    error, seconds = asyncio.run(timed())
-    assert error == ToolErrorKind.TIMED_OUT and seconds < 1.5
+    assert failure(retrying, {}, task, context(), timeout=0.05)[0] == ToolErrorKind.TIMED_OUT
 
 
 def test_the_timeout_of_the_tool_takes_precedence(task: Task, context: Any) -> None:
@@ -164,18 +156,21 @@ def test_the_timeout_of_the_tool_takes_precedence(task: Task, context: Any) -> N
 
 
 def test_slow_sync_tools_do_not_block_the_event_loop(task: Task, context: Any) -> None:
-    async def all_at_once() -> tuple[float, int]:
-        """Seconds that 20 sleeping tools take, and how often the event loop got a turn meanwhile."""
-        sleeping = asyncio.gather(*(sleep.run({"seconds": 0.2}, task, context(i)) for i in range(20)))
-        started, rounds = time.monotonic(), 0
-        while not sleeping.done():
-            await asyncio.sleep(0.01)
-            rounds += 1
-        return time.monotonic() - started, rounds
+    all_running, released = threading.Barrier(21), threading.Event()
 
-    seconds, rounds = asyncio.run(all_at_once())
-    assert seconds < 2.0  # one after the other they take 4
-    assert rounds > 5
+    @tool
+    def wait() -> bool:
+        """Wait for all others, and then for the event loop."""
+        all_running.wait(60)
+        return released.wait(60)
+
+    async def all_at_once() -> list[str]:
+        waiting = asyncio.gather(*(wait.run({}, task, context(i)) for i in range(20)))
+        await asyncio.to_thread(all_running.wait, 60)
+        released.set()
+        return [text_of(result) for result in await waiting]
+
+    assert asyncio.run(all_at_once()) == ["true"] * 20
 
 
 def test_a_cancellation_of_the_episode_is_raised(task: Task, context: Any) -> None:
@@ -224,7 +219,7 @@ def hang() -> str:
 result = asyncio.run(hang.run({}, Task("t", ()), RolloutContext(AttemptId("r", "t", 0, 0), 0), 0.1))
 print(result.error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.strip()) == (0, "timed out")
 
 
@@ -232,7 +227,7 @@ def test_hung_threads_are_replaced(task: Task, context: Any, monkeypatch: pytest
     monkeypatch.setattr("agent_r1.tools.execution.MAX_THREADS", 2)
 
     async def hang_then_work() -> list[str]:
-        calls = [sleep.run({"seconds": 2.0 if i < 4 else 0.0}, task, context(i), 0.1) for i in range(6)]
+        calls = [sleep.run({"seconds": 3600.0 if i < 4 else 0.0}, task, context(i), 1.0) for i in range(6)]
         return [text_of(result) for result in await asyncio.gather(*calls)]
 
     texts = asyncio.run(hang_then_work())

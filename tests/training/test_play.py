@@ -166,7 +166,7 @@ def test_lines_become_calls_or_plain_messages() -> None:
     assert format_signature(add.spec) == "add(a: integer, b: integer)  Add two numbers."
 
 
-def until(terminal: int, mark: bytes, seconds: float = 60) -> bytes:
+def until(terminal: int, mark: bytes, seconds: float = 600) -> bytes:
     """Return the output of a terminal up to a mark."""
     shown, end = b"", time.monotonic() + seconds
     while mark not in shown and time.monotonic() < end:

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from textwrap import dedent
 
 import pytest
@@ -75,24 +74,21 @@ def test_a_game_that_cannot_start_fails_its_episode(play_episode) -> None:
     with pytest.raises(AgentR1Error, match="open failed: ValueError: the game broke"):
         asyncio.run(play_episode(hostile("raise"), TASK))
     with pytest.raises(AgentR1Error, match="ModuleNotFoundError: No module named 'no_such_package'"):
-        asyncio.run(start_process("no_such_package", "hostile_games:Hostile", {}, 5.0))
+        asyncio.run(start_process("no_such_package", "hostile_games:Hostile", {}, 60.0))
 
 
 def test_a_game_that_hangs_is_killed_with_its_child_processes(has_ended) -> None:
-    async def hang() -> tuple[float, list[int]]:
-        episode = await hostile(timeout=1.0).open(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
+    async def hang() -> list[int]:
+        episode = await hostile(timeout=4.0).open(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0))
         pids = [int((await episode.step(say(text))).messages[0].text) for text in ("pid", "child")]
-        start = time.monotonic()
-        with pytest.raises(AgentR1Error, match="no answer within 1 seconds"):
+        with pytest.raises(AgentR1Error, match="no answer within 4 seconds"):
             await episode.step(say("hang"))
-        taken = time.monotonic() - start
         with pytest.raises(AgentR1Error, match="its process has ended"):
             await episode.step(say("hello"))
         await episode.close()
-        return taken, pids
+        return pids
 
-    taken, pids = asyncio.run(hang())
-    assert taken < 3.0 and all(has_ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in asyncio.run(hang()))
 
 
 def say(text: str) -> Action:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,10 +110,8 @@ def test_a_server_that_raises_hangs_or_crashes_fails_the_episode(serve_script, p
     with pytest.raises(RuntimeError, match="the game broke"):
         asyncio.run(play_episode(guessing(own), task, "99"))
     assert asyncio.run(play_episode(guessing(own), task, "0"))[1][0].end == "terminal"
-    start = time.monotonic()
-    with pytest.raises(AgentR1Error, match="did not answer within 1 seconds"):
-        asyncio.run(play_episode(guessing(own, timeout=1.0), task, "98"))
-    assert time.monotonic() - start < 5.0
+    with pytest.raises(AgentR1Error, match="did not answer within 3 seconds"):
+        asyncio.run(play_episode(guessing(own, timeout=3.0), task, "98"))
     assert asyncio.run(play_episode(guessing(own), task, "0"))[1][0].end == "terminal"
     with pytest.raises(Exception, match="no close frame"):
         asyncio.run(play_episode(guessing(own), task, "97"))
