@@ -57,7 +57,7 @@ class TorchEngine:
         bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
         cast_parameters(model, config.dtype)  # after the probe, which is the sharper the more precise the weights are
         bytes_per_slot = bytes_per_token * round_up(context + 1, LENGTH_MULTIPLE)
-        slots = max(1, _kv_cache_bytes(config, model.device) // bytes_per_slot)
+        slots = max(1, kv_cache_bytes(config, model.device) // bytes_per_slot)
         # The shape of a decode batch decides bits, so on a CPU it must not depend on the memory that is free now: free
         # memory bounds the number of batches only.
         fixed = config.kv_cache_gib or (CPU_LIMIT_GIB if model.device.type == "cpu" else None)
@@ -241,7 +241,7 @@ def _resolve(request: Request) -> None:
         settle(request.future, completion, None)
 
 
-def _kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
+def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
     """Return the memory that the KV cache may take: as configured, or a share of the memory that is free now."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)

@@ -83,7 +83,7 @@ def checkpoint_activations(model: nn.Module, name: str) -> None:
 
     Raises InvalidInput, which names the model, if its architecture does not support it.
     """
-    backbone = model if isinstance(model, PreTrainedModel) else next(model.children())
+    backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # a critic's backbone
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not isinstance(backbone, PreTrainedModel) or not layers:
         do = "leave it out: transformers cannot checkpoint the layers of this architecture"

@@ -10,6 +10,7 @@ from itertools import count
 import torch
 from transformers import PreTrainedModel
 
+from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
@@ -20,8 +21,9 @@ from agent_r1.trainer.protocol import Trainer
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
-from agent_r1.training.memory_estimate import available_memory, check_memory
+from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_policy, load_teacher
+from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
     check_algorithm_settings,
     check_reward_weights,
@@ -67,6 +69,7 @@ class Runtime:
 
     Attributes:
         engines: by role: "policy" samples the attempts that are trained.
+        events: what was decided while the services were built, to be recorded.
     """
 
     config: TrainConfig
@@ -76,6 +79,7 @@ class Runtime:
     updater: PolicyUpdater
     engines: Mapping[str, InferenceEngine]
     placement: Placement
+    events: tuple[LogEvent, ...] = ()
 
     @property
     def engine(self) -> InferenceEngine:
@@ -99,19 +103,30 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     check_reward_weights(config, taskset)
     policy = load_policy(config, taskset)  # in float32: an optimizer step is smaller than a rounding of bfloat16
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
-    check_memory(policy.model, config.algorithm, policy.context_length, available_memory(policy.model.device))
-    trainer = placement.trainer(policy, config, load_teacher(config, policy))
+    plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
+    fitting = config.trainer.model_copy(update={"micro_tokens": plan.micro_tokens})
+    trainer = placement.trainer(policy, config.model_copy(update={"trainer": fitting}), load_teacher(config, policy))
     updater = PolicyUpdater(
         trainer,
         config.algorithm,
-        config.trainer,
+        fitting,
         reward_weights=config.reward_weights,
         seed=config.seed,
         steps=config.steps,
     )
     # The engine has weights of its own: the trainer changes the policy's while attempts are being sampled.
     engines = {"policy": placement.engine(replace(policy, model=copy.deepcopy(policy.model)), config)}
-    return Runtime(config, taskset, policy, trainer, updater, engines, placement)
+    events = (*precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype), *_events(config, plan))
+    return Runtime(config, taskset, policy, trainer, updater, engines, placement, events)
+
+
+def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
+    """Return one event that says that micro-batches are smaller than configured; none if they are not."""
+    tokens = config.trainer.micro_tokens
+    if plan.micro_tokens >= tokens:
+        return ()
+    detail = f"micro-batches have {plan.micro_tokens} tokens instead of {tokens}, so that the run takes about {plan}"
+    return (LogEvent("memory", detail),)
 
 
 def rollout_limits(config: RunConfig) -> RolloutLimits:

@@ -1,29 +1,34 @@
-"""An estimate, made before a run begins, of whether the run can fit in memory."""
+"""An estimate, made before a run begins, of the memory that it takes: the micro-batches that fit are chosen from it."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.forward import LOGITS_PER_CHUNK, hidden_states
+from agent_r1.inference.torch_engine import kv_cache_bytes
+from agent_r1.model.pass_memory import PassShape, kv_bytes_per_token, pass_bytes
+from agent_r1.model.precision import DTYPES
+from agent_r1.training.config import TrainConfig
 
-PROBE_TOKENS = 32
-"""Tokens of the forward pass that is measured. The activations of a layer grow linearly with the number of tokens."""
+log = logging.getLogger(__name__)
 
-LOGIT_COPIES = 3
-"""Tables of logits in memory at one time: the logits, their log-softmax, and its gradient."""
-
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+FLOAT32 = 4
 GIB = 2**30
+
+OVERHEAD = 1.1
+"""Memory that allocators hold besides the tensors, as a factor."""
+
+KEPT = 192 * 2**20
+"""Most bytes of freed tensors that allocators keep: each update has a thread of its own, with a heap of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,83 +39,185 @@ class MemoryUse:
     size: int
 
 
-def check_memory(model: PreTrainedModel, algorithm: Algorithm, context: int, available: int) -> None:
-    """Raise InvalidInput if training ``model`` on one sequence of ``context`` tokens exceeds ``available`` bytes.
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The memory that a run takes with micro-batches of ``micro_tokens`` tokens."""
 
-    The estimate covers the weights, the optimizer and the training pass over one sequence of action tokens. The
-    engine's cache, the tools, the allocator and the other sequences of a micro-batch need more memory, so a run that
-    passes this check can still run out of memory.
+    micro_tokens: int
+    uses: tuple[MemoryUse, ...]
+
+    @property
+    def total(self) -> int:
+        """The sum in bytes, with what allocators hold besides."""
+        return int(OVERHEAD * sum(use.size for use in self.uses))
+
+    def __str__(self) -> str:
+        return f"{_gib(self.total)} ({', '.join(f'{use.name} {_gib(use.size)}' for use in self.uses)})"
+
+
+def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
+    """Return the memory that training ``model`` takes, with the largest micro-batches that fit in ``available`` bytes.
+
+    They have ``config.trainer.micro_tokens`` tokens, or a half, a quarter .. of it, and at least one sequence of
+    ``context`` tokens. The model itself is already loaded and does not count.
+
+    Raises:
+        InvalidInput: a single sequence does not fit. The error names the settings with which it would.
     """
-    fixed = list(fixed_uses(model, algorithm))
-    per_token = (1 + ("critic" in algorithm.needs)) * activation_bytes(model)
+    for tokens in _candidates(config, context):
+        plan = _plan(model, config, context, tokens)
+        if plan.total <= available:
+            return plan
+    got = f"{_gib(available)} free, but at least {plan} are needed"
+    raise InvalidInput("memory", got=got, do=_remedy(model, config, context, available))
 
-    def uses_of(tokens: int) -> list[MemoryUse]:
-        sequence = MemoryUse(f"one sequence of {tokens} tokens", tokens * per_token + logit_bytes(model, tokens))
-        return [*fixed, sequence]
 
-    def total_of(tokens: int) -> int:
-        return sum(use.size for use in uses_of(tokens))
+def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
+    """Yield numbers of tokens per micro-batch, from the configured one down to one sequence."""
+    tokens = config.trainer.micro_tokens
+    while tokens > context:
+        yield tokens
+        tokens //= 2
+    yield context
 
-    uses, total = uses_of(context), total_of(context)
-    if total <= available:
-        return
+
+def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> MemoryPlan:
+    return MemoryPlan(tokens, tuple(use for use in _uses(model, config, context, tokens) if use.size))
+
+
+def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> Iterator[MemoryUse]:
+    """Yield the memory that a run takes besides the policy's weights."""
+    needs, kl = config.algorithm.needs, config.algorithm.kl
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
+    trained = 1 + ("critic" in needs)
+    copies = trained * computed if config.trainer.dtype != "float32" else 0
+    frozen = ("reference" in needs) + ("teacher" in needs)
+    changing = kl is not None and kl.sync_steps > 0 and config.trainer.dtype != "float32"
+    weights = served + copies + (trained - 1 + changing) * FLOAT32 + frozen * computed
+    yield MemoryUse("further weights", weights * parameters)
+    yield MemoryUse("gradients and moments", 3 * trained * FLOAT32 * parameters)
+    if model.device.type == "cpu":  # elsewhere they do not share the device's memory
+        saved = (1 + 2 * trained + (trained - 1)) * (config.checkpoint_every > 0) + (config.evaluate_every > 0)
+        yield MemoryUse("copies to save", saved * FLOAT32 * parameters)
+    attempts = min(config.concurrency, config.groups_per_step * config.group_size)
+    rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
+    cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
+    yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
+    size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, tokens)))
+    yield MemoryUse(f"micro-batches of {tokens} tokens", size)
+    yield MemoryUse("freed and kept", min(size, KEPT))
+
+
+def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
+    """Return the bytes that ``compute()`` finds, 0 with a warning for a model that cannot run without data."""
+    try:
+        return compute()
+    except InvalidInput:
+        raise
+    except Exception as error:  # the operations of some models depend on the numbers, and fail in many ways
+        name, reason = type(model).__name__, type(error).__name__
+        log.warning("the memory of %s cannot be estimated (%s): its micro-batches may not fit", name, reason)
+        return 0
+
+
+def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> PassShape:
+    """Return the largest micro-batch of ``tokens`` tokens: sequences of ``context`` tokens."""
+    length = min(context, tokens)
+    return PassShape(
+        model_type=type(model),
+        settings=json.dumps(model.config.to_dict(), default=str, sort_keys=True),
+        dtype=config.trainer.dtype,
+        device=model.device.type,
+        checkpointing=config.trainer.activation_checkpointing,
+        with_critic="critic" in config.algorithm.needs,
+        with_mask=config.context_policy.name != "append",
+        rows=max(1, tokens // length),
+        length=length,
+    )
+
+
+def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
+    """Return the first settings with which a single sequence fits, each added to the ones before."""
     do = "take a smaller model, or a machine with more memory"
-    if fits := bisect_right(range(1, context), available, key=total_of):
-        do = f"lower --context to {fits} or less, or {do}"
-    parts = ", ".join(f"{use.name} {_gib(use.size)}" for use in uses)
-    raise InvalidInput("memory", got=f"{_gib(available)}, but at least {_gib(total)} are needed ({parts})", do=do)
+    one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
+    steps: list[dict[str, Any]] = [
+        {"trainer.activation_checkpointing": True} if model.supports_gradient_checkpointing else {},
+        {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"},
+        {"engine.kv_cache_gib": max(0.1, round(2 * one_sequence, 1))},
+    ]
+    given: dict[str, Any] = {}
+    for step in steps:
+        given |= step
+        if _plan(model, _with(config, given), context, context).total <= available:
+            return f"give {_options(given)}, or {do}"
+    shorter = context
+    while (shorter := shorter // 2) >= 64:
+        if _plan(model, _with(config, given), shorter, shorter).total <= available:
+            return f"give {_options({'context': shorter, **given})}, or {do}"
+    return do
 
 
-def fixed_uses(model: PreTrainedModel, algorithm: Algorithm) -> Iterator[MemoryUse]:
-    """Yield the memory that does not depend on the sequences: weights, gradients, optimizer moments."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    trained = 1 + ("critic" in algorithm.needs)
-    frozen = ("reference" in algorithm.needs) + ("teacher" in algorithm.needs)
-    engine = 1
-    yield MemoryUse("weights of trainer and engine", (engine + trained + frozen) * weights)
-    yield MemoryUse("gradients and moments", 3 * trained * weights)
+def _with(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        inner = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: inner})
+    return config
 
 
-def logit_bytes(model: PreTrainedModel, tokens: int) -> int:
-    """Return the bytes of the logits that are in memory at one time, in float32."""
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    return LOGIT_COPIES * 4 * vocabulary * min(tokens, max(1, LOGITS_PER_CHUNK // vocabulary))
+def _options(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"--{key} {str(value).lower()}" for key, value in settings.items())
 
 
-def activation_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes per token that a forward pass keeps for the backward pass, measured on a short sequence."""
-    with torch.autograd.graph.saved_tensors_hooks(saved := _SavedBytes(model), lambda tensor: tensor):
-        ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.int64, device=model.device)
-        hidden_states(model, ids)
-    return saved.size // PROBE_TOKENS
-
-
-class _SavedBytes:
-    """Counts the bytes of the tensors that autograd saves. Each storage counts once, parameters do not count."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._counted = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        self._alive: list[Tensor] = []  # a freed storage could give its address to a new one
-        self.size = 0
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._counted:
-            self._counted.add(storage.data_ptr())
-            self._alive.append(tensor)
-            self.size += storage.nbytes()
-        return tensor
-
-
-def available_memory(device: torch.device) -> int:
-    """Return the memory of a device in bytes: the GPU's, or the smaller of the machine's and the container's limit."""
+def available_memory(device: torch.device, root: Path = Path("/")) -> int:
+    """Return the memory in bytes that can still be used: of the GPU, or of the machine and its control groups."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in CGROUP_LIMITS:
-        text = file.read_text().strip() if file.is_file() else "max"
-        limits += [int(text)] if text.isdigit() else []
-    return min(limits)
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_machine_memory(root), *_group_memory(root))
+
+
+def _machine_memory(root: Path) -> int:
+    """Return the available memory of the machine; the physical memory if the system does not say."""
+    try:
+        lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text("ascii").splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024  # given in kB
+    except (OSError, KeyError, ValueError):  # not Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group_memory(root: Path) -> list[int]:
+    """Return the free memory of the control groups that the process is in (versions 1 and 2); [] without limits."""
+    free = []
+    for base, limit, used in (
+        (root / "sys/fs/cgroup", "memory.max", "memory.current"),
+        (root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        for folder in _groups(root, base):
+            try:
+                limited, taken = int((folder / limit).read_text()), int((folder / used).read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                # Pages of files that nobody uses are given back when memory is short.
+                cached = int(stat.get("inactive_file", stat.get("total_inactive_file", "0")))
+            except (OSError, ValueError):  # no such group, or "max"
+                continue
+            free.append(max(0, limited - taken + cached))
+    return free or [_machine_memory(root)]
+
+
+def _groups(root: Path, base: Path) -> Iterator[Path]:
+    """Yield the folders of the process's control group below ``base`` and of the groups that contain it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    paths = {line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2} | {""}
+    for path in sorted(paths):
+        folder = base / path
+        yield folder
+        while folder != base:
+            folder = folder.parent
+            yield folder
 
 
 def _gib(size: int) -> str:

@@ -14,7 +14,7 @@ from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.model_runner import ModelRunner
-from agent_r1.inference.torch_engine import TorchEngine, _kv_cache_bytes
+from agent_r1.inference.torch_engine import TorchEngine, kv_cache_bytes
 from agent_r1.model.checksum import weights_checksum
 
 CONFIG = EngineConfig(max_sequences=8)
@@ -159,5 +159,5 @@ def test_the_default_kv_cache_takes_at_most_half_of_the_available_memory(monkeyp
         monkeypatch.setattr(
             Path, "read_text", lambda *_, kb=available * 2**20: f"MemFree: 1 kB\nMemAvailable: {kb} kB\n"
         )
-        assert _kv_cache_bytes(EngineConfig(), cpu) == expected * 2**30
-    assert _kv_cache_bytes(EngineConfig(kv_cache_gib=0.5), cpu) == 2**29
+        assert kv_cache_bytes(EngineConfig(), cpu) == expected * 2**30
+    assert kv_cache_bytes(EngineConfig(kv_cache_gib=0.5), cpu) == 2**29

@@ -1,83 +1,218 @@
-"""The memory estimate is measured on the model, and a run that cannot fit is refused with numbers."""
+"""The memory of a run is estimated before it begins: micro-batches that fit are chosen, and others are refused."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from scenarios import MICRO, micro_taskset
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.forward import hidden_states
-from agent_r1.training.memory_estimate import GIB, activation_bytes, available_memory, check_memory, fixed_uses
+from agent_r1.model.forward import hidden_states, token_scores
+from agent_r1.model.pass_memory import PassShape, kv_bytes_per_token, pass_bytes
+from agent_r1.training import build
+from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.memory_estimate import GIB, MemoryPlan, available_memory, pass_shape, plan_memory
 
-GRPO, PPO = build_algorithm("grpo", {}), build_algorithm("ppo", {})
+CPU = torch.device("cpu")
+PLENTY = 100 * GIB
 
 
-def qwen(layers: int = 3) -> PreTrainedModel:
+def qwen(layers: int = 1) -> PreTrainedModel:
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=300, hidden_size=64, intermediate_size=160, num_hidden_layers=layers, num_attention_heads=4,
             num_key_value_heads=2,
         )
-    )  # fmt: skip
+    ).eval()  # fmt: skip
 
 
-def gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0))
+def gpt2(layers: int = 1) -> PreTrainedModel:
+    config = GPT2Config(vocab_size=300, n_embd=64, n_layer=layers, n_head=4, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config).eval()
 
 
-def saved_bytes(model: PreTrainedModel, tokens: int) -> int:
-    """Return the bytes that autograd saves for a sequence, counted in another way: by data pointer at the end."""
+def config_of(**settings: Any) -> TrainConfig:
+    given = {"model": "any", "concurrency": 8, "trainer.micro_tokens": 2048, **settings}
+    return resolve(TrainConfig, [Layer("test", {key.replace("__", "."): value for key, value in given.items()})])
+
+
+def shape_of(model: PreTrainedModel, **settings: Any) -> PassShape:
+    return pass_shape(model, config_of(**settings), 128, 2048)
+
+
+def use_of(plan: MemoryPlan, name: str) -> int:
+    return next((use.size for use in plan.uses if use.name.startswith(name)), 0)
+
+
+def saved_bytes(model: PreTrainedModel, rows: int, length: int) -> int:
+    """Return the bytes that a real forward pass saves for the backward pass, each storage once, without parameters."""
     saved: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
-        hidden_states(model, torch.zeros(1, tokens, dtype=torch.int64))
-    parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    storages = [t.untyped_storage() for t in saved if t.data_ptr() not in parameters]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        ids = torch.zeros(rows, length, dtype=torch.int64)
+        loss = token_scores(model, hidden_states(model, ids).flatten(0, 1), ids.flatten(), 1.0)[0].sum()
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
+    assert loss.requires_grad  # keeps the storages alive until here
+    return sum(size for pointer, size in storages.items() if pointer not in parameters)
 
 
 @pytest.mark.parametrize("make", [qwen, gpt2])
-def test_activations_of_a_long_sequence_are_predicted_from_a_short_one(make) -> None:
-    model = make().eval()
-    assert 500 * activation_bytes(model) == pytest.approx(saved_bytes(model, 500), rel=0.05)
-    assert activation_bytes(model) > 3 * 64 * 4  # control: more than the hidden states of the layers
+def test_a_pass_takes_what_it_saves_and_some_temporary_tensors(make: Any) -> None:
+    model = make(3)
+    saved, estimated = saved_bytes(model, 16, 128), pass_bytes(shape_of(model))
+    assert saved < estimated < 1.6 * saved
+
+
+def test_a_pass_grows_with_its_tokens_and_shrinks_with_checkpointing_and_bfloat16() -> None:
+    model = qwen(4)
+    whole = pass_bytes(shape_of(model))
+    half = pass_bytes(pass_shape(model, config_of(), 128, 1024))
+    assert 0.4 * whole < half < 0.6 * whole
+    assert pass_bytes(shape_of(model, trainer__activation_checkpointing=True)) < 0.5 * whole
+    assert pass_bytes(shape_of(model, trainer__dtype="bfloat16")) < 0.75 * whole
 
 
 def test_weights_count_once_for_each_copy() -> None:
     model = qwen()
     weights = 4 * model.num_parameters()
-    assert sum(use.size for use in fixed_uses(model, GRPO)) == 5 * weights  # trainer, engine; gradient, two moments
-    assert sum(use.size for use in fixed_uses(model, PPO)) == 9 * weights  # and the critic with its own
+
+    def fixed(**settings: Any) -> tuple[float, float, float]:
+        plan = plan_memory(model, config_of(**settings), 128, PLENTY)
+        names = "further weights", "gradients", "copies"
+        return tuple(use_of(plan, name) / weights for name in names)  # type: ignore[return-value]
+
+    assert fixed() == (1, 3, 3)  # engine; gradient and two moments; weights and moments to save
+    assert fixed(checkpoint_every=0) == (1, 3, 0)
+    assert fixed(algorithm="ppo") == (2, 6, 6)  # and the critic
+    assert fixed(algorithm="reinforce++") == (2, 3, 3)  # and the reference
+    assert fixed(trainer__dtype="bfloat16", engine__dtype="bfloat16") == (1, 3, 3)  # two copies of half the size
 
 
-def refusal(model: PreTrainedModel, context: int, available: int) -> str | None:
-    try:
-        check_memory(model, GRPO, context, available)
-    except InvalidInput as error:
-        return str(error)
-    return None
+def test_the_kv_cache_holds_the_attempts_that_run_together_within_its_limit() -> None:
+    model = qwen()
+    per_token = 2 * 2 * 16 * 4  # keys and values of a layer with 2 heads of 16 numbers
+    assert kv_bytes_per_token(model, "float32") == per_token == 2 * kv_bytes_per_token(model, "bfloat16")
+    plan = plan_memory(model, config_of(), 128, PLENTY)
+    assert use_of(plan, "KV cache") == 64 * 128 * per_token  # one batch of 64 sequences
+    small = plan_memory(model, config_of(engine__kv_cache_gib=0.001), 128, PLENTY)
+    assert use_of(small, "KV cache") == int(0.001 * GIB)
 
 
-def test_a_context_that_cannot_fit_is_refused_and_the_suggested_one_fits() -> None:
-    model, available = qwen(), 60 * 2**20
-    assert refusal(model, 512, available) is None
-    message = refusal(model, 100_000, available)
-    assert (
-        message is not None and message.startswith("memory: got 0.1 GiB, but at least") and "100000 tokens" in message
-    )
-    suggested = re.search(r"lower --context to (\d+)", message)
-    assert suggested is not None and 1000 < int(suggested.group(1)) < 100_000
-    assert refusal(model, int(suggested.group(1)), available) is None
-    assert refusal(model, int(int(suggested.group(1)) * 1.2), available) is not None
+def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
+    model, config = qwen(), config_of()
+    totals = {
+        tokens: plan_memory(model, config_of(trainer__micro_tokens=tokens), 128, PLENTY).total
+        for tokens in (2048, 1024, 512)
+    }
+    for tokens, total in totals.items():
+        assert plan_memory(model, config, 128, total).micro_tokens == tokens
+        assert plan_memory(model, config, 128, total - 1).micro_tokens == tokens // 2
 
 
-def test_a_model_that_fits_at_no_context_is_refused_without_a_suggested_context() -> None:
-    message = refusal(qwen(), 512, 2**20)
-    assert message is not None and "take a smaller model" in message and "--context" not in message
+def test_a_model_that_cannot_run_without_data_is_trained_without_an_estimate(caplog: Any) -> None:
+    class DataDependent(Qwen2ForCausalLM):
+        def __init__(self, config: Qwen2Config) -> None:
+            super().__init__(config)
+            self.model.register_forward_pre_hook(
+                lambda _, args, kwargs: int(kwargs["input_ids"].sum()), with_kwargs=True
+            )
+
+    model = DataDependent(qwen().config)
+    plan = plan_memory(model, config_of(), 128, PLENTY)
+    assert use_of(plan, "micro-batches") == 0 and "cannot be estimated" in caplog.text
+    assert use_of(plan, "gradients") > 0
 
 
-def test_available_memory_is_at_most_that_of_the_machine() -> None:
-    assert 0.1 * GIB < available_memory(torch.device("cpu")) < 100_000 * GIB
+@pytest.mark.parametrize(
+    ("layers", "settings"),
+    [
+        (4, "--trainer.activation_checkpointing true"),
+        (1, "--trainer.activation_checkpointing true --trainer.dtype bfloat16 --engine.dtype bfloat16"),
+    ],
+)
+def test_a_run_that_cannot_end_is_refused_with_numbers_and_with_settings_that_fit(layers: int, settings: str) -> None:
+    model = qwen(layers)
+    given = dict(part.split(" ") for part in settings.removeprefix("--").split(" --"))
+    changed = {key.replace(".", "__"): True if value == "true" else value for key, value in given.items()}
+    changed["trainer__micro_tokens"] = 1024
+    needed = plan_memory(model, config_of(**changed), 1024, PLENTY).total
+    with pytest.raises(InvalidInput, match=r"free, but at least .* GiB \(.*micro-batches of 1024 tokens") as refused:
+        plan_memory(model, config_of(trainer__micro_tokens=1024), 1024, needed)
+    assert f"give {settings}, or take" in str(refused.value)
+    fitting = plan_memory(model, config_of(**changed), 1024, needed)  # the advice is right
+    assert fitting.total <= needed
+
+
+def test_a_model_that_is_too_large_for_any_setting_is_refused_without_advice_on_settings() -> None:
+    with pytest.raises(InvalidInput, match="take a smaller model") as refused:
+        plan_memory(qwen(), config_of(trainer__micro_tokens=64), 64, 2**16)
+    assert "--" not in str(refused.value)
+
+
+def test_a_shorter_context_is_advised_if_nothing_else_suffices() -> None:
+    model = qwen()
+    settings = {"trainer__activation_checkpointing": True, "trainer__dtype": "bfloat16", "engine__dtype": "bfloat16"}
+    small = config_of(**settings, engine__kv_cache_gib=0.1, trainer__micro_tokens=128)
+    free = plan_memory(model, small, 128, PLENTY).total
+    with pytest.raises(InvalidInput) as refused:
+        plan_memory(model, config_of(trainer__micro_tokens=512), 512, free)
+    advised = re.search(r"--context (\d+)", str(refused.value))
+    assert advised is not None and 64 <= int(advised[1]) <= 256
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MACHINE = {"proc/meminfo": f"MemTotal: {16 * 2**20} kB\nMemAvailable:   {8 * 2**20} kB\n"}
+
+
+def group(folder: str, limit: object, used: int, cached: int = 0) -> dict[str, str]:
+    base = f"sys/fs/cgroup/{folder}"
+    stat = f"anon {used}\ninactive_file {cached}\n"
+    return {f"{base}/memory.max": f"{limit}\n", f"{base}/memory.current": f"{used}\n", f"{base}/memory.stat": stat}
+
+
+def test_available_memory_is_the_least_of_the_machine_and_its_control_groups(tmp_path: Path) -> None:
+    assert available_memory(CPU, write(tmp_path / "machine", MACHINE)) == 8 * GIB
+    unlimited = {**MACHINE, "proc/self/cgroup": "0::/\n", **group("", "max", 3 * GIB)}
+    assert available_memory(CPU, write(tmp_path / "unlimited", unlimited)) == 8 * GIB
+    limited = {**unlimited, **group("", 6 * GIB, 3 * GIB, cached=GIB)}
+    assert available_memory(CPU, write(tmp_path / "limited", limited)) == 4 * GIB
+    nested = {**limited, "proc/self/cgroup": "0::/slice/job\n", **group("slice", 2 * GIB, GIB)}
+    assert available_memory(CPU, write(tmp_path / "nested", nested)) == GIB
+    first = {"memory.limit_in_bytes": 3 * GIB, "memory.usage_in_bytes": GIB, "memory.stat": "total_inactive_file 0"}
+    version_one = {**MACHINE, **{f"sys/fs/cgroup/memory/{name}": str(value) for name, value in first.items()}}
+    assert available_memory(CPU, write(tmp_path / "one", version_one)) == 2 * GIB
+
+
+def test_available_memory_of_this_machine() -> None:
+    assert 0.01 * GIB < available_memory(CPU) < 100_000 * GIB
+
+
+def test_a_run_trains_with_micro_batches_that_fit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    taskset = micro_taskset()
+    config = resolve_config(TrainConfig, [Layer("test", {**MICRO, "trainer.micro_tokens": 8192})], taskset)
+    plans: list[MemoryPlan] = []
+
+    def remembered(*arguments: Any) -> MemoryPlan:
+        plans.append(plan_memory(*arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(build, "plan_memory", remembered)
+    runtime = build.build_runtime(config, taskset)
+    assert runtime.trainer.micro_tokens == 8192 and runtime.events == ()
+    monkeypatch.setattr(build, "available_memory", lambda device: plans[0].total - 1)
+    runtime = build.build_runtime(config, taskset)
+    assert runtime.trainer.micro_tokens == 4096
+    (event,) = runtime.events
+    assert event.kind == "memory" and "4096 tokens instead of 8192" in event.detail

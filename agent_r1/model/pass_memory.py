@@ -1,0 +1,129 @@
+"""The memory of forward and backward passes, found by running them on tensors that have shapes and no data."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+
+from agent_r1.core.weights import Dtype
+from agent_r1.model.forward import backbone_of, backbone_states, token_scores
+from agent_r1.model.load import quiet_transformers
+from agent_r1.model.precision import cast_parameters, checkpoint_activations
+
+PROBE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """A forward and backward pass over ``rows`` sequences of ``length`` tokens.
+
+    Attributes:
+        settings: the model's configuration as JSON.
+        with_critic: a critic of the same size is trained in the same pass.
+        with_mask: the sequences have branches, so that attention needs a mask.
+    """
+
+    model_type: type[PreTrainedModel]
+    settings: str
+    dtype: Dtype
+    device: str
+    checkpointing: bool
+    with_critic: bool
+    with_mask: bool
+    rows: int
+    length: int
+
+
+@lru_cache(maxsize=64)
+def pass_bytes(shape: PassShape) -> int:
+    """Return the peak of the bytes that a pass needs besides weights and their gradients."""
+    with FakeTensorMode(), torch.device(shape.device):
+        models = [_fake_model(shape.model_type, shape.settings, shape.dtype) for _ in range(1 + shape.with_critic)]
+        for model in models:
+            if shape.checkpointing:
+                checkpoint_activations(model, shape.model_type.__name__)
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        ids = torch.zeros((shape.rows, shape.length), dtype=torch.long)
+        with _AliveBytes() as alive:
+            hidden, *critic = [_states(backbone_of(model), ids, shape.with_mask) for model in models]
+            actions = hidden.flatten(0, 1)[torch.arange(ids.numel())]
+            loss = token_scores(models[0], actions, ids.flatten(), 1.0)[0].sum()
+            for states in critic:  # its values are sums over the hidden states
+                loss = loss + states.float().sum()
+            loss.backward()
+    return alive.peak
+
+
+def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
+    """Return the hidden states of tokens (B, T): (B, T, H)."""
+    if with_mask:
+        return backbone_states(backbone, ids, ids, torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool))
+    # Without data transformers would make a causal mask, which it otherwise does not: it gets one without memory.
+    dtype = next(backbone.parameters()).dtype
+    mask = torch.zeros((1, 1, 1, 1), dtype=dtype).expand(ids.shape[0], 1, ids.shape[1], ids.shape[1])
+    return backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+
+
+def kv_bytes_per_token(model: PreTrainedModel, dtype: Dtype) -> int:
+    """Return the bytes of keys and values that one token of one sequence takes in a KV cache of this type."""
+    settings = json.dumps(model.config.to_dict(), default=str, sort_keys=True)
+    return _kv_bytes(type(model), settings, dtype)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) -> int:
+    with FakeTensorMode(), torch.no_grad():
+        model = _fake_model(model_type, settings, dtype)
+        ids = torch.zeros((1, PROBE_TOKENS), dtype=torch.long)
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) // PROBE_TOKENS
+
+
+def _fake_model(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) -> PreTrainedModel:
+    """Return a model without data. Call it in a FakeTensorMode."""
+    values: Mapping[str, Any] = json.loads(settings)
+    with quiet_transformers():
+        config = model_type.config_class.from_dict(dict(values))  # type: ignore[union-attr]
+        return cast_parameters(model_type(config), dtype).eval()
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+class _AliveBytes(TorchDispatchMode):
+    """Tracks the bytes of the tensors that operations make, as long as they are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._alive: dict[int, int] = {}  # bytes by the identity of the storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if id(storage) not in self._alive:
+            self._alive[id(storage)] = storage.nbytes()
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._free, id(storage))
+
+    def _free(self, key: int) -> None:
+        self._now -= self._alive.pop(key)

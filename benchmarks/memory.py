@@ -1,0 +1,188 @@
+"""The estimated memory of a run beside the real peak of its updates, each in a process of its own.
+
+    python benchmarks/memory.py [NAME ..]
+
+A random Llama (or tiny-base) serves from a full KV cache and takes two updates on random attempts that fill the
+context; between them its weights and its trainer's state are copied, as for a checkpoint. The peak is the largest
+resident memory of the process less the memory when the policy is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+MIB = 2**20
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+BFLOAT16 = {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"}
+CHECKPOINTING = {"trainer.activation_checkpointing": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run: width, layers and vocabulary of its random Llama model (None: tiny-base), and its settings."""
+
+    name: str
+    sizes: tuple[int, int, int] | None
+    settings: Mapping[str, Any]
+
+
+SMALL, LARGE = (320, 10, 8192), (576, 10, 32768)
+CASES = {
+    case.name: case
+    for case in (
+        Case("tiny-base", None, {"group_size": 16, "trainer.micro_tokens": 4096}),
+        Case("tiny-base, ppo", None, {"group_size": 16, "trainer.micro_tokens": 4096, "algorithm": "ppo"}),
+        Case("15M", SMALL, {}),
+        Case("15M, micro-batches of 4096", SMALL, {"group_size": 4, "trainer.micro_tokens": 4096}),
+        Case("15M, ppo", SMALL, {"algorithm": "ppo"}),
+        Case("15M, checkpointing", SMALL, CHECKPOINTING),
+        Case("15M, bfloat16", SMALL, BFLOAT16),
+        Case("61M", LARGE, {}),
+        Case("61M, checkpointing", LARGE, CHECKPOINTING),
+    )
+}
+
+
+def make_model(sizes: tuple[int, int, int] | None) -> Any:
+    """Return tiny-base, or a random Llama."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from agent_r1.model.load import load_model
+    from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if sizes is None:
+        return load_model(str(TINY_BASE_FOLDER), torch.float32)
+    width, layers, vocabulary = sizes
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=width * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=1,
+        max_position_embeddings=2048,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def random_groups(config: Any, context: int, vocabulary: int) -> Iterator[Any]:
+    """Yield groups of attempts that fill the context: a prompt of an eighth of it, and one action."""
+    from agent_r1.core.attempt_id import AttemptId
+    from agent_r1.core.inference import PolicyVersionSpan
+    from agent_r1.core.messages import Action, Message
+    from agent_r1.core.task import Task
+    from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
+
+    coin = random.Random(0)
+
+    def attempt(group: int, member: int) -> Trajectory:
+        ids = tuple(coin.randrange(vocabulary) for _ in range(context))
+        start = context // 8
+        turn = Turn(
+            index=0,
+            parent=None,
+            new_ids=ids[:start],
+            action_ids=ids[start:],
+            logprobs=(-1.0,) * (context - start),
+            version_spans=(PolicyVersionSpan(0, 0),),
+            finish_reason="stop",
+            action=Action(Message.assistant(""), ""),
+        )
+        name = f"task-{group}"
+        return Trajectory(
+            AttemptId("run", name, group, member), name, (turn,), Status.COMPLETED, False, {"r": coin.random()}
+        )
+
+    for group in range(config.groups_per_step):
+        attempts = tuple(attempt(group, member) for member in range(config.group_size))
+        yield Group(group, Task(f"task-{group}", ()), attempts)
+
+
+def resident(key: str) -> int:
+    """Return a size of this process in bytes: VmRSS now, VmHWM at its peak."""
+    found = re.search(rf"^{key}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def measure(case: Case, context: int = 256) -> None:
+    """Take two updates and print estimate and peak in bytes."""
+    from agent_r1.config import Layer, resolve
+    from agent_r1.inference.torch_engine import TorchEngine
+    from agent_r1.trainer.single_process import SingleProcessTrainer
+    from agent_r1.trainer.updater import PolicyUpdater
+    from agent_r1.training.checkpoint.files import copy_weights
+    from agent_r1.training.config import TrainConfig
+    from agent_r1.training.memory_estimate import plan_memory
+
+    settings = {"model": "any", "groups_per_step": 4, "group_size": 2, "trainer.micro_tokens": 2048, **case.settings}
+    config = resolve(TrainConfig, [Layer("benchmark", settings)])
+    model = make_model(case.sizes)
+    plan = plan_memory(model, config, context, 10**12)
+    CLEAR.write_text("5")  # the peak begins here
+    before = resident("VmRSS")
+    trainer = SingleProcessTrainer(model, config.algorithm, config.trainer, temperature=1.0)
+    updater = PolicyUpdater(trainer, config.algorithm, config.trainer, reward_weights={}, seed=0, steps=2)
+    engine = TorchEngine(make_model(case.sizes), context, config.engine)
+    runner = engine._runner
+    block = runner.blocks[runner.add_block()]
+    heads = torch_empty(model, runner, context)
+    for layer in range(model.config.num_hidden_layers):
+        block.layer(layer, heads)
+    block.reserve(context)
+    for tensor in (*block.keys, *block.values):
+        tensor.fill_(1)  # memory counts once it is written to
+
+    async def take_updates() -> None:
+        saved: list[Any] = []
+        for _ in range(2):
+            groups = list(random_groups(config, context, model.config.vocab_size))
+            await updater.update([updater.select(group) for group in groups])
+            saved[:] = [copy_weights(model), updater.state()]
+
+    asyncio.run(take_updates())
+    print("found", plan.total, resident("VmHWM") - before, plan)
+
+
+def torch_empty(model: Any, runner: Any, context: int) -> Any:
+    """Return a tensor with the shape of a layer's keys."""
+    import torch
+
+    heads, size = model.config.num_key_value_heads, model.config.hidden_size // model.config.num_attention_heads
+    return torch.empty(1, heads, 1, getattr(model.config, "head_dim", None) or size, dtype=runner.model.dtype)
+
+
+def main() -> None:
+    """Measure every case in a process of its own and print the table."""
+    table = Table("run", "estimate MiB", "peak MiB", "ratio")
+    for name in sys.argv[1:] or CASES:
+        done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True)
+        line = next((line for line in done.stdout.splitlines() if line.startswith("found")), None)
+        if line is None:
+            print(done.stdout[-1000:], done.stderr[-2000:], flush=True)
+            continue
+        estimate, peak = map(int, line.split()[1:3])
+        print(name, line, flush=True)
+        table.add_row(name, f"{estimate / MIB:,.0f}", f"{peak / MIB:,.0f}", f"{estimate / peak:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--case"]:
+        measure(CASES[sys.argv[2]])
+    else:
+        main()
