@@ -166,6 +166,8 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
         shown.append(f"validation {report.metrics['validation_em']:.3f}")
     if "critic/explained_variance" in report.metrics:
         shown.append(f"explained variance {report.metrics['critic/explained_variance']:.2f}")
+    if report.metrics.get("logprob_gap", 0.0) >= 1e-3:  # rounding in float32 makes it about 1e-6
+        shown.append(f"log-prob gap {report.metrics['logprob_gap']:.3f}")
     return "  ".join([*shown, f"{report.tokens_per_second:.0f} tokens/s", f"{format_duration(left)} left"])
 
 
