@@ -50,4 +50,4 @@ def test_equal_policies_have_weight_one_and_extreme_ones_a_finite_weight() -> No
     equal, window = numbers(0, 0), Correction(rule="window", low=0.5, high=5.0)
     for correction in (Correction(high=2.0), window):
         assert correction.weight(equal, units(0, 1)).tolist() == [1, 1]
-    assert Correction(rule="window", low=0.0, high=1e300).weight(numbers(1e6), units(0)).isfinite().all()
+    assert Correction(rule="window", low=0.0, high=1e9).weight(numbers(1e6), units(0)).isfinite().all()
