@@ -229,7 +229,7 @@ def test_the_bridge_after_a_truncated_action_adds_the_end_token(renderer):
 
 
 def test_groups_are_yielded_in_order_and_all_attempts_are_recorded(renderer):
-    tasks = [task("slow", seconds=0.05), task("quick"), task("middle", seconds=0.02)]
+    tasks = [task("slow", seconds=0.3), task("quick"), task("middle", seconds=0.02)]
     groups, _, log, _ = collect(renderer, tasks)
     assert [group.group_id for group in groups] == [0, 1, 2]
     started = [event.attempt for event in log.events if isinstance(event, AttemptStarted)]
@@ -243,7 +243,7 @@ def test_a_slow_episode_does_not_delay_others(renderer):
         env, log = CountingEnv(), Log()
         agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
         collector = Collector(AgentLoop(agent, env), (), log, "test", RolloutLimits())
-        requests = [GroupRequest(0, task("slow", seconds=0.3), 1)] + [
+        requests = [GroupRequest(0, task("slow", seconds=1.0), 1)] + [
             GroupRequest(i, task(f"t{i}"), 1) for i in range(1, 30)
         ]
 

@@ -58,7 +58,7 @@ def play(
         now = asyncio.get_running_loop().time()
         times = [None if own is None else now + own for own in deadlines]
         contexts = [RolloutContext(AttemptId("run", "nim", player, 0), player, own) for player, own in enumerate(times)]
-        return await asyncio.wait_for(play_game(game, agents, TASK, contexts, seed, seconds), 10)
+        return await asyncio.wait_for(play_game(game, agents, TASK, contexts, seed, seconds), 600)
 
     return asyncio.run(run())
 
@@ -200,7 +200,7 @@ def test_a_cancelled_match_ends() -> None:
             await play_game(endless, (speaking, speaking), TASK, contexts, 0)
 
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(cancelling(), 10))
+        asyncio.run(asyncio.wait_for(cancelling(), 600))
 
 
 def test_a_player_without_questions_has_a_return_and_no_turns() -> None:

@@ -85,7 +85,7 @@ def test_a_call_after_a_pause_starts_a_new_batch(task: Task, context: Any) -> No
 
     async def one_by_one() -> None:
         for query in "ab":
-            await asyncio.wait_for(search.run({"query": query}, task, context()), 5.0)
+            await asyncio.wait_for(search.run({"query": query}, task, context()), 600.0)
 
     asyncio.run(one_by_one())
     assert batch.batches == [["a"], ["b"]]

@@ -33,7 +33,7 @@ def test_the_event_loop_is_not_blocked_by_a_save(snapshot: Snapshot) -> None:
     may_end = threading.Event()
 
     async def training() -> None:
-        writer = AsyncCheckpointWriter(lambda _: may_end.wait(10), MemoryRecorder())
+        writer = AsyncCheckpointWriter(lambda _: may_end.wait(120), MemoryRecorder())
         writer.start(snapshot)
         await asyncio.sleep(0.05)
         may_end.set()

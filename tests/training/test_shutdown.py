@@ -164,7 +164,7 @@ asyncio.run(stuck())
 
 
 def test_a_second_sigterm_ends_the_process_by_the_signal() -> None:
-    ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=600)
     assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"handled\n"), ended.stderr
 
 
@@ -187,7 +187,7 @@ def test_the_command_prints_how_to_resume(number: signal.Signals, code: int, tmp
         output += (line := child.stderr.readline())
         assert line, output
     child.send_signal(number)
-    output += child.communicate(timeout=60)[1]
+    output += child.communicate(timeout=600)[1]
     lines = output.decode().splitlines()[-2:]
     assert lines[0].startswith("stopping after the update") and lines[0].endswith(
         "send the signal again to stop at once"

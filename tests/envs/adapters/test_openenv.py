@@ -129,7 +129,7 @@ def test_a_cancelled_episode_releases_its_session(url: str, play_episode) -> Non
         assert not waiting.done()
         waiting.cancel()
         await episode.close()
-        await asyncio.wait_for(play_episode(env, env.tasks(1)[0], "0"), 5)
+        await asyncio.wait_for(play_episode(env, env.tasks(1)[0], "0"), 600)
 
     asyncio.run(cancelled())
 
