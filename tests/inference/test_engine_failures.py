@@ -61,7 +61,7 @@ def test_closing_the_engine_fails_running_generations(tiny_model):
             await asyncio.sleep(0)
         await engine.close()
         with pytest.raises(EngineError, match="closed"):
-            await asyncio.wait_for(unfinished, 5)
+            await asyncio.wait_for(unfinished, 600)
 
     asyncio.run(run())
 
@@ -77,8 +77,8 @@ def test_if_the_worker_thread_ends_all_callers_get_an_error(tiny_model, monkeypa
         monkeypatch.setattr(ModelRunner, "decode", end)
         calls = [engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3)) for _ in range(3)]
         calls.append(engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", tiny_model)))
-        errors = await asyncio.wait_for(asyncio.gather(*calls[:3], return_exceptions=True), 5)
-        errors += await asyncio.wait_for(asyncio.gather(calls[3], return_exceptions=True), 5)
+        errors = await asyncio.wait_for(asyncio.gather(*calls[:3], return_exceptions=True), 600)
+        errors += await asyncio.wait_for(asyncio.gather(calls[3], return_exceptions=True), 600)
         await engine.close()
         return errors
 
@@ -91,7 +91,7 @@ def test_closing_the_engine_fails_an_update_that_is_being_loaded(tiny_model, mon
 
     def load(self, update):
         loading.set()
-        release.wait(5)
+        release.wait(120)
         return update.version
 
     monkeypatch.setattr(TorchEngine, "_load_weights", load)
@@ -105,7 +105,7 @@ def test_closing_the_engine_fails_an_update_that_is_being_loaded(tiny_model, mon
             await asyncio.sleep(0.001)
         await engine.close()
         with pytest.raises(EngineError, match="closed"):
-            await asyncio.wait_for(update, 3)
+            await asyncio.wait_for(update, 600)
         release.set()
 
     asyncio.run(run())
