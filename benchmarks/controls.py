@@ -15,7 +15,7 @@ import asyncio
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +29,13 @@ from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Scorer, Scores, Trajectory
+from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
+from agent_r1.tasksets.tinywiki import MAX_TURNS
+from agent_r1.tasksets.tinywiki.retriever import NOTHING, retrieve
+from agent_r1.tasksets.tinywiki.wiki import open_wiki
+from agent_r1.tools import tool
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.eval_metrics import score_trajectory
@@ -98,7 +103,8 @@ class TrainingRun:
         name = f"{'shuffled-' if self.shuffled else ''}{self.algorithm}-{self.seed}"
         return name if self.selected else f"{name}-last"
 
-    def run(self) -> list[Measurement]:
+    def rows(self) -> list[list[str]]:
+        """Train and measure; the first run of grpo is measured with disturbed searches as well."""
         taskset = build("tinywiki", None, None, self.seed)
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
@@ -112,8 +118,27 @@ class TrainingRun:
                 wanted["evaluate_every"] = 0
             config = resolve(TrainConfig, [Layer("controls", wanted), Layer("recipe of tinywiki", taskset.recipe)])
             train(config, with_shuffled_rewards(taskset) if self.shuffled else taskset, SilentProgress())
-            return measure(load(str(run / "model")))
+            trained = load(str(run / "model"))
+            changed = DISTURBANCES if self == RUNS[0] else {}
+            rows = [table_row(self.name, measure(trained))]
+            return rows + [table_row(name, measure(disturb(trained, how))) for name, how in changed.items()]
 
+
+def two_more_pages(query: str, task: Task) -> str:
+    """Return the page and two others, in any order."""
+    wiki, rng = open_wiki(task.data["wiki"]), random.Random(f"{task.id} {query}")
+    pages = [retrieve(wiki, query), *map(wiki.page, rng.sample(wiki.titles, 2))]
+    rng.shuffle(pages)
+    return "\n".join(pages)
+
+
+def a_quarter_empty(query: str, task: Task) -> str:
+    """Return nothing for a quarter of the queries, the page for the others."""
+    empty = random.Random(f"{task.id} {query}").random() < 0.25
+    return NOTHING if empty else retrieve(open_wiki(task.data["wiki"]), query)
+
+
+DISTURBANCES = {"grpo-0, two more pages in each result": two_more_pages, "grpo-0, a quarter empty": a_quarter_empty}
 
 RUNS = [
     *(TrainingRun("grpo", seed) for seed in (0, 1, 2)),
@@ -157,6 +182,21 @@ def add_logit_bias(loaded: Loaded, bias: float) -> Loaded:
     return replace(loaded, policy=replace(loaded.policy, model=model))
 
 
+def disturb(loaded: Loaded, how: Callable[[str, Task], str]) -> Loaded:
+    """Return the same model with a search that returns something else than in training."""
+
+    @tool
+    def search(query: str, task: Task) -> str:
+        """Find a page.
+
+        Args:
+            query: what to find
+        """
+        return how(query, task)
+
+    return replace(loaded, taskset=replace(loaded.taskset, env=ToolEnv([search], max_turns=MAX_TURNS)))
+
+
 def choose_bias(loaded: Loaded) -> float:
     """Return the bias with the greatest greedy exact match on the validation split, the weakest of equal ones."""
 
@@ -190,18 +230,18 @@ def table_row(name: str, measured: Sequence[Measurement]) -> list[str]:
     return [name, *greedy, *sampled]
 
 
-def biased_row(untrained: Loaded) -> list[str]:
+def biased_rows(untrained: Loaded) -> list[list[str]]:
     bias = choose_bias(untrained)
-    return table_row(f"logit-bias ({bias:+.2f})", measure(add_logit_bias(untrained, bias)))
+    return [table_row(f"logit-bias ({bias:+.2f})", measure(add_logit_bias(untrained, bias)))]
 
 
 def main() -> None:
     untrained = load()
     rows = {
-        "naive-rag": lambda: table_row("naive-rag", measure(untrained, "naive-rag")),
-        "untrained": lambda: table_row("untrained", measure(untrained)),
-        "logit-bias": lambda: biased_row(untrained),
-        **{run.name: (lambda run=run: table_row(run.name, run.run())) for run in RUNS},
+        "naive-rag": lambda: [table_row("naive-rag", measure(untrained, "naive-rag"))],
+        "untrained": lambda: [table_row("untrained", measure(untrained))],
+        "logit-bias": lambda: biased_rows(untrained),
+        **{run.name: run.rows for run in RUNS},
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=rows, default=list(rows))
@@ -210,7 +250,8 @@ def main() -> None:
     title = f"exact match, {QUESTIONS} questions a split, 95 % intervals; T = 1: {SAMPLES} attempts a question"
     console, table = Console(width=180), Table(*columns, title=title)
     for name in parser.parse_args().only:
-        table.add_row(*rows[name]())
+        for row in rows[name]():
+            table.add_row(*row)
         console.print(table)
 
 
