@@ -15,7 +15,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Agent-R1 needs Python 3.11 or newer: make PYTHON=python3.11 ..")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv. On Linux, PyTorch comes with CUDA (several GB). For its CPU build (0.2 GB) interrupt and run:"
-	@echo "    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
+	@echo "    PIP_EXTRA_INDEX_URL=ADDRESS make $(MAKECMDGOALS)    (ADDRESS of the CPU builds: see Start Locally on pytorch.org)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@

@@ -52,7 +52,8 @@ def test_a_constant_group_halves_the_gradient_unless_it_is_dropped(aggregation: 
 @pytest.mark.parametrize("name", GROUP_RELATIVE)
 def test_only_algorithms_with_dynamic_sampling_drop_constant_groups(name: str) -> None:
     algorithm = ALGORITHMS[name]
-    assert (algorithm.constant_groups == "drop") == (name in ("dapo", "forking-tokens")) == bool(algorithm.max_refill_rounds)
+    is_dynamic = name in ("dapo", "forking-tokens")
+    assert (algorithm.constant_groups == "drop") == is_dynamic == bool(algorithm.max_refill_rounds)
 
 
 def test_a_constant_group_costs_no_pass_if_nothing_but_its_advantage_would_be_trained(make: Any) -> None:
