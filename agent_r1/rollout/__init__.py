@@ -1,6 +1,7 @@
-"""Rollouts: sessions that make turns, the agent loop and other drivers, context policies, and the collector.
+"""Rollouts: sessions that make turns, the agent loop and other rollouts, context policies, and the collector.
 
-The names are imported on first use, so that ``agent_r1.rollout.config`` loads neither torch nor transformers.
+Each name is imported when it is first used. So an import of ``agent_r1.rollout.config`` does not load torch and
+transformers.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,7 @@
 """The agent loop: one attempt of a policy in an environment.
 
-Exceptions of the environment and the engine become the trajectory's status and reason. Only cancellation is raised.
+An exception of the environment or the engine becomes the status and the reason of the trajectory. The agent loop raises
+an exception only if it is cancelled.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A policy that can act: an engine, its renderer, and how actions are sampled.
+    """A policy that can act: an engine, a renderer, and how actions are sampled.
 
     Attributes:
-        params: sampling parameters; ``params.max_tokens`` limits one action.
-        context_length: limits the tokens of a prompt and its action.
-        seed: the root seed of the run, from which the seed of each turn is derived.
+        params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
+        context_length: the largest number of tokens of a prompt and its action together.
+        seed: the root seed of the run. The seed of each turn is derived from the root seed.
         context_policy: how much of a long episode the policy sees.
     """
 
@@ -46,7 +47,7 @@ class Agent:
     context_policy: ContextPolicy = field(default_factory=Append)
 
     def open_session(self, attempt: AttemptId) -> Session:
-        """Return a session in which this agent makes an attempt."""
+        """Return a session in which this agent makes the attempt."""
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
 
 
@@ -62,7 +63,10 @@ class AgentLoop:
     env: Env
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt. The trajectory holds the completed turns, also if the attempt failed."""
+        """Make one attempt at the task and return its trajectory.
+
+        The trajectory holds the completed turns, also if the attempt failed.
+        """
         agent = self.agent
         policy = chat_client(agent.engine, agent.renderer, replace(agent.params, seed=context.seed))
         context = replace(context, models={"policy": policy, **context.models})
@@ -82,7 +86,7 @@ class AgentLoop:
 
 
 class _RolloutEnd(Exception):
-    """Ends the rollout with a status."""
+    """Ends the rollout with a status and a reason."""
 
     def __init__(self, status: Status, reason: str | None) -> None:
         super().__init__(reason)
@@ -109,7 +113,7 @@ class _AgentRollout:
     reason: str | None = None
 
     async def run(self) -> None:
-        """Alternate between the policy and the environment: prompt -> action -> transition -> next prompt."""
+        """Run the episode: prompt -> action -> transition -> next prompt, until the environment ends the episode."""
         with _environment_code():
             self.episode = await run_detached(self.env.open(self.task, self.context))
             self.history = History(validate_messages(self.episode.start))
@@ -133,7 +137,10 @@ class _AgentRollout:
         return result
 
     async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
-        """Return the next prompt: the last one continued, or a new branch if the context policy rewrites it."""
+        """Return the prompt for the next action.
+
+        The prompt continues the last prompt, or is a new branch if the context policy rewrites the context.
+        """
         policy, session = self.agent.context_policy, self.session
         self.history = self.history.append(action.message, observation)
         before = (*prompt.messages, action.message)
@@ -150,7 +157,10 @@ class _AgentRollout:
             return self._first_that_fits(continued)
 
     def _first_that_fits(self, continued: SessionPrompt) -> SessionPrompt:
-        """Return the first context of the policy that leaves room for an action, or else the last one."""
+        """Return the prompt of the first context that leaves room for a whole action.
+
+        The context policy yields the contexts. If no context leaves room, return the prompt of the last context.
+        """
         prompt = continued
         for messages in self.agent.context_policy.candidates(self.history):
             unchanged = messages == continued.messages
@@ -160,7 +170,10 @@ class _AgentRollout:
         return prompt
 
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
-        """Return the prompt for a summary of the most complete context that leaves room for it; None if none does."""
+        """Return a prompt that asks for a summary, in the most complete context that leaves room for the summary.
+
+        Return None if no context leaves room for the summary.
+        """
         prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
         if self.session.fits(prompt):
             return prompt
@@ -171,7 +184,10 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Let the policy summarize, and replace the exchanges by its notes."""
+        """Let the policy write a summary, and replace the exchanges of the history by the text of the summary.
+
+        If the summary has no text, the history does not change.
+        """
         action = await self._sample(prompt, "summary")
         self.session.observe(Transition(()))
         if notes := self.agent.renderer.spoken_text(action, self.env.tools):
@@ -189,7 +205,10 @@ class _AgentRollout:
 
 @cache
 def _warn_about_long_opening(context_length: int) -> None:
-    """Log a warning. Cached, so that it is logged once: many tasks may have long openings."""
+    """Log a warning: the opening messages of an episode leave no room for an action in the context.
+
+    The function is cached, so that one warning is logged for each context length, not one for each episode.
+    """
     message = "the opening of an episode leaves no room in a context of %d tokens: such episodes cannot be trained"
     log.warning(message, context_length)
 

@@ -1,4 +1,4 @@
-"""Settings of rollouts. Imports no torch."""
+"""Settings of rollouts. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ class ContextPolicyConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: ContextPolicyName = "append"
-    """append (everything), window, truncate, summary or evidence; see docs/contexts.md."""
+    """append (the whole episode), window, truncate, summary or evidence; see docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
-    """The latest turns that are never rewritten; for summary, the number of turns above which they are summarized."""
+    """How many of the latest turns are not rewritten (fewer if the context has no room for this number of turns).
+
+    With summary: the turns are summarized when their number is larger than this number.
+    """
 
     after_tokens: int = Field(default=0, ge=0)
-    """Nothing is rewritten until the context exceeds this number of tokens."""
+    """Nothing is rewritten until the context is longer than this number of tokens, or has no room for an action."""
 
     max_characters: int = Field(default=200, ge=1)
-    """With truncate: characters kept of each older result."""
+    """With truncate: how many characters are kept of each tool result that is older than the latest turns."""
 
     max_lines: int = Field(default=3, ge=1)
-    """With evidence: lines kept of all older results."""
+    """With evidence: how many lines are kept of all tool results that are older than the latest turns."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:

@@ -1,7 +1,8 @@
-"""Sessions: the only place where turns are made.
+"""Sessions: the only code that makes turns.
 
-A session turns conversations into tokens, samples actions from an engine, and keeps the exact tokens, log-probabilities
-and policy versions of each turn. Whatever drives it (a tool loop, a game, a gateway) only sees messages.
+A session converts conversations to tokens, samples actions from an engine, and stores the exact tokens,
+log-probabilities and policy versions of each turn. The caller of a session (an agent loop, a game, a gateway) handles
+messages only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from agent_r1.tools.execution import run_detached
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-"""The time limit for releasing a session or closing an episode; after it, the resource is abandoned."""
+"""The time limit, in seconds, for the release of a session or the close of an episode.
+
+After this time, the release or the close is given up.
+"""
 
 Messages = tuple[Message, ...]
 
@@ -37,12 +41,14 @@ class Rollout(Protocol):
     """Makes attempts at tasks: an agent loop in an environment, a game, a scripted agent, or a user's own harness."""
 
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
-        """Make one attempt and return its trajectory, whose ``attempt`` is ``context.id``.
+        """Make one attempt at the task and return a sequence with one trajectory, whose ``attempt`` is ``context.id``.
 
-        It is the only element: a trajectory of another participant, such as an opponent in a game, belongs to no group
-        in which it could be compared, so the attempt fails if there is one. To train on both sides, give each side
-        groups of its own, as ``examples/self_play.py`` does. The attempt has to end by ``context.deadline``; one that
-        does not is cancelled. A failure is a status of the trajectory, not an exception.
+        An attempt that returns more trajectories fails. For example, the trajectory of an opponent in a game belongs to
+        no group of attempts with which the trajectory could be compared. To train both players, give each player groups
+        of its own, as ``examples/self_play.py`` does.
+
+        An attempt that does not end by ``context.deadline`` is cancelled. A failed attempt returns a trajectory with a
+        status that names the failure, and raises no exception.
         """
         ...
 
@@ -57,13 +63,15 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class SessionPrompt:
-    """A conversation as the policy will see it.
+    """A conversation in the form in which the policy sees it.
 
     Attributes:
         messages: the conversation.
-        rendered: its text, and the tokens that are new compared to the parent turn.
-        token_ids: all its tokens.
-        parent: the index of the turn that it continues; None for a new branch.
+        tools: the tools that the prompt describes.
+        rendered: the text of the conversation, and the tokens that follow the action of the parent turn. For a new
+            branch, all tokens.
+        token_ids: all tokens of the conversation.
+        parent: the index of the turn that the prompt continues; None for a new branch.
     """
 
     messages: Messages
@@ -75,7 +83,7 @@ class SessionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A sampled action."""
+    """A sampled action, whose outcome in the environment is not yet known."""
 
     prompt: SessionPrompt
     completion: Completion
@@ -109,8 +117,11 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _KnownConversation:
-    """A conversation that ends with an action of this session. The rendered text is not kept: it would grow with the
-    square of the number of turns."""
+    """A conversation that ends with an action of this session.
+
+    The rendered text is not stored, because the stored texts of all turns would grow with the square of the number of
+    turns.
+    """
 
     messages: Messages
     action: Action
@@ -118,15 +129,15 @@ class _KnownConversation:
 
 
 class Session:
-    """One attempt's access to the policy: messages in, actions out, turns recorded.
+    """The access of one attempt to the policy. A session receives messages, returns actions and records turns.
 
     Args:
         engine: samples the tokens.
-        renderer: converts messages to tokens and back.
-        params: how to sample; ``max_tokens`` limits one action.
-        context_length: limits the tokens of a prompt and its action.
-        attempt: identifies the session at the engine and fixes the seed of each turn.
-        seed: the root seed of the run.
+        renderer: converts messages to tokens, and tokens to messages.
+        params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
+        context_length: the largest number of tokens of a prompt and its action together.
+        attempt: the id of the attempt. The engine uses the id as the name of the session.
+        seed: the root seed of the run. The seed of each turn is derived from the root seed and the id of the attempt.
 
     Example:
         session = Session(engine, renderer, SamplingParams(max_tokens=64), 4096, attempt)
@@ -149,7 +160,7 @@ class Session:
         self._context_length, self._attempt, self._seed = context_length, attempt, seed
         self._started = time.perf_counter()
         self._turns: list[Turn] = []
-        self._known: list[_KnownConversation] = []  # one per turn, and one for a sample without an outcome
+        self._known: list[_KnownConversation] = []  # one for each turn, and one for the sample in _pending
         self._pending: _Sample | None = None  # a sample whose outcome is not known yet
         self._newest: SessionPrompt | None = None  # the prompt of the newest known conversation
 
@@ -159,10 +170,10 @@ class Session:
         return self._turns
 
     async def respond(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> Action | Stopped:
-        """Return the policy's next action in a conversation.
+        """Return the policy's next action in a conversation, or Stopped if there is no action.
 
-        If the conversation begins with one that this session knows, the turn continues that one; otherwise it starts a
-        new branch. Only cancellation is raised.
+        If the conversation begins with the messages of an earlier turn, the new turn continues the earlier turn.
+        Otherwise the new turn starts a new branch. An exception is raised only if the call is cancelled.
         """
         try:
             with isolate(_RenderError):
@@ -172,10 +183,14 @@ class Session:
         return await self.sample(prompt)
 
     def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt for a conversation: the longest known beginning is continued, token by token.
+        """Return the prompt for a conversation.
 
-        It is a new branch if no beginning is known or the chat template changes earlier text. Raises UnsupportedChat if
-        the conversation cannot be rendered.
+        The prompt continues the exact tokens of an earlier turn: of the longest earlier conversation with which
+        ``messages`` begin. The prompt is a new branch if there is no such turn, or if the chat template changes earlier
+        text.
+
+        Raises:
+            UnsupportedChat: the conversation cannot be rendered.
         """
         self._complete_pending()
         matches = [i for i, known in enumerate(self._known) if messages[: len(known.messages)] == known.messages]
@@ -193,7 +208,11 @@ class Session:
         return SessionPrompt(messages, tools, bridge, self._tokens_through(parent) + bridge.token_ids, parent)
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt for a conversation as a new branch. Raises UnsupportedChat if it cannot be rendered."""
+        """Return the prompt for a conversation as a new branch.
+
+        Raises:
+            UnsupportedChat: the conversation cannot be rendered.
+        """
         rendered = self._renderer.render(messages, tools)
         return SessionPrompt(messages, tools, rendered, rendered.token_ids)
 
@@ -202,10 +221,11 @@ class Session:
         return len(prompt.token_ids) + self._params.max_tokens <= self._context_length
 
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
-        """Sample an action. Only cancellation is raised.
+        """Sample an action for the prompt. Return the action, or Stopped if there is no action.
 
-        The turn is complete once :meth:`observe` is called; a further call without it completes the turn without an
-        observation.
+        A later call of :meth:`observe` completes the turn with the outcome of the action. If :meth:`observe` is not
+        called before the next prompt or sample, the turn is completed without an observation. An exception is raised
+        only if the call is cancelled.
         """
         self._complete_pending()
         room = self._context_length - len(prompt.token_ids)
@@ -239,7 +259,11 @@ class Session:
         return action
 
     def observe(self, outcome: Transition) -> Turn:
-        """Complete the last turn with the outcome of its action, and return the turn."""
+        """Complete the last turn with the outcome of its action, and return the turn.
+
+        Raises:
+            RuntimeError: no sampled action waits for its outcome.
+        """
         if self._pending is None:
             raise RuntimeError("no action is waiting for its outcome")
         turn = self._pending.to_turn(len(self._turns), outcome)
@@ -250,7 +274,7 @@ class Session:
     def trajectory(
         self, task_id: str, status: Status, *, reason: str | None = None, start: Messages = ()
     ) -> Trajectory:
-        """Return the completed turns as a trajectory. A turn whose outcome was never observed is left out."""
+        """Return the completed turns as a trajectory. An action whose outcome was not observed is left out."""
         return Trajectory(
             attempt=self._attempt,
             task_id=task_id,
@@ -263,11 +287,11 @@ class Session:
         )
 
     async def close(self) -> None:
-        """Release the session at the engine. A failure is logged only, because the attempt has ended."""
+        """Release the session at the engine. A failure is logged and not raised, because the attempt has ended."""
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
 
     def _parse(self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind) -> _Sample:
-        """Return the action of a completion, without the tokens that were sampled after its end."""
+        """Return the sampled action of a completion, without the tokens that were sampled after the action's end."""
         renderer, tools = self._renderer, prompt.tools
         completion = _truncate(completion, renderer.action_length(completion.token_ids, tools))
         action = renderer.parse(completion.token_ids, turn, tools)
@@ -286,7 +310,7 @@ class Session:
         return self._renderer.render(known.messages[:-1], known.tools)
 
     def _tokens_through(self, index: int) -> tuple[int, ...]:
-        """Return all tokens of a branch up to the end of a turn's action."""
+        """Return all tokens of a branch, from its beginning to the end of the action of the turn ``index``."""
         parts: list[tuple[int, ...]] = []
         current: int | None = index
         while current is not None:
@@ -297,15 +321,18 @@ class Session:
 
 
 class _EngineFailure(Exception):
-    """The engine could not generate."""
+    """The engine could not generate an action."""
 
 
 class _RenderError(Exception):
-    """The conversation could not be rendered, or the action not be parsed."""
+    """The conversation could not be rendered, or the action could not be parsed."""
 
 
 def _truncate(completion: Completion, length: int) -> Completion:
-    """Return the first ``length`` tokens of a completion; the rest was sampled after a textual end of the action."""
+    """Return a completion with only its first ``length`` tokens.
+
+    The other tokens were sampled after a text that ends the action.
+    """
     if length == len(completion.token_ids):
         return completion
     version_spans = tuple(span for span in completion.version_spans if span.start < length)
@@ -313,7 +340,7 @@ def _truncate(completion: Completion, length: int) -> Completion:
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:
-    """Await ``closing`` for at most CLOSE_SECONDS and log a failure of ``action`` as a warning."""
+    """Await ``closing`` for at most CLOSE_SECONDS. Log a failure as a warning that names ``action``."""
     try:
         with isolate(RuntimeError):
             async with asyncio.timeout(CLOSE_SECONDS):
