@@ -1,6 +1,6 @@
-"""Rewards for attempts that end in ``<answer>...</answer>``: functions of the trajectory and its task.
+"""Reward functions for attempts that end in ``<answer>...</answer>``.
 
-They read the gold answers from ``task.data["answers"]``, a tuple of strings.
+The functions read the gold answers from ``task.data["answers"]``, a tuple of strings.
 """
 
 from __future__ import annotations
@@ -15,41 +15,45 @@ from agent_r1.tools import INVALID_CALL_KINDS
 
 
 def exact_match(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the final answer equals a gold answer, else 0.0. No answer gives 0.0."""
+    """Return 1.0 if the final answer equals a gold answer after normalization; else, or without an answer, 0.0."""
     answer = final_answer(trajectory)
     return 0.0 if answer is None else exact_match_score(answer, gold_answers(task))
 
 
 def f1(trajectory: Trajectory, task: Task) -> float:
-    """Return the word overlap of the final answer with the gold answer that fits it best, in [0, 1]."""
+    """Return the F1 over words of the final answer and the best matching gold answer, in [0, 1].
+
+    The reward is 0.0 if the attempt gives no answer.
+    """
     answer = final_answer(trajectory)
     return 0.0 if answer is None else f1_score(answer, gold_answers(task))
 
 
 def sub_match(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the final answer contains a gold answer, else 0.0."""
+    """Return 1.0 if the final answer contains a gold answer after normalization; else, or without an answer, 0.0."""
     answer = final_answer(trajectory)
     return 0.0 if answer is None else sub_match_score(answer, gold_answers(task))
 
 
 def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
-    """Return the exact match, gated by the format score: one of 1, 0, -0.5, -1 (2511.14460, equation 6).
+    """Return the exact match if the format is right, else a penalty: one of 1, 0, -0.5, -1 (2511.14460, equation 6).
 
-    The format score is the mean of two indicators: a final answer is given, and all tool calls were valid. If it is
-    1, the reward is the exact match; otherwise it is the format score - 1. A trajectory without calls is valid.
+    The format score is the mean of two numbers: 1 if a final answer is given, and 1 if all tool calls were valid. If
+    the format score is 1, the reward is the exact match. Otherwise the reward is the format score - 1. The calls of a
+    trajectory without calls count as valid.
     """
     format_score = (float(final_answer(trajectory) is not None) + float(calls_are_valid(trajectory))) / 2
     return exact_match(trajectory, task) if format_score == 1.0 else format_score - 1.0
 
 
 def final_answer(trajectory: Trajectory) -> str | None:
-    """Return the answer in the text of the last action; None if it gives none or still calls a tool."""
+    """Return the answer in the text of the last action; None if the last action gives no answer or calls a tool."""
     text = final_text(trajectory)
     return None if text is None else extract_answer(text)
 
 
 def final_text(trajectory: Trajectory) -> str | None:
-    """Return the text of the last action; None if there is no action or it still calls a tool.
+    """Return the text of the last action; None if there is no action or the last action calls a tool.
 
     Reasoning that the renderer separates is not part of the text.
     """
@@ -60,9 +64,9 @@ def final_text(trajectory: Trajectory) -> str | None:
 
 
 def calls_are_valid(trajectory: Trajectory) -> bool:
-    """Return whether every call could be read, named a known tool, and gave it valid arguments.
+    """Return whether every call could be parsed, named a known tool, and gave the tool valid arguments.
 
-    A valid call whose tool failed stays valid. A call of the last turn that was not run is judged by its syntax only.
+    A valid call stays valid if its tool fails. If a call of the last turn was not run, only its syntax is checked.
     """
     return not any(_has_invalid_call(turn) for turn in trajectory.env_turns)
 
@@ -73,7 +77,10 @@ def _has_invalid_call(turn: Turn) -> bool:
 
 
 def gold_answers(task: Task) -> Sequence[str]:
-    """Return ``task.data["answers"]``. Raises InvalidInput if it is not a sequence of at least one string."""
+    """Return ``task.data["answers"]``.
+
+    Raises InvalidInput if ``task.data["answers"]`` is not a list or tuple of at least one string.
+    """
     answers = task.data.get("answers")
     if isinstance(answers, list | tuple) and answers and all(isinstance(answer, str) for answer in answers):
         return answers

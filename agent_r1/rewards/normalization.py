@@ -1,7 +1,8 @@
-"""Scores of question-answering benchmarks: answers are normalized, and the best score over all gold answers counts.
+"""Scores of question-answering benchmarks.
 
-The normalization is the one of SQuAD's evaluation script (Rajpurkar et al. 2016), which HotpotQA (Yang et al. 2018)
-also uses: lower case, no ASCII punctuation, no articles, single spaces.
+Answers are normalized. If a question has several gold answers, the score is the highest score over the gold answers.
+The normalization comes from SQuAD's evaluation script (Rajpurkar et al. 2016): lower case, no ASCII punctuation, no
+articles, single spaces. HotpotQA (Yang et al. 2018) uses the same normalization.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
 def extract_answer(text: str) -> str | None:
-    """Return the content of the last complete ``<answer>...</answer>``; None if there is none or it is blank.
+    """Return the content of the last complete ``<answer>...</answer>``; None if no answer is complete or the last is
+    blank.
 
-    The tags have to be written exactly like this. An answer that was cut off does not count.
+    The tags must be written exactly as ``<answer>`` and ``</answer>``. An answer without its closing tag is ignored.
 
     Example:
         >>> extract_answer("<answer>Rome</answer> no, <answer> Oslo </answer>")
@@ -51,10 +53,10 @@ def exact_match_score(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return the F1 over words with the gold answer that fits best, in [0, 1].
+    """Return the highest F1 over words of the prediction and a gold answer, in [0, 1].
 
-    As in HotpotQA's script, "yes", "no" and "noanswer" match only themselves. If normalization leaves no words,
-    equality decides, as in SQuAD 2.0, so that F1 is never below the exact match.
+    As in HotpotQA's script, "yes", "no" and "noanswer" match only themselves. Texts that are equal after normalization
+    have F1 1.0, even if normalization leaves no words (as in SQuAD 2.0). Therefore F1 is never below the exact match.
 
     Example:
         >>> f1_score("Walt Disney Company", ["Walt Disney"])
@@ -77,8 +79,8 @@ def _f1(prediction: str, answer: str) -> float:
 def sub_match_score(prediction: str, answers: Sequence[str]) -> float:
     """Return 1.0 if the normalized prediction contains a normalized gold answer, else 0.0.
 
-    Whole words are compared. The first release of Agent-R1 compared characters, so that "no" matched "unknown";
-    scores computed that way are slightly higher.
+    Whole words are compared. The first release of Agent-R1 compared characters, so that "no" matched "unknown".
+    Scores of the first release are therefore slightly higher.
 
     Example:
         >>> sub_match_score("It is in Paris, France", ["Paris"]), sub_match_score("unknown", ["no"])

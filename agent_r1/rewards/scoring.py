@@ -1,4 +1,7 @@
-"""A scorer that runs plain reward functions. A failed function gives Unscored and never 0.0: it must teach nothing."""
+"""A scorer that runs plain reward functions.
+
+If a function fails, its reward is Unscored and not 0.0, because the policy must not learn from a failed function.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,24 @@ from agent_r1.tools.execution import (
 )
 
 RewardFunction = Callable[[Trajectory, Task], Any]
-"""Returns a number, a tuple with one number per turn, or a mapping of names to these. It may be async."""
+"""A function, plain or async, that returns the reward of a trajectory at a task.
+
+It returns a number, a tuple with one number per turn, or a mapping of reward names to such values.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionScorer:
     """A scorer that applies reward functions to each trajectory.
 
-    A reward is Unscored if its function raises, takes longer than ``timeout`` seconds, or returns anything but finite
-    numbers. A function that runs code of the policy has an attribute ``sandbox``
-    (:class:`~agent_r1.core.environment.ExecutesCode`).
+    A reward is Unscored if its function raises, takes longer than ``timeout`` seconds, or returns a value that is not a
+    finite number. A reward is also Unscored if two functions return a reward of the same name. A function that runs
+    code of the policy has an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
 
     Attributes:
-        functions: the functions by the name of their reward; the keys of a returned mapping replace that name.
-        timeout: the time limit of a function, in seconds.
+        functions: the functions by the name of their reward. If a function returns a mapping, the keys of the mapping
+            are the names of its rewards.
+        timeout: the time limit of one function call, in seconds.
 
     Example:
         FunctionScorer({"em": exact_match, "f1": f1})
@@ -71,7 +78,11 @@ class FunctionScorer:
 
 
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
-    """Return the functions by their names. Raises InvalidInput if a function has no name or two have the same."""
+    """Return the functions by their names.
+
+    Raises InvalidInput if a function has no name (it is a lambda or another object), or if two functions have the same
+    name.
+    """
     by_name: dict[str, RewardFunction] = {}
     for function in functions:
         if not inspect.isroutine(function) or function.__name__ == "<lambda>":
