@@ -1,6 +1,7 @@
 """Retrieval: BM25 and dense indexes over passages, the retrieval server and its client, and the search tool.
 
-The modules that load numpy or torch are imported by name: ``retrieval.open``, ``retrieval.tool``, ``retrieval.server``.
+This package does not import the modules that load numpy or torch. Import them by their names: ``retrieval.open``,
+``retrieval.tool``, ``retrieval.server``.
 """
 
 from agent_r1.retrieval.passages import Passage, read_corpus

@@ -1,4 +1,4 @@
-"""BM25 search (sparse retrieval by shared words)."""
+"""BM25 search: ranks passages by the words that they share with a query."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from agent_r1.retrieval.retriever import TOP_K, Found
 
 
 class BM25Index:
-    """BM25 (Lucene's variant, k1 1.5, b 0.75, English stop words, no stemming) over titles and texts.
+    """A BM25 index over titles and texts (Lucene's variant, k1 1.5, b 0.75, English stop words, no stemming).
 
-    Immutable once built. Raises InvalidInput if no passage contains an indexable word.
+    The index does not change after it is built. Raises InvalidInput if no passage contains a word other than stop
+    words.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -27,9 +28,10 @@ class BM25Index:
         self._index.index(words, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query, best first, without passages that share no word with it.
+        """Return at most ``k`` passages for each query, best first.
 
-        Passages of equal score come in the order of the corpus.
+        A passage that shares no word with the query is not returned. Passages of equal score come in the order of the
+        corpus.
         """
         words = bm25s.tokenize(list(queries), return_ids=False, show_progress=False)
         return [tuple(self.passages[index] for index in self._best(query, k)) for query in words]
@@ -37,7 +39,8 @@ class BM25Index:
     def _best(self, words: list[str], k: int) -> list[int]:
         scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
         k = min(k, len(scores))
-        # Sort everything that ties with the k-th: a partition alone would choose among equal scores arbitrarily.
+        # Sort all passages whose score is at least the k-th highest score. np.argpartition alone would select an
+        # arbitrary passage among passages of equal score.
         threshold = np.partition(scores, -k)[-k]
         found = np.flatnonzero((scores >= threshold) & (scores > 0))
         return found[np.argsort(-scores[found], kind="stable")][:k].tolist()

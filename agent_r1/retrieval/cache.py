@@ -1,4 +1,4 @@
-"""A cache of vectors on disk, keyed by a hash of their inputs and verified at each use."""
+"""A cache of vectors on disk. The key is a hash of the inputs; the cached files are verified at each use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The inputs that determine a set of vectors; each origin has its own folder.
+    """The inputs that determine a set of vectors or a faiss index. Each origin has its own folder.
+
+    Attributes:
+        passages: the checksum of the passages.
+        encoder: the fingerprint of the sentence encoder.
+        passage_prefix: the text that was put before every passage.
+        factory: the factory string of the faiss index; "" for the vectors themselves.
 
     Example:
         Origin(passages="9f2c..", encoder="77a0..", passage_prefix="", factory="")
@@ -32,15 +38,15 @@ class Origin:
 
     @property
     def key(self) -> str:
-        """The name of the folder."""
+        """The name of the folder of this origin."""
         return hashlib.sha256(json.dumps([FORMAT, asdict(self)]).encode()).hexdigest()[:32]
 
 
 def build_once(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder for ``origin``; call ``make`` to fill it if it is missing or damaged.
+    """Return the folder for ``origin``. If the folder is missing or damaged, make it with ``make``.
 
-    ``make`` fills a temporary folder, which is renamed once it is complete and on disk. Raises InvalidInput if the
-    cache cannot be written.
+    ``make`` gets a temporary folder and writes the files into it. The complete temporary folder is then renamed. Raises
+    InvalidInput if no folder can be created in the cache.
     """
     folder = cache.expanduser() / origin.key
     if is_valid(folder, origin):
@@ -60,7 +66,7 @@ def build_once(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Pat
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether the folder holds the files that were made for this origin, bit for bit."""
+    """Return whether the folder contains exactly the files that were made for this origin, by their checksums."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         return manifest == {"format": FORMAT, "origin": asdict(origin), "files": _files(folder)}
@@ -69,7 +75,10 @@ def is_valid(folder: Path, origin: Origin) -> bool:
 
 
 def _move_into_place(temporary: Path, folder: Path, origin: Origin) -> None:
-    """Rename the folder; if another process was faster and its files are valid, keep those."""
+    """Rename ``temporary`` to ``folder``; delete a damaged ``folder`` first.
+
+    If the rename fails because another process has made a valid ``folder``, keep the folder of the other process.
+    """
     if folder.exists() and not is_valid(folder, origin):
         shutil.rmtree(folder)
     try:
@@ -88,7 +97,7 @@ def _write_manifest(folder: Path, origin: Origin) -> None:
 
 
 def _files(folder: Path) -> Mapping[str, str]:
-    """Return the sha256 of each file except the manifest."""
+    """Return the sha256 of each file by its name, except of the manifest."""
     checksums = {}
     for path in sorted(folder.iterdir()):
         if path.name != MANIFEST:

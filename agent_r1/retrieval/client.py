@@ -17,25 +17,26 @@ from agent_r1.retrieval.protocol import MAX_QUERIES, BatchResponse, Health
 from agent_r1.retrieval.retriever import TOP_K, Found, RetrievalError
 
 SECONDS = 10.0
-"""Time that the server may take for one request."""
+"""The time limit of one request, in seconds."""
 
 TRIES = 3
 BACKOFF = 0.25
-"""Seconds before the second try; twice as long before each further one."""
+"""Seconds between the first and the second try. The time doubles before each further try."""
 
 
 class RemoteRetriever:
-    """A client of the retrieval server (``agent-r1 retriever``); many queries are one request.
+    """A client of the retrieval server (``agent-r1 retriever``). One request carries many queries.
 
-    A request is retried if there is no connection, if it times out, or if the server has an internal error; after the
-    last try it raises RetrievalError. A request that the server refuses raises AgentR1Error at once.
+    A request is retried if there is no connection, if the request times out, or if the server reports an internal
+    error. If the last try fails, the client raises RetrievalError. If the server refuses a request (status 4xx), the
+    client raises AgentR1Error at once.
     """
 
     def __init__(self, address: str, seconds: float = SECONDS, tries: int = TRIES, backoff: float = BACKOFF) -> None:
         url = httpx.URL(address)
         credentials = (url.username, url.password) if url.userinfo else None
-        # Without user and password in the address: httpx logs it. trust_env=False: requests to a machine in the same
-        # network must not go through a proxy.
+        # Remove the user and the password from the address, because httpx logs the address. trust_env=False: requests
+        # to a machine in the same network must not go through a proxy.
         address = str(url.copy_with(userinfo=b""))
         self._client = httpx.Client(base_url=address, auth=credentials, timeout=seconds, trust_env=False)
         self._address, self._tries, self._backoff = redact(address), tries, backoff
@@ -51,7 +52,11 @@ class RemoteRetriever:
         return found
 
     def health(self) -> Health:
-        """Return the server's description. Raises RetrievalError if there is no server, or it is of another kind."""
+        """Return the server's description of its passages and search.
+
+        Raises RetrievalError if no server answers, or if the answer does not come from a retrieval server. Raises
+        AgentR1Error if the server refuses the request.
+        """
         try:
             return Health.model_validate_json(self._request("GET", "/health", None).content)
         except ValidationError as error:
@@ -83,7 +88,10 @@ class RemoteRetriever:
 
 
 def open_remote(address: str) -> RemoteRetriever:
-    """Return a retriever for the server at ``address``. Raises InvalidInput if none answers there."""
+    """Return a retriever for the server at ``address``.
+
+    Raises InvalidInput if the address is invalid, or if no retrieval server answers at the address.
+    """
     try:
         remote = RemoteRetriever(address)
         remote.health()
@@ -94,5 +102,8 @@ def open_remote(address: str) -> RemoteRetriever:
 
 
 def _valid(query: str) -> str:
-    """Replace lone surrogates by question marks: a model may write them, but JSON cannot carry them."""
+    """Return the query with lone surrogates replaced by question marks, because UTF-8 cannot encode a lone surrogate.
+
+    A model can write a lone surrogate in the arguments of a call.
+    """
     return query.encode("utf-8", "replace").decode("utf-8")

@@ -25,64 +25,68 @@ DENSE_ONLY = (
 
 
 class SearchConfig(BaseModel):
-    """A search in this process. As a file (``--corpus search.toml``) and as options of ``agent-r1 retriever``."""
+    """The settings of a search in this process.
+
+    The settings come from a TOML file (``--corpus search.toml``) or from the options of ``agent-r1 retriever``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     corpus: Path
-    """The file of passages: rows of ``title`` and ``text``."""
+    """The file of passages. Each row has the fields ``title`` and ``text``."""
 
     encoder: str = ""
-    """A sentence encoder, by its name on the Hugging Face hub or its folder; empty: BM25."""
+    """The sentence encoder: its name on the Hugging Face hub, or its folder. Empty: search with BM25."""
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
-    """How token vectors become one vector: mean, or cls (the first); auto: as the encoder's folder says, else the
-    mean."""
+    """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: as the
+    encoder's folder says; mean if the folder does not say it."""
 
     query_prefix: str = ""
-    """Text put before every query, for encoders trained with an instruction."""
+    """Text that is put before every query. Some encoders are trained with such an instruction."""
 
     passage_prefix: str = ""
-    """Text put before every passage."""
+    """Text that is put before every passage."""
 
     max_tokens: int = Field(default=512, ge=1)
-    """Tokens of each text that are encoded; the rest is cut off."""
+    """The encoder reads at most this many tokens of a text. The rest of the text is cut off."""
 
     batch: int = Field(default=64, ge=1)
-    """Texts encoded in one batch."""
+    """Number of texts that are encoded in one batch."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the encoder: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     cache: Path = Path("~/.cache/agent-r1/vectors")
-    """Folder in which the vectors of passages are cached, by a hash of their inputs."""
+    """Folder in which the vectors of passages are cached."""
 
     faiss: str = ""
-    """A faiss index by its factory string, such as IVF16384,PQ64; empty: exact inner products in torch."""
+    """The factory string of a faiss index, such as IVF16384,PQ64. Empty: exact search by inner products in torch."""
 
     probes: int = Field(default=64, ge=1)
-    """Cells that an IVF index of faiss searches."""
+    """Number of cells that an IVF index of faiss searches for each query."""
 
 
 class RetrieverConfig(SearchConfig):
-    """The retrieval server."""
+    """The settings of the retrieval server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. There is no password: open it only to machines that you trust."""
+    """Address on which the server listens. The server has no password: open the address only to machines that you
+    trust."""
 
     port: int = Field(default=8800, ge=0, le=65535)
-    """Port to listen on; 0: any free port."""
+    """Port on which the server listens. 0: any free port."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that requests may name; empty: loopback names if the server listens on a loopback address, else
-    any."""
+    """Host names that the server accepts in requests. Empty: loopback names if the server listens on a loopback
+    address, else any name."""
 
     threads: int = Field(default=1, ge=1, le=256)
-    """Threads of torch; more help only if as many cores are idle."""
+    """Number of torch threads. More threads help only if the same number of cores is idle."""
 
 
 def check(config: SearchConfig) -> None:
-    """Raise InvalidInput for a setting that would have no effect."""
+    """Raise InvalidInput if a given setting has no effect together with the other settings."""
     idle = [name for name in DENSE_ONLY if name in config.model_fields_set] if not config.encoder else []
     if idle:
         raise InvalidInput(

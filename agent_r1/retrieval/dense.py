@@ -1,4 +1,4 @@
-"""Dense search: passages and queries as vectors of a sentence encoder, ranked by inner product."""
+"""Dense search: a sentence encoder turns passages and queries into vectors; inner products rank the passages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from agent_r1.retrieval.vectors import TorchVectors, Vectors, build_faiss, impor
 VECTORS, INDEX = "vectors.npy", "index.faiss"
 
 ENCODED_AT_ONCE = 8192
-"""Passages encoded at a time while an index is built."""
+"""Number of passages that are encoded at a time while the vectors are made."""
 
 
 class DenseIndex:
-    """Passages with their vectors, in the same order.
+    """A search over passages by their vectors. ``passages`` and ``vectors`` have the same order.
 
-    A dense search always returns ``k`` passages, however irrelevant they are.
+    An exact dense search always returns ``k`` passages, even if no passage is relevant (fewer only if the corpus has
+    fewer).
     """
 
     def __init__(
@@ -42,9 +43,13 @@ class DenseIndex:
 
 
 def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
-    """Return a dense index over ``passages``, whose vectors are cached in ``config.cache``. Raises InvalidInput."""
+    """Return a dense index over ``passages``. The vectors of the passages are cached in ``config.cache``.
+
+    Raises InvalidInput if the encoder cannot be loaded, the cache cannot be written, faiss is not installed, or the
+    factory string does not suit the passages.
+    """
     if config.faiss:
-        import_faiss()  # fail before an hour of encoding, not after
+        import_faiss()  # raises before the passages are encoded, which can take an hour
     encoder = load_encoder(config.encoder, config.pooling, config.max_tokens, config.batch, config.device)
     origin = Origin(corpus_checksum(passages), encoder.fingerprint(), config.passage_prefix, factory="")
     folder = build_once(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
@@ -70,5 +75,5 @@ def _write_index(vectors: Path, factory: str, folder: Path) -> None:
 
 
 def _mapped(vectors: Path) -> np.ndarray:
-    """Return the vectors as a memory map; copy-on-write, because torch accepts no read-only array."""
+    """Return the vectors as a memory map. The mode is copy-on-write, because torch warns about a read-only array."""
     return np.load(vectors, mmap_mode="c", allow_pickle=False)

@@ -20,11 +20,13 @@ ADDRESSES = ("http://", "https://")
 
 
 def open_retriever(corpus: str | Path) -> Retriever:
-    """Return the retriever that ``corpus`` names. Raises InvalidInput if it cannot be used.
+    """Return the retriever that ``corpus`` names. Raises InvalidInput if the retriever cannot be opened.
+
+    ``corpus`` is one of:
 
     - the address of a retrieval server, ``http://host:port``, or ``https://user:password@host`` behind a proxy
-    - a TOML file with settings of :class:`SearchConfig`; its paths are relative to its own folder
-    - a file of passages, for BM25
+    - a TOML file with settings of :class:`SearchConfig`; paths in the file are relative to the folder of the file
+    - a file of passages, which is searched with BM25
     """
     name = str(corpus)
     if name.startswith(ADDRESSES):
@@ -38,14 +40,14 @@ def open_retriever(corpus: str | Path) -> Retriever:
 
 
 _INDEXED: WeakValueDictionary[tuple[Path, int, int, int, int], BM25Index] = WeakValueDictionary()
-"""Indexes in use, by the identity of their file, so that a second task set over a large corpus shares its index."""
+"""The BM25 indexes in use, by the identity of their file. Two task sets over the same corpus share one index."""
 
 
 def _indexed(corpus: Path) -> BM25Index:
     if not os.path.isfile(corpus):
-        return BM25Index(read_corpus(corpus))  # raises the error that explains it
+        return BM25Index(read_corpus(corpus))  # raises InvalidInput with the reason
     stat = corpus.stat()
-    # The inode and its change time distinguish a copy that keeps the modification time of the original.
+    # A copy can have the modification time of the original. The inode and its change time distinguish the two files.
     key = (corpus.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
     if (index := _INDEXED.get(key)) is None:
         index = _INDEXED[key] = BM25Index(read_corpus(corpus))
@@ -53,7 +55,7 @@ def _indexed(corpus: Path) -> BM25Index:
 
 
 def open_search(config: SearchConfig) -> Retriever:
-    """Return a search in this process. Raises InvalidInput."""
+    """Return a search in this process. Raises InvalidInput if the settings or the files cannot be used."""
     check(config)
     return build_index(config, read_corpus(config.corpus)) if config.encoder else _indexed(config.corpus)
 

@@ -23,22 +23,25 @@ class Passage:
 
     @property
     def indexed_text(self) -> str:
-        """The text that is indexed: the title on its own line, then the text."""
+        """The text that is indexed: the title, a line break, the text."""
         return f"{self.title}\n{self.text}"
 
 
 def read_corpus(path: Path) -> tuple[Passage, ...]:
-    """Read rows of ``title`` and ``text``. Raises InvalidInput, naming the file and the row."""
+    """Read the passages of a file whose rows have the fields ``title`` and ``text``.
+
+    Raises InvalidInput, which names the file and the row, if a row cannot be read.
+    """
     return tuple(Passage(row.get_text("title"), row.get_text("text")) for row in read_records(path))
 
 
 def unique(passages: Iterable[Passage]) -> tuple[Passage, ...]:
-    """Return the passages without duplicates, in order of first occurrence."""
+    """Return the passages without duplicates, in the order of their first occurrence."""
     return tuple(dict.fromkeys(passages))
 
 
 def corpus_checksum(passages: Iterable[Passage]) -> str:
-    """Return the sha256 of the passages in order, each title and text prefixed with its length."""
+    """Return the sha256 of all passages in their order. The length of each title and text is part of the hash."""
     total = hashlib.sha256()
     for passage in passages:
         for text in (passage.title, passage.text):

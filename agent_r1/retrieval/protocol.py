@@ -4,7 +4,8 @@
     POST /search         {"query": "Who rules Alba?", "k": 5}      -> {"passages": [{"title": "Alba", "text": ".."}]}
     POST /search/batch   {"queries": ["Alba", "Bruno"], "k": 5}    -> {"results": [[{"title": ..}], ..]}
 
-A refused request is answered with {"error": "one line"} and a 4xx status; a search that fails, with status 500.
+If the server refuses a request, it answers with {"error": "one line"} and a 4xx status. If a search fails, it answers
+with {"error": "one line"} and status 500.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent_r1.retrieval.retriever import TOP_K
 
 MAX_QUERIES = 256
-"""Queries in one request."""
+"""The largest number of queries in one request."""
 
 MAX_BODY = 4 * 2**20
-"""Bytes in the body of one request."""
+"""The largest number of bytes in the body of one request."""
 
 MAX_K = 100
 

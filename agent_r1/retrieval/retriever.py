@@ -9,19 +9,22 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.retrieval.passages import Passage
 
 TOP_K = 5
-"""Passages that a search returns (as in arXiv 2511.14460)."""
+"""The number of passages that a search returns for a query (as in arXiv 2511.14460)."""
 
 Found = list[tuple[Passage, ...]]
-"""For each query its passages, best first."""
+"""The passages that were found: one tuple per query, in the order of the queries; the best passage comes first."""
 
 
 class Retriever(Protocol):
-    """Searches passages for many queries at once; safe to call from several threads."""
+    """Searches passages for many queries at once. Several threads can call a retriever at the same time."""
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query. Raises RetrievalError if the search is not available."""
+        """Return at most ``k`` passages for each query, best first.
+
+        Raises RetrievalError if the retriever is not available.
+        """
         ...
 
 
 class RetrievalError(AgentR1Error):
-    """A retriever is not available; the message gives the reason in one line."""
+    """Raised if a retriever is not available. The message gives the reason in one line."""

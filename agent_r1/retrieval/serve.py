@@ -13,13 +13,14 @@ from agent_r1.retrieval.server import RetrievalServer
 
 
 def serve(config: RetrieverConfig, on_started: Callable[[str, Health], None]) -> None:
-    """Serve until SIGTERM or SIGINT arrives and the requests in progress are answered.
+    """Run the retrieval server until SIGTERM or SIGINT arrives, then answer the requests in progress.
 
-    ``on_started`` is called with the server's address and its health once it listens. Raises InvalidInput.
+    When the server listens, ``on_started`` is called with its address and its health. Raises InvalidInput if the
+    settings, the files or the address cannot be used.
     """
     check(config)
     if config.encoder:
-        import torch  # a BM25 server does not load it
+        import torch  # a BM25 server does not need torch
 
         torch.set_num_threads(config.threads)
     passages = read_corpus(config.corpus)

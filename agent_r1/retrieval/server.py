@@ -1,8 +1,8 @@
 """The retrieval server: one index for many machines, over HTTP (see ``protocol``).
 
-A Starlette application on uvicorn. It is meant for machines that trust each other: it has neither passwords nor TLS.
-Requests are bounded in size, number and time, and a server on a loopback address answers loopback host names only, so
-that a web page cannot reach it by DNS rebinding.
+The server is a Starlette application on uvicorn. The server has no passwords and no TLS, so use it only between
+machines that trust each other. Requests are limited in size, number and time. A server on a loopback address accepts
+only loopback host names, so that a web page cannot reach the server by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 REQUEST_SECONDS = 30.0
-"""Time in which a client has to send a request, headers and body."""
+"""The time limit for the headers of a connection's first request, and for the body of each request, in seconds."""
 
 IDLE_SECONDS = 60
-"""An open connection without a request is closed after this time."""
+"""Seconds after an answer until an open connection without a new request is closed."""
 
 DRAIN_SECONDS = 10
-"""Time that requests in progress get when the server is stopped."""
+"""Seconds that the server waits for the requests in progress when it is stopped."""
 
 QUERIES_PER_SEARCH = 16
-"""A batch is searched in parts of this many queries, so that a large one does not block the others for seconds."""
+"""A batch is searched in parts of this many queries, so that a large batch does not block other requests for
+seconds."""
 
 
 class _RequestError(Exception):
-    """A request that is refused with a status and one line."""
+    """Raised to refuse a request with a status and an error message of one line."""
 
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
@@ -69,7 +70,10 @@ class _RequestError(Exception):
 
 
 def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str]) -> Starlette:
-    """Return the application that serves ``retriever``. Searches run one at a time, each on all the cores it uses."""
+    """Return the application that serves ``retriever``.
+
+    Searches run one at a time, because one search can use several cores.
+    """
     searching = asyncio.Lock()
 
     async def search(queries: tuple[str, ...], k: int) -> tuple[tuple[PassageText, ...], ...]:
@@ -103,7 +107,7 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
 
 
 def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint of a handler: its result as JSON, and errors as one line with a status."""
+    """Return an endpoint that sends the result of ``handler`` as JSON, or an error as one line with a status."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -111,8 +115,8 @@ def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[
         except _RequestError as error:
             return _error(error.status, str(error))
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-        except Exception as error:  # any error of a search: the server goes on
+            return Response(status_code=400)  # the client is gone and does not read the response
+        except Exception as error:  # after any error of a search the server continues
             _log.exception("a search failed")
             return _error(500, f"{type(error).__name__}: {error}")
 
@@ -120,7 +124,7 @@ def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[
 
 
 def _error(status: int, line: str) -> Response:
-    # An unread body would be taken for the next request, so the connection ends with a refusal.
+    # After a refusal the connection is closed, because the rest of an unread body would be parsed as the next request.
     headers = {"Connection": "close"} if status < 500 else None
     return JSONResponse(ErrorResponse(error=line).model_dump(), status, headers)
 
@@ -156,7 +160,8 @@ def _passage_text(passage: Passage) -> PassageText:
 
 
 class _DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 whose connections close if no first request has arrived in time (slow clients hold no place)."""
+    """HTTP/1.1 that closes a connection if its first request does not arrive in time, so that slow clients do not
+    occupy the server."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -168,7 +173,7 @@ class _DeadlineProtocol(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers of its own: :mod:`agent_r1.retrieval.serve` installs them."""
+    """uvicorn without its signal handlers, because :mod:`agent_r1.retrieval.serve` installs signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -176,13 +181,16 @@ class _Uvicorn(uvicorn.Server):
 
 
 class RetrievalServer:
-    """Serves a retriever at (host, port); port 0 takes a free one.
+    """A server that serves a retriever at (host, port).
 
-    ``run`` blocks until ``stop`` is called, also from another thread or a signal handler, and requests in progress are
-    answered. As a context manager it runs in a thread. Raises InvalidInput if the address cannot be used.
+    ``run`` blocks until ``stop`` is called and the requests in progress are answered. Another thread or a signal
+    handler can call ``stop``. As a context manager, the server runs in a thread. Raises InvalidInput if the server
+    cannot listen on the address.
 
     Args:
-        allowed_hosts: host names that a request may name; empty: loopback names for a loopback address, else any.
+        port: the port to listen on; 0 for any free port.
+        allowed_hosts: host names that the server accepts in requests. If empty: loopback names for a loopback address,
+            else any name.
     """
 
     def __init__(
@@ -202,7 +210,7 @@ class RetrievalServer:
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=MAX_CONNECTIONS + 1,  # uvicorn refuses from this number on
+            limit_concurrency=MAX_CONNECTIONS + 1,  # uvicorn refuses a request if this many are open
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
@@ -243,7 +251,7 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError:
             listening.close()
             raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no domain name
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a domain name
         reason = error.strerror if isinstance(error, OSError) else error
         do = f"choose another --host or --port ({reason})"
         raise InvalidInput("address", got=f"{host}:{port}", do=do) from error

@@ -16,10 +16,10 @@ NOTHING_FOUND = "No passage matches this query."
 
 
 def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """Return a tool that searches with ``retriever`` and shows ``k`` passages; the results' ``data`` are their titles.
+    """Return a tool that searches with ``retriever`` and shows at most ``k`` passages.
 
-    Calls that wait at the same time, across episodes, are sent as one batch. If the retriever fails, each call returns
-    an error; calls are not retried one by one.
+    The ``data`` of a tool result are the titles of the passages. Calls of different episodes that wait at the same time
+    are sent as one batch. If the retriever fails, each call of the batch returns an error.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
@@ -47,7 +47,7 @@ def _result(found: Sequence[Passage]) -> ToolResult:
 
 
 def render(passages: Sequence[Passage]) -> str:
-    """Return the passages as text for the agent.
+    """Return the passages as numbered text for the agent; ``NOTHING_FOUND`` if there are no passages.
 
     Example:
         >>> print(render([Passage("Alba", "A river."), Passage("Bruno", "A king.")]))

@@ -11,19 +11,22 @@ import torch
 from agent_r1.core.errors import InvalidInput
 
 CHUNK = 65536
-"""Vectors scored, or added to a faiss index, at a time."""
+"""The number of vectors that are scored, or added to a faiss index, at a time."""
 
 
 class Vectors(Protocol):
     """Searchable vectors, numbered from 0."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
-        """Return, for each row of ``queries`` (n, width) float32, the numbers of at most ``k`` vectors, best first."""
+        """Return one list for each row of ``queries`` (n, width) float32: the numbers of at most ``k`` vectors.
+
+        The vector with the largest inner product comes first.
+        """
         ...
 
 
 class TorchVectors:
-    """Exact search over ``matrix`` (vectors, width) float32, which may be a memory map.
+    """Exact search over the rows of ``matrix`` (vectors, width) float32. A memory map is accepted.
 
     Vectors of equal score come in the order of their numbers.
     """
@@ -39,8 +42,9 @@ class TorchVectors:
             scores = query @ self._matrix[start : start + CHUNK].T  # (n, chunk)
             best = scores.topk(min(k, scores.shape[1]), dim=1).indices + start
             numbers = torch.cat([numbers, best], dim=1)  # (n, candidates)
-        # A matrix product may round the scores of equal vectors differently, by their place in the matrix. The
-        # candidates are scored again one by one, so that ties are exact and the lower number comes first.
+        # A matrix product can round the scores of equal vectors differently, because the vectors have different
+        # positions in the matrix. The candidates are scored again one by one: then equal vectors have equal scores, and
+        # the vector with the lower number comes first.
         numbers = numbers.sort(dim=1).values
         scores = (query[:, None, :] * self._matrix[numbers]).sum(dim=2)  # (n, candidates)
         order = scores.sort(dim=1, descending=True, stable=True).indices
@@ -48,7 +52,7 @@ class TorchVectors:
 
 
 class FaissVectors:
-    """Search by a faiss index, exact or approximate according to its factory string."""
+    """Search by a faiss index. The factory string of the index decides whether the search is exact or approximate."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
@@ -57,11 +61,14 @@ class FaissVectors:
         _, numbers = self._index.search(queries, k)
         return [
             [number for number in row if number >= 0] for row in numbers.tolist()
-        ]  # -1 fills up if fewer than k were found
+        ]  # faiss fills the row with -1 if it finds fewer than k vectors
 
 
 def build_faiss(matrix: np.ndarray, factory: str) -> Any:
-    """Return a faiss index over ``matrix``, trained on it if its kind needs training. Raises InvalidInput."""
+    """Return a faiss index over the rows of ``matrix``. If the index needs training, it is trained on ``matrix``.
+
+    Raises InvalidInput if faiss is not installed or refuses the factory string for this matrix.
+    """
     faiss = import_faiss()
     try:
         index = faiss.index_factory(matrix.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
@@ -76,7 +83,7 @@ def build_faiss(matrix: np.ndarray, factory: str) -> Any:
 
 
 def read_faiss(path: Path, probes: int) -> FaissVectors:
-    """Load an index from a file."""
+    """Load a faiss index from a file. An IVF index searches ``probes`` cells for each query."""
     faiss = import_faiss()
     index = faiss.read_index(str(path))
     if isinstance(index, faiss.IndexIVF):
