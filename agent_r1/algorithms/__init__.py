@@ -1,6 +1,7 @@
 """Algorithms: advantage estimators, policy losses and loss terms, composed as data.
 
-``Algorithm.compute_token_weights`` and ``Algorithm.compute_loss`` hold the mathematics, ``ALGORITHMS`` the presets.
+``Algorithm.compute_token_weights`` and ``Algorithm.compute_loss`` hold the mathematics of all algorithms.
+``ALGORITHMS`` holds the presets.
 """
 
 from agent_r1.algorithms.advantages.advantage import Advantage

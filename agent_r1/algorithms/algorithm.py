@@ -1,7 +1,7 @@
 """An algorithm as data: an advantage estimator, a policy loss and optional terms.
 
-Two functions hold its mathematics: :meth:`Algorithm.compute_token_weights` runs once per batch, before the update, and
-:meth:`Algorithm.compute_loss` once per micro-batch.
+Two methods hold the mathematics of an algorithm. :meth:`Algorithm.compute_token_weights` runs once per batch, before
+the update. :meth:`Algorithm.compute_loss` runs once per micro-batch.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from agent_r1.data.training_sample import Selection
 
 
 class Algorithm(Component):
-    """An advantage estimator, a policy loss, and the terms around them.
+    """An advantage estimator, a policy loss and optional terms.
 
-    Components that do not fit together are refused by :func:`agent_r1.algorithms.validation.check_algorithm`.
+    :func:`agent_r1.algorithms.validation.check_algorithm` checks that the components fit together.
 
     Example:
         Algorithm(name="dapo", paper="2503.14476", advantage=GroupRelative(scale="std"), loss=Clip(clip_high=0.28))
@@ -44,7 +44,7 @@ class Algorithm(Component):
     name: str
 
     paper: str = ""
-    """The arXiv number of its paper."""
+    """The arXiv number of the paper that describes the algorithm."""
 
     deviations: str = ""
     """How this implementation differs from the paper."""
@@ -56,28 +56,29 @@ class Algorithm(Component):
     """The policy loss."""
 
     ratio_level: Level = "token"
-    """The unit that has one importance ratio: each token, or the geometric mean over a turn or trajectory (GSPO)."""
+    """The unit whose tokens share one importance ratio. For a turn or a trajectory, the ratio is the geometric mean
+    over the tokens (GSPO)."""
 
     ratio_denominator: Literal["old_policy", "sampler"] = "old_policy"
-    """The denominator of the importance ratio: the policy before the update (the sampler's, if the batch holds tokens
-    of older weights), or always the sampler's."""
+    """The denominator of the importance ratio. sampler: the sampler's policy. old_policy: the policy before the update,
+    or the sampler's policy if the batch holds tokens of older weights and there is no correction."""
 
     aggregation: Aggregation = "token_mean"
-    """The unit that has equal weight in the loss: token, turn, trajectory or group; constant: the sum over tokens,
-    divided by trajectories times ``length``."""
+    """The unit whose weight in the loss is equal for all units: token, turn, trajectory or group. constant: the sum
+    over tokens, divided by (number of trajectories * ``length``)."""
 
     length: float | None = Field(default=None, gt=0)
-    """The constant of that aggregation, in tokens."""
+    """The divisor of aggregation constant, in tokens. The other aggregations have no length."""
 
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
 
     sft_coef: float = Field(default=0.0, ge=0)
-    """Weight of the mean of -log pi over the tokens of trajectories with a return above 0 (VAPO, 2504.05118, section
-    4.3)."""
+    """Weight of an imitation loss: the mean of -log pi over the action tokens of trajectories with a return above 0
+    (VAPO, 2504.05118, section 4.3)."""
 
     observation_nll_coef: float = Field(default=0.0, ge=0)
-    """Weight of the mean of -log pi over observation tokens, which trains a world model (ECHO)."""
+    """Weight of a loss that trains the policy as a world model: the mean of -log pi over observation tokens (ECHO)."""
 
     kl: Kl | None = None
     correction: Correction | None = None
@@ -87,41 +88,43 @@ class Algorithm(Component):
     masks: Masks = Masks()
 
     token_mask: SerializeAsAny[TokenMask | None] = None
-    """The tokens that have a policy loss, chosen once per update; none: all."""
+    """The rule that chooses the tokens with a policy loss, once per update. none: all tokens have a policy loss."""
 
     off_policy_mask: OffPolicyMask | None = None
     kl_cov: KlCov | None = None
 
     constant_groups: Literal["keep", "drop"] = "keep"
-    """Groups whose returns are all equal, which have no advantage. keep: they count in the denominators of the loss,
-    as in GRPO. drop: they are removed before the denominators (dynamic sampling of DAPO, 2503.14476, section 3.2).
-    Rewards count as they are before shaping and before a KL in the reward."""
+    """What is done with groups whose returns are all equal. keep: such groups stay in the batch, and count in the
+    denominators of the loss, as in GRPO. drop: such groups are removed before the denominators are computed (dynamic
+    sampling of DAPO, 2503.14476, section 3.2). Returns are compared before reward shaping and before a KL penalty in
+    the reward."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """Rounds of further groups that a step may request in place of filtered ones (DAPO, 2503.14476, section 3.2)."""
+    """Largest number of times that a step requests more groups to replace groups that were filtered out (DAPO,
+    2503.14476, section 3.2)."""
 
     epochs: int = Field(default=1, ge=1)
-    """Number of passes of an update over its batch."""
+    """Number of passes over the batch in one update."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Requirements on the run."""
+        """The requirements of the algorithm on a run."""
         return self.advantage.needs if self.kl is None else self.advantage.needs | {"reference"}
 
     @property
     def token_scope(self) -> TokenScope:
-        """Which tokens a batch must hold: action tokens, or observations too."""
+        """The tokens that a batch must hold: only action tokens, or also observation tokens."""
         return "actions" if self.masks == Masks() and not self.observation_nll_coef else "all"
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether sampler and trainer are compared, which takes a forward pass before the update."""
+        """Whether pi_old is compared with the sampler's policy, which needs a forward pass before the update."""
         masks = self.token_mask is not None and self.token_mask.compares_sampler
         return self.correction is not None or self.rejection is not None or masks
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the entropy before the update is needed, which takes a forward pass."""
+        """Whether the entropy of the policy before the update is needed. Computing the entropy needs a forward pass."""
         return self.token_mask is not None and self.token_mask.needs_entropy
 
     @property
@@ -135,12 +138,18 @@ class Algorithm(Component):
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
     def select(self, selection: Selection, version: int) -> Selection:
-        """Return the samples that count in the loss; ``version`` is the number of the current weights."""
+        """Return the samples that the update uses, and the excluded attempts with their reasons.
+
+        ``version`` is the number of the current weights. A sample that only the loss excludes is among the samples.
+        """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
         return apply_filters(varied, self.filters, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
-        """Return the turn or trajectory of each token that share one importance ratio, (N,); None if none do."""
+        """Return for each token the turn or trajectory whose tokens share one importance ratio: (N,).
+
+        Return None if each token has its own ratio.
+        """
         if self.ratio_level == "token":
             return None
         return batch.token_turn if self.ratio_level == "turn" else batch.token_trajectory
@@ -149,19 +158,21 @@ class Algorithm(Component):
         """Compute the advantage and the loss weights of every token of a batch.
 
         Args:
-            batch: N tokens of whole groups: baselines and denominators are computed over the whole batch.
-            outputs: Model outputs for the batch, before the update.
-            kl_coef: The present coefficient of the KL penalty.
+            batch: The N tokens of whole groups. Baselines and denominators are computed over the whole batch.
+            outputs: The outputs of the models for the batch, before the update.
+            kl_coef: The current coefficient of the KL penalty.
         """
-        # Time steps: a summary is one with the action that follows it. Ratios and aggregation keep the S turns apart.
-        steps, last_turns = batch.join_summaries()  # (D,) last of the turns that each time step is made of
-        # Rewards: shaping, and a KL penalty in the reward.
+        # Time steps for the advantage: a summary turn and the turn after it are one time step. Ratios and aggregation
+        # still use the S turns.
+        steps, last_turns = batch.join_summaries()  # (D,) the last turn of each time step
+        # Rewards: apply the shaping, and subtract the KL penalty if it is in the reward.
         rewarded = self.shaping.apply(steps)
         if self.kl is not None and self.kl.placement == "reward":
             rewarded = with_kl_penalty(rewarded, outputs.reference_logprobs, kl_coef)
         advantage, targets = self._compute_advantages(rewarded, _at_turns(outputs, last_turns))  # (N,)
 
-        # Loss mask: action tokens of trajectories that are trained on. Excluded trajectories count in baselines only.
+        # Loss mask: the action tokens of the trajectories that the loss includes. The other trajectories count in
+        # baselines only.
         trained = ~batch.token_loss_excluded  # (N,)
         loss_mask = trained & batch.action_mask if self.masks.loss else trained  # (N,)
         accepted = self._accepted_mask(batch, outputs.old_logprobs)  # (N,)
@@ -190,7 +201,7 @@ class Algorithm(Component):
 
         if targets is not None:
             targets = _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
-            # The critic is not trained on excluded trajectories either.
+            # The critic has no targets in trajectories that are excluded from the loss.
             acting = torch.tensor([reason is None for reason in batch.loss_excluded])[batch.turn_trajectory]  # (S,)
             weight = targets.weight
             weight = StateValues(weight.before_token * trained, weight.after_action * acting)
@@ -206,17 +217,17 @@ class Algorithm(Component):
         )
 
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
-        """Compute the loss of a micro-batch; the losses of all micro-batches of a batch are summed.
+        """Compute the loss and the metrics of a micro-batch. The loss of a batch is the sum over its micro-batches.
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
 
-        w is the loss weight, c the importance weight of the sampler correction, s the supervised weight, d the weight
-        of KL-Cov.
+        w is ``loss_weight``, c ``importance_weight``, s ``sft_weight`` and d ``drift_weight``
+        (:class:`agent_r1.algorithms.types.TokenWeights`). c is 0 on tokens that ``off_policy_mask`` masks.
 
         Args:
-            tokens: Model outputs for the n tokens of the micro-batch, with gradient.
-            weights: The weights of these tokens (n,).
+            tokens: The outputs of the models for the n tokens of the micro-batch, with gradient.
+            weights: The weights of the n tokens.
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)
@@ -230,7 +241,7 @@ class Algorithm(Component):
             "kl_old": (weights.loss_weight * kl_k3(tokens.old_logprobs, tokens.logprobs)).sum().detach(),
         }
         loss = policy_loss
-        # The terms below have no importance weight: they are not policy gradients.
+        # The terms below are not policy gradients, so they have no importance weight.
         if self.entropy_coef:
             loss = loss - self.entropy_coef * (weights.loss_weight * tokens.entropy).sum()
         if self.kl is not None and self.kl.placement == "loss" and tokens.reference_logprobs is not None:
@@ -249,7 +260,7 @@ class Algorithm(Component):
         return loss, metrics
 
     def policy_gradient_mask(self, weights: TokenWeights) -> Tensor:
-        """Return which tokens have a nonzero weight in a term of the loss that trains the policy: (N,) bool."""
+        """Return whether each token has a nonzero weight in at least one term of the policy's loss: (N,) bool."""
         in_loss = weights.loss_weight != 0  # (N,)
         mask = in_loss & (weights.importance_weight != 0)
         if not self.loss.regularizes:
@@ -263,10 +274,10 @@ class Algorithm(Component):
         return mask
 
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
-        """Compute the advantages of all N tokens, and the critic's targets.
+        """Return the advantage of each of the N tokens, and the critic's targets (None without a critic).
 
-        Advantage mask: the estimator sees the n action tokens only, unless a mask is switched off. Its results are
-        scattered back to the N tokens, with 0 on observations.
+        The advantage mask hides observation tokens from the estimator, unless one of the masks is switched off. Hidden
+        tokens have advantage 0 and no target.
         """
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
         if not self.masks.loss:  # observations count as actions
@@ -289,7 +300,7 @@ class Algorithm(Component):
         return advantage, targets
 
     def _check_advantage(self, advantage: Tensor, batch: TrainingBatch) -> None:
-        """Raise InvalidInput if an estimator, which may be the user's, does not return one finite number per token."""
+        """Raise InvalidInput if the advantage is not one finite number per token. A user can write an estimator."""
         field = f"advantage {self.advantage.name or type(self.advantage).__name__}"
         if not isinstance(advantage, Tensor):
             raise InvalidInput(field, got=f"an object of type {type(advantage).__name__}", do="return a tensor")
@@ -302,7 +313,10 @@ class Algorithm(Component):
     def _apply_token_rules(
         self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return which tokens the token mask keeps, (N,) bool, and the weight of KL-Cov's penalty, (N,) or None."""
+        """Return whether the token mask keeps each token, (N,) bool, and the weight of the KL-Cov penalty, (N,).
+
+        The weight is None without KL-Cov, or if the loss mask includes no token.
+        """
         kept, drift_weight = torch.ones_like(loss_mask), None
         if (self.token_mask is None and self.kl_cov is None) or not bool(loss_mask.any()):
             return kept, drift_weight
@@ -314,7 +328,7 @@ class Algorithm(Component):
         return kept, drift_weight
 
     def _correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return the factor on each token's policy loss that corrects the mismatch of sampler and trainer: (N,)."""
+        """Return the importance weight of each token: (N,); 1 on observations, or if there is no correction."""
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
         if self.correction is None or old_logprobs is None:
             return weight
@@ -322,7 +336,10 @@ class Algorithm(Component):
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
     def _accepted_mask(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return which tokens are accepted by the rejection, (N,) bool. Observations are: they have no sampler."""
+        """Return whether each token is accepted by the rejection: (N,) bool.
+
+        Observations are always accepted, because observations were not sampled.
+        """
         accepted = torch.ones(len(batch.ids), dtype=torch.bool)
         if self.rejection is None or old_logprobs is None:
             return accepted
@@ -330,7 +347,7 @@ class Algorithm(Component):
         return accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
 
     def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
-        """Compute the critic's loss over the states before tokens and after actions."""
+        """Compute the critic's loss: the weighted sum over the states before tokens and the states after actions."""
         assert isinstance(self.advantage, WithCritic)
         clip, target, weight = self.advantage.value_clip, targets.target, targets.weight
         before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)
@@ -339,7 +356,10 @@ class Algorithm(Component):
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Return PPO's value loss 0.5 * max((V - G)^2, (V_clipped - G)^2), with V_clipped within ``clip`` of V_old."""
+    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
+
+    V_clipped is V clipped to [V_old - ``clip``, V_old + ``clip``]. G is the target.
+    """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())
 
@@ -347,7 +367,7 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip:
 def _mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
     """Return log(pi_old / mu) and the unit of each of the n action tokens: (n,) and (n,).
 
-    Observations have no sampler, and would dilute the mean ratio of the actions beside them.
+    mu is the sampler's policy. Observations are left out, because observations were not sampled.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)
@@ -360,13 +380,16 @@ def _mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return the outputs with the values after the actions of ``turns`` (D,) only."""
+    """Return the outputs, with the values after actions reduced to the actions of ``turns`` (D,)."""
     values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[turns])
     return replace(outputs, values=values)
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return targets after the actions of ``turns`` (D,) as targets of all ``count`` turns, with weight 0 elsewhere."""
+    """Return the targets for the actions of all ``count`` turns, from targets for the actions of ``turns`` (D,).
+
+    The other turns have weight 0.
+    """
 
     def scatter(values: StateValues) -> StateValues:
         after = values.after_action.new_zeros(count).index_put((turns,), values.after_action)  # (S,)
@@ -376,10 +399,10 @@ def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTar
 
 
 def _mean_weights(mask: Tensor) -> Tensor:
-    """Return equal weights that sum to 1 over the tokens of ``mask``, and 0 for the others: (N,) float64."""
+    """Return the weight of each token in the mean over the tokens of ``mask``: (N,) float64; 0 outside the mask."""
     return mask.double() / max(int(mask.sum()), 1)
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the (n,) numbers of ``x`` at the tokens of ``mask``, and 0 at the others: (N,)."""
+    """Return ``x`` (n,) at the n tokens of ``mask``, and 0 at all other tokens: (N,)."""
     return torch.zeros(len(mask), dtype=x.dtype).masked_scatter(mask, x)

@@ -1,4 +1,4 @@
-"""The base of everything that an algorithm is composed of: frozen, validated data."""
+"""The base class of the parts of an algorithm: immutable, validated data."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline"]
-"""A requirement on a run: a value model, several attempts at each task, a greedy attempt at each task, a copy of the
-initial policy, a teacher policy, or a running mean return of each role."""
+"""A requirement on a run.
+
+critic: a value model. group: several attempts at each task. greedy: a greedy attempt at each task. reference: a copy of
+the initial policy. teacher: a teacher policy. role_baseline: a running mean of the returns of each role.
+"""
 
 Level = Literal["token", "turn", "trajectory"]
-"""The unit that a ratio or a correction belongs to."""
+"""The unit whose tokens share one importance ratio or one correction."""
 
 LARGEST = 10**9
-"""The largest number that a parameter may have."""
+"""The largest absolute value of a numeric parameter."""
 
 
 class Component(BaseModel):
-    """A part of an algorithm with its settings. Components that can replace each other have different ``name``s."""
+    """A part of an algorithm with its settings. Alternative components have different values of ``name``."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -31,7 +34,7 @@ class Component(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true and false for a number: they would count as 1 and 0."""
+        """Raise ValueError if a field that is no bool gets true or false: pydantic would convert them to 1 and 0."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("it should be a number or a name, not true or false")

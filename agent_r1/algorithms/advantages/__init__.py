@@ -1,1 +1,1 @@
-"""Advantage estimators: one small class per estimator, with its formula and its paper."""
+"""Advantage estimators. Each estimator is one class, whose docstring gives the formula and the paper."""

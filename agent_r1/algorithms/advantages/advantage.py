@@ -13,24 +13,32 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class Advantage(Component, ABC):
-    """An advantage estimator. It sees action tokens only, unless the advantage mask is switched off."""
+    """An advantage estimator.
+
+    The batch that an estimator gets holds action tokens only, unless the advantage mask or the loss mask is switched
+    off.
+    """
 
     name: str = ""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """Requirements on the run."""
+    """The requirements of the estimator on a run."""
     over_time: ClassVar[bool] = False
-    """Whether tokens between two action tokens would change the advantage, as in GAE over tokens."""
+    """Whether the advantage changes if observation tokens between the actions are time steps too, as in GAE over
+    tokens.
+    """
     uses_returns: ClassVar[bool] = True
-    """Whether it depends on the summed rewards, so that shaping them has an effect."""
+    """Whether the advantage depends on the sum of rewards. Reward shaping has no effect on other
+    estimators."""
 
     uses_policy: ClassVar[bool] = False
-    """Whether it depends on the policy's own log-probabilities, which differ from the sampler's on stale samples."""
+    """Whether the advantage depends on log pi_old. On stale samples, log pi_old must be computed: the policy before
+    the update is not the sampler's policy."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The advantage in one line, with the values of its settings."""
+        """The formula of the advantage in one line, with the values of the settings."""
 
     @abstractmethod
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
@@ -38,7 +46,7 @@ class Advantage(Component, ABC):
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return a model output; TypeError if it was not computed."""
+    """Return ``output``, or raise TypeError if this output of a model was not computed (None)."""
     if output is None:
         raise TypeError(f"the algorithm needs {description}")
     return output

@@ -1,7 +1,7 @@
 """Advantage estimators with a critic: generalized advantage estimation (GAE) over tokens, over turns, or over both.
 
-V is the critic's value, (N,) for the state before each token and (S,) for the state after each turn's action. GAE
-itself is :func:`agent_r1.algorithms.ops.returns.generalized_advantages`.
+V is the critic's value: (N,) for the state before each token, and (S,) for the state after each turn's action.
+:func:`agent_r1.algorithms.ops.returns.generalized_advantages` computes GAE.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_r1.data.segments import segment_count, segment_last
 
 
 class WithCritic(Advantage):
-    """The base of estimators with a critic."""
+    """The base class of estimators with a critic."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"critic"})
 
@@ -31,39 +31,42 @@ class WithCritic(Advantage):
     """Discount per token, or per turn for estimators over turns."""
 
     lam: float = Field(default=1.0, ge=0, le=1)
-    """GAE's lambda: 1 relies on the sampled returns, 0 on the critic."""
+    """GAE's lambda. 1: A is the sampled return - V. 0: A is the temporal-difference error of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """Clip range of the value loss, around the value before the update."""
+    """Largest difference between the clipped value in the value loss and the value before the update."""
 
     warmup: int = Field(default=0, ge=0)
     """Number of first updates in which only the critic is trained."""
 
     bootstrap: bool = False
-    """If an episode was truncated, continue with the critic's value of its last state. Otherwise truncation is treated
-    as termination, with value 0."""
+    """Whether the last state of a truncated episode has the critic's value. If not, the last state has value 0, as if
+    the episode had terminated."""
 
     @abstractmethod
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
-        """Return the regression targets of the critic and their weights."""
+        """Return the targets of the critic's regression, and the weight of each target."""
 
     def values(self, outputs: ModelOutputs) -> StateValues:
-        """Return the critic's values; TypeError if they were not computed."""
+        """Return the critic's values, or raise TypeError if the values were not computed."""
         if outputs.values is None:
             raise TypeError("the algorithm needs a critic's values")
         return outputs.values
 
     def final_values(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return V of the state in which each trajectory stops: (M,); 0 if it terminated."""
+        """Return V of the last state of each trajectory: (M,).
+
+        V is 0 if the trajectory was not truncated, or if ``bootstrap`` is off.
+        """
         if not self.bootstrap:
             return torch.zeros_like(batch.outcome_rewards)  # (M,)
         after_last = self.values(outputs).after_action[batch.last_turns]  # (M,)
         return torch.where(batch.truncated, after_last, 0.0)  # (M,)
 
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
-        """Return GAE over each trajectory's turns and the value of each turn: (S,), (S,).
+        """Return the advantage of each turn by GAE over turns, and the value of each turn: (S,), (S,).
 
-        V of a turn is V of the state before its first token.
+        The value of a turn is V of the state before the first token of the turn.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -71,10 +74,11 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the targets of the states before tokens, completed by the targets of the states after actions.
+        """Return the targets ``target`` (N,) for states before tokens, together with targets for states after actions.
 
-        The state after an action has the value of the next turn, ``turn_returns`` (S,), and 0 if the episode ended. If
-        it was truncated, its target is unknown and its weight 0.
+        The target of a state after an action is the return of the next turn in ``turn_returns`` (S,), or 0 after the
+        last turn. The state after the last turn of a truncated trajectory has no known target, so its weight is 0.
+        Without bootstrap, all states after actions have weight 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
@@ -84,13 +88,15 @@ class WithCritic(Advantage):
 
 
 class OverTokens(WithCritic):
-    """The base of estimators that give every token its own advantage. Each action token is one time step; observations
-    between them take no time."""
+    """The base class of estimators that compute one advantage per token.
+
+    Each action token is one time step. Observation tokens are not time steps, unless a mask is switched off.
+    """
 
     over_time: ClassVar[bool] = True
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        # Only the policy's advantage is whitened: the critic's targets A + V need the raw one.
+        # Only the policy's advantage is whitened. The critic's targets A + V need the advantage before whitening.
         return whiten(self.gae(batch, outputs, self.lam))  # (N,)
 
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
@@ -99,7 +105,10 @@ class OverTokens(WithCritic):
         return self._targets(batch, returns, weight, returns[batch.first_tokens])
 
     def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
-        """Return GAE over each trajectory's tokens: (N,). ``lam`` is one number, or one per token (N,)."""
+        """Return the advantage of each token by GAE over tokens: (N,).
+
+        ``lam`` is one number, or one number per token (N,).
+        """
         values = self.values(outputs).before_token  # (N,)
         final = self.final_values(batch, outputs)  # (M,)
         return generalized_advantages(batch.token_rewards, values, final, batch.token_trajectory, self.gamma, lam)
@@ -118,13 +127,13 @@ class TokenGae(OverTokens):
 class LengthAdaptiveGae(OverTokens):
     """GAE whose lambda grows with the length of the trajectory, as in VAPO (2504.05118, section 4.2).
 
-    lambda = 1 - 1 / (alpha * length) for the advantages, and ``lam`` for the critic's targets.
+    The advantages use lambda = 1 - 1 / (alpha * length). The critic's targets use lambda = ``lam``.
     """
 
     name: Literal["length_adaptive_gae"] = "length_adaptive_gae"
 
     alpha: float = Field(default=0.05, gt=0)
-    """lambda = 1 - 1 / (alpha * tokens of the trajectory)."""
+    """alpha in lambda = max(0, 1 - 1 / (alpha * number of tokens of the trajectory))."""
 
     @property
     def formula(self) -> str:
@@ -140,7 +149,7 @@ class LengthAdaptiveGae(OverTokens):
 
 
 class TurnGae(WithCritic):
-    """GAE over turns: one action is one time step, as in StepPO (2604.18401)."""
+    """GAE over turns: one turn is one time step, as in StepPO (2604.18401)."""
 
     name: Literal["turn_gae"] = "turn_gae"
 
@@ -155,7 +164,7 @@ class TurnGae(WithCritic):
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
         advantage, values = self.turn_gae(batch, outputs, self.gamma)
         returns, first = advantage + values, batch.first_tokens  # (S,), (S,)
-        # only the states before turns have targets; the others weigh 0
+        # only the state before the first token of each turn has a target; all other states have weight 0
         target = torch.zeros(len(batch.ids), dtype=values.dtype).index_put((first,), returns)
         weight = torch.zeros_like(target).index_fill(0, first, 1 / len(first))
         return self._targets(batch, target, weight, returns)
@@ -164,13 +173,14 @@ class TurnGae(WithCritic):
 class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, 2510.16907; RAGEN, 2504.20073).
 
-    The last token of a turn earns V + A of the turn. Turns are the recorded ones, including turns without a reward.
+    In the GAE over tokens, the reward of the last token of a turn is V + A of the turn, and other tokens have reward 0.
+    The turns are the recorded turns, including turns without a reward.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"
 
     turn_gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per turn; gamma is the discount per token."""
+    """Discount per turn. ``gamma`` is the discount per token."""
 
     @property
     def formula(self) -> str:
@@ -184,5 +194,5 @@ class BiLevelGae(OverTokens):
         values = self.values(outputs).before_token  # (N,)
         last = segment_last(batch.token_turn)  # (S,)
         rewards = torch.zeros_like(values).index_put((last,), advantage + turn_values)  # (N,)
-        # each turn is a unit of its own, and nothing follows its last token
+        # each turn is a unit of the GAE over tokens, and the value after the last token of a turn is 0
         return generalized_advantages(rewards, values, torch.zeros_like(turn_values), batch.token_turn, self.gamma, lam)

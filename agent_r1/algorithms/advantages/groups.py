@@ -1,6 +1,7 @@
 """Group-relative advantage estimators: each attempt is compared with the other attempts at the same task.
 
-R (M,) is the return of a trajectory, the sum of its rewards. All its tokens get the trajectory's advantage.
+R (M,) is the return of each trajectory: the sum of the rewards of the trajectory. All tokens of a trajectory get the
+advantage of the trajectory.
 """
 
 from __future__ import annotations
@@ -49,23 +50,30 @@ SCALE_FORMULAS: Mapping[Scale, str] = {
 class GroupRelative(Advantage):
     """The group-relative advantage (R - baseline) / scale.
 
-    baseline mean, scale std: GRPO (2402.03300, section 4.1.2); mean, none: Dr.GRPO (2503.20783); leave_one_out, none:
-    RLOO (2402.14740); length_weighted, none: OPO (2505.23585); mean, mean: MaxRL (2602.02710); mean, batch_std: Lite
-    PPO (2508.08221); mean, with_variance: GPG (2504.02546).
+    Pairs of ``baseline`` and ``scale``, with the algorithm that uses each pair:
+        mean, std: GRPO (2402.03300, section 4.1.2)
+        mean, none: Dr.GRPO (2503.20783)
+        leave_one_out, none: RLOO (2402.14740)
+        length_weighted, none: OPO (2505.23585)
+        mean, mean: MaxRL (2602.02710)
+        mean, batch_std: Lite PPO (2508.08221)
+        mean, with_variance: GPG (2504.02546)
     """
 
     name: Literal["group_relative"] = "group_relative"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     baseline: Baseline = "mean"
-    """The baseline of R: the group's mean, the mean of the other attempts, or the mean weighted by tokens."""
+    """The baseline of R. mean: the mean R of the group. leave_one_out: the mean R of the other attempts of the group.
+    length_weighted: the mean R of the group, weighted by the number of tokens of each attempt."""
 
     scale: Scale = "none"
-    """The divisor of the difference: none, the group's standard deviation, the group's mean, the batch's standard
-    deviation, or the share of the batch's trajectories that are in groups with variance."""
+    """The divisor of R - baseline. none: 1. std: the standard deviation of R in the group. mean: the mean R of the
+    group. batch_std: the standard deviation of R in the batch. with_variance: the share of the batch's trajectories
+    whose groups have different returns."""
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Added to a standard deviation."""
+    """Number that is added to a standard deviation before dividing by it."""
 
     @property
     def formula(self) -> str:
@@ -94,23 +102,24 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """A = by how much the attempt raises the best return of k attempts at the task, for a policy that may try k times.
+    """The amount by which an attempt raises the best return of k attempts, for a policy that can try each task k times.
 
-    The group's best attempt alone gets an advantage if k is the whole group (2503.19595; ``grpo_passk`` in verl), the
-    better ones do if k is smaller: PKPO (2505.15201, equation 33).
+    If k is the size of the group, only the best attempt has an advantage (2503.19595; ``grpo_passk`` in verl). If k is
+    smaller, several of the best attempts have an advantage: PKPO (2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts whose best one counts, at most the group; none: the whole group."""
+    """Number of attempts of which the best counts. none, or a number above the size of the group: the size of the
+    group."""
 
     divide_by_std: bool = False
-    """Whether the advantage is divided by the group's standard deviation, as in verl."""
+    """Whether the advantage is divided by the standard deviation of R in the group, as in verl."""
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Added to a standard deviation."""
+    """Number that is added to a standard deviation before dividing by it."""
 
     @property
     def formula(self) -> str:
@@ -139,13 +148,14 @@ class WhitenedGroup(Advantage):
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         advantage = center(batch.returns, batch.trajectory_group)  # (M,)
-        return whiten(advantage[batch.token_trajectory])  # long trajectories count by their tokens
+        return whiten(advantage[batch.token_trajectory])  # a trajectory counts once per token
 
 
 class SeparateRewards(Advantage):
-    """A = whiten(sum_k weight_k * standardize(R_k)), one group-relative advantage per reward k: GDPO (2601.05242).
+    """A = whiten(sum_k weight_k * standardize(R_k)) over the rewards k of different names: GDPO (2601.05242).
 
-    If rewards are summed first, different ones can cancel, and one of large variance hides the others.
+    standardize(R_k) is the group-relative advantage of reward k alone. If the rewards were summed before standardizing,
+    different rewards could cancel, and a reward with a large variance would hide the other rewards.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"
@@ -153,7 +163,7 @@ class SeparateRewards(Advantage):
     uses_returns: ClassVar[bool] = False
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Added to a standard deviation."""
+    """Number that is added to a standard deviation before dividing by it."""
 
     @property
     def formula(self) -> str:
@@ -165,7 +175,7 @@ class SeparateRewards(Advantage):
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         total = torch.zeros_like(batch.outcome_rewards)  # (M,)
         for reward in batch.named_rewards:
-            # the sign of the weight is already in the weighted returns
+            # reward.returns are already multiplied by the weight: only the size of the weight is missing, not the sign
             total += abs(reward.weight) * standardize(reward.returns, batch.trajectory_group, self.epsilon)
         return whiten(total)[batch.token_trajectory]  # (M,) -> (N,)
 

@@ -1,4 +1,4 @@
-"""Advantage estimators that need neither a group nor a critic: returns to go, success, and a teacher."""
+"""Advantage estimators that need neither a group nor a critic: from returns to go, from success, or from a teacher."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class TurnReturns(Advantage):
 
 
 class Success(Advantage):
-    """A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning on the policy's own samples (2308.01825)."""
+    """A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning on samples of the policy (2308.01825)."""
 
     name: Literal["success"] = "success"
 
     threshold: float = 1.0
-    """Least return of a successful trajectory."""
+    """The smallest return of a successful trajectory."""
 
     @property
     def formula(self) -> str:
@@ -68,9 +68,8 @@ class Success(Advantage):
 class Teacher(Advantage):
     """A = log pi_teacher - log pi_old of each token: on-policy distillation (2306.13649).
 
-    It is the negative of the KL estimator k1 towards the teacher, used as a reward: k1 itself has no gradient in
-    expectation. pi_old is the policy before the update: a stale token that it likes more than the teacher does is
-    pushed down, however rarely the sampler drew it.
+    A is the negative of the k1 estimate of KL(pi_old || pi_teacher). A is used as an advantage and not as a loss,
+    because the gradient of k1 is 0 in expectation. pi_old is the policy before the update, also for stale tokens.
     """
 
     name: Literal["teacher"] = "teacher"
@@ -83,6 +82,6 @@ class Teacher(Advantage):
         return "log pi_teacher - log pi_old of the token"
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        # in one pass over fresh samples the policy is the sampler, and its forward pass is not made
+        # old_logprobs is None if the update makes one pass over fresh samples: pi_old is then the sampler's policy
         policy = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (N,)
         return require(outputs.teacher_logprobs, "a teacher's log-probabilities") - policy

@@ -1,4 +1,4 @@
-"""The role-conditioned advantage estimator for games of several agents."""
+"""The advantage estimator for games with several agents: each role has a baseline."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class AgainstRole(Advantage):
-    """A = R - b(role), b the running mean of the role's returns: RAE of SPIRAL (2506.24119).
+    """A = R - b(role), with the running mean b of the returns of each role: RAE of SPIRAL (2506.24119).
 
-    In a zero-sum game the mean over both players says nothing, and a player with a structural advantage, such as the
-    first move, would get permanent credit. Each role is compared with its own past instead.
+    With one baseline for all roles, a role with a structural advantage, such as the first move, would have a positive
+    advantage in most games. With one baseline per role, a return is compared with earlier returns of the same role.
     """
 
     name: Literal["against_role"] = "against_role"
     needs: ClassVar[frozenset[Need]] = frozenset({"role_baseline"})
 
     decay: float = Field(default=0.95, ge=0, lt=1)
-    """Share of the running mean that remains when a return is added: b <- decay b + (1 - decay) R."""
+    """Weight of the old running mean when a return R is added: b <- decay b + (1 - decay) R."""
 
     @property
     def formula(self) -> str:
@@ -38,10 +38,15 @@ class AgainstRole(Advantage):
     def track(
         self, baselines: Mapping[str, float], roles: Sequence[str], returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the baseline of each trajectory, (M,) float64, and the baselines of the roles after all of them.
+        """Return the baseline of each trajectory, (M,) float64, and the new baseline of each role.
 
-        Each trajectory sees the baseline before its own return is added, so the baseline does not depend on it.
-        Baselines begin at 0.
+        The baseline of a trajectory is the running mean before the return of this trajectory is added. So the baseline
+        does not depend on the return of the trajectory. The baseline of a new role is 0.
+
+        Args:
+            baselines: The running mean by role, before the batch.
+            roles: The role of each of the M trajectories.
+            returns: (M,) The return of each trajectory.
         """
         present, seen = dict(baselines), list[float]()
         for role, earned in zip(roles, returns.tolist(), strict=True):

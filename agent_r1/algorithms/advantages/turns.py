@@ -1,6 +1,6 @@
-"""Turn-level advantage estimators without a critic: turns are compared with similar turns of the same group.
+"""Turn-level advantage estimators without a critic. Each turn is compared with similar turns of the same group.
 
-r (S,) are the rewards of turns, G (S,) the discounted returns to go: G_t = r_t + gamma G_{t+1}.
+r (S,) is the reward of each turn. G (S,) is the discounted return to go of each turn: G_t = r_t + gamma G_{t+1}.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from agent_r1.data.segments import index_within, segment_count, segment_sum, uni
 
 
 class TurnRelative(Advantage):
-    """The base of estimators that compare the turns of a group."""
+    """The base class of estimators that compare the turns of a group with each other."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Added to a standard deviation."""
+    """Number that is added to a standard deviation before dividing by it."""
 
 
 class ProcessRelative(TurnRelative):
     """A_t = sum_{k >= t} (r_k - mean r) / std r, over all turns of the group.
 
-    Process supervision in GRPO (2402.03300, section 4.1.3). The outcome is a reward of the last turn.
+    The estimator is the process supervision of GRPO (2402.03300, section 4.1.3). The outcome reward is added to the
+    reward of the last turn.
     """
 
     name: Literal["process_relative"] = "process_relative"
@@ -49,14 +50,14 @@ class ProcessRelative(TurnRelative):
 class TurnAndOutcome(TurnRelative):
     """A = A(outcome) + coefficient * A(process rewards) in turns that used a tool: MT-GRPO (2505.11821, equation 6).
 
-    A(x) standardizes x over the trajectories of the group. A trajectory that used no tool has the advantage of its
-    whole return.
+    A(x) is x, standardized over the trajectories of the group. A turn without a tool has the advantage A(outcome). In a
+    trajectory that used no tool at all, every turn has the advantage A(R), with the return R of the trajectory.
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
 
     coefficient: float = Field(default=1.0, ge=0)
-    """Weight of the process rewards' advantage."""
+    """Weight of A(process rewards)."""
 
     @property
     def formula(self) -> str:
@@ -75,7 +76,7 @@ class TurnAndOutcome(TurnRelative):
 
 
 class SameTurn(TurnRelative):
-    """A_t = (G_t - mean G) / std G over the group's turns with the same number: GTPO (2511.14846)."""
+    """A_t = (G_t - mean G) / std G over the group's turns with the same turn number: GTPO (2511.14846)."""
 
     name: Literal["same_turn"] = "same_turn"
 
@@ -93,24 +94,26 @@ class SameTurn(TurnRelative):
 
 
 class SameState(TurnRelative):
-    """A_t = A(R) + turn_weight * A(G_t among turns in the same state): GiGPO (2505.10978, equation 8).
+    """A_t = A(R) + turn_weight * A(G_t): GiGPO (2505.10978, equation 8).
 
-    Two turns of a group are in the same state if the environment's last messages are equal, word for word.
+    A(R) compares the trajectories of a group, A(G_t) the turns of a group in the same state. Two turns are in the same
+    state if the last messages of the environment before these turns are equal, word for word.
     """
 
     name: Literal["same_state"] = "same_state"
 
     turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of the advantage among turns in the same state."""
+    """Weight of the advantage A(G_t) among turns in the same state."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
 
     divide_by_std: bool = False
-    """Whether differences are divided by the standard deviation."""
+    """Whether A(x) is (x - mean x) / (std x + epsilon). If not, A(x) is x - mean x."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
-    """What the mean return of a group counts: each trajectory once, or once for each of its turns (verl-agent)."""
+    """How often each trajectory counts in the mean return of its group. trajectories: once. turns: once per turn, as in
+    verl-agent."""
 
     @property
     def formula(self) -> str:
@@ -135,20 +138,21 @@ class SameState(TurnRelative):
 
 
 class SameHistory(TurnRelative):
-    """A_t = weighted mean over k of the advantage of G_t among turns with the same last k states.
+    """A_t = weighted mean over k of (G_t - mean G) / std G among turns with the same last k states.
 
-    HGPO (2602.22817), as its recipe in verl-agent computes it. Longer histories compare more similar turns, but fewer
-    of them. A history has no weight if it occurs only once, or if all its returns are equal. The first turns have
-    shorter histories only: nothing precedes the first state. Standard deviations are the population's.
+    The estimator is HGPO (2602.22817), computed as in the recipe of verl-agent. The last k states of a turn include
+    the state before the turn. A larger k compares turns that are more similar, but fewer turns. A k has weight 0 if no
+    other turn of the group has the same last k states, if all returns G of such turns are equal, or if the turn has
+    fewer than k states. std is the standard deviation of a population (without Bessel's correction).
     """
 
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """The longest history, in states before the present one."""
+    """Largest number of earlier states that are compared, besides the state before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """k equal states have weight (k + 1)^alpha."""
+    """Exponent of the weight of k equal states: (k + 1)^alpha."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
@@ -165,16 +169,17 @@ class SameHistory(TurnRelative):
         returns_to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, self.gamma)  # (S,)
         total, weights = torch.zeros_like(returns_to_go), torch.zeros_like(returns_to_go)
         previous = batch.previous_turn  # (S,) -1 for the first turn
-        earlier = torch.arange(len(previous))  # (S,) the turn k - 1 turns ago, -1 if there is none
+        earlier = torch.arange(len(previous))  # (S,) the turn k - 1 turns before each turn, or -1
         key = torch.zeros_like(earlier)  # (S,) turns with the same key have the same last k states
         for k in range(1, self.history + 2):
             state = batch.turn_state_ids[earlier.clamp(min=0)]  # (S,)
-            # turns without k states are compared with none
+            # a turn with fewer than k states gets a key that no other turn has
             key = torch.where(earlier >= 0, unique_ids(key, state), len(key) + torch.arange(len(key)))
             key = unique_ids(key)
             count = segment_count(key)[key]  # (S,)
             weight = (k + 1) ** self.alpha * has_variance(returns_to_go, key).to(returns_to_go)  # (S,)
-            population_std = group_std(returns_to_go, key) * ((count - 1) / count).sqrt()  # (S,) from Bessel's
+            # the standard deviation without Bessel's correction
+            population_std = group_std(returns_to_go, key) * ((count - 1) / count).sqrt()  # (S,)
             total += weight * center(returns_to_go, key) / (population_std + self.epsilon)
             weights += weight
             earlier = torch.where(earlier >= 0, previous[earlier.clamp(min=0)], -1)

@@ -1,4 +1,4 @@
-"""The algorithms by name: each preset is a composition of components, and says how it differs from its paper."""
+"""The presets: algorithms with a name. ``deviations`` of a preset says how the preset differs from its paper."""
 
 from __future__ import annotations
 

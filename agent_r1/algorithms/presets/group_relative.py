@@ -1,4 +1,4 @@
-"""Presets that compare the attempts at one task with each other."""
+"""Presets that compare the attempts at the same task with each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_r1.algorithms.policy_losses import Cispo, Clip, Dppo, Gmpo, Importanc
 from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 
 STANDARDIZED = GroupRelative(scale="std")
-"""GRPO's advantage: (R - mean) / std of the group."""
+"""GRPO's advantage: (R - mean R of the group) / standard deviation of R in the group."""
 
 
 GRPO = Algorithm(

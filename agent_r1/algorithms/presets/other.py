@@ -1,4 +1,4 @@
-"""Presets from returns alone, supervised neighbors and distillation."""
+"""The other presets: REINFORCE and its variants, rejection fine-tuning, distillation, and GRPO with a world model."""
 
 from __future__ import annotations
 

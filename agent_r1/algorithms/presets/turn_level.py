@@ -1,4 +1,4 @@
-"""Presets that compare turns, without a critic."""
+"""Presets without a critic that compare the turns of a group with each other."""
 
 from __future__ import annotations
 
