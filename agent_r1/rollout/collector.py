@@ -1,4 +1,4 @@
-"""The collector: runs groups of attempts concurrently, scores and records them, and yields them in order."""
+"""The collector, which runs groups of attempts concurrently, scores and records the attempts, and yields the groups."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RolloutLimits:
     """Limits of the attempts.
 
     Attributes:
-        concurrency: attempts at the same time.
-        episode_seconds: the time limit of an attempt.
-        score_seconds: the time limit of a scorer for a group.
-        retries: how often a failed attempt is repeated if its status allows it.
-        retry_seconds: the pause before the first repetition; it doubles with each further one.
+        concurrency: the largest number of attempts that run at the same time.
+        episode_seconds: the time limit of an attempt, in seconds.
+        score_seconds: the time limit of one scorer for one group, in seconds.
+        retries: how often a failed attempt is repeated at most. ``STATUS_POLICY`` says which statuses are repeated.
+        retry_seconds: the pause before the first repetition, in seconds. Each further pause is twice as long.
     """
 
     concurrency: int = 256
@@ -45,24 +45,28 @@ class RolloutLimits:
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
-"""Time that a rollout gets after its deadline, to release its session and close its episode. Then it is abandoned."""
+"""The time, in seconds, after the deadline in which a rollout can release its session and close its episode.
+
+After this time, the rollout is cancelled.
+"""
 
 Acquire = Callable[[GroupRequest], Awaitable[int]]
-"""Waits until a group may start and returns the version of the weights that it starts with."""
+"""A function that waits until a group is allowed to start, and returns the version of the weights at the start."""
 
 
 class Collector:
-    """Runs attempts and scores them.
+    """Runs groups of attempts, and scores and records the attempts.
 
     Args:
         rollout: makes the attempts.
-        scorers: compute the rewards of a group.
-        recorder: stores each start and end of an attempt.
-        run: the name of the run, part of each attempt's id.
-        seed: the root seed, from which each attempt's seed is derived.
-        greedy: makes one more attempt at each task, whose sample index is the size of the group. It is scored
-            separately, so that it does not influence scorers that compare the attempts of a group.
-        models: models that environments may query, by role.
+        scorers: compute the rewards of the attempts of a group.
+        recorder: stores the start and the end of each attempt.
+        run: the name of the run, which is a part of the id of each attempt.
+        limits: the limits of the attempts.
+        seed: the root seed. The seed of each attempt is derived from the root seed.
+        greedy: makes one additional attempt for each group. The sample index of the greedy attempt is the size of the
+            group. The greedy attempt is scored alone, so that scorers do not compare the group with this attempt.
+        models: the models that environments can query, by role.
     """
 
     def __init__(
@@ -83,10 +87,10 @@ class Collector:
         self._slots = asyncio.Semaphore(limits.concurrency)
 
     async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
-        """Yield the groups in the order of ``requests``, each as soon as it and all earlier ones are complete.
+        """Yield each group when all its attempts are complete, in the order of ``requests``.
 
-        Waits for ``acquire`` before a group starts and for a free slot before an attempt starts. Closing the iterator
-        cancels the attempts that are running.
+        A group starts after ``acquire`` returns. An attempt starts when fewer than ``limits.concurrency`` attempts run.
+        If the caller closes the iterator, the running attempts are cancelled.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
         starter = asyncio.create_task(self._start_groups(requests, acquire, started))
@@ -106,7 +110,10 @@ class Collector:
         acquire: Acquire,
         started: asyncio.Queue[asyncio.Task[Group] | None],
     ) -> None:
-        """Start groups in order. Waits for ``acquire`` and, if the queue is full, for the consumer."""
+        """Start the groups in the order of ``requests``.
+
+        Each start waits for ``acquire`` and, if the queue is full, until the consumer takes a group from the queue.
+        """
         try:
             for request in requests:
                 version = await acquire(request)
@@ -120,7 +127,7 @@ class Collector:
             await started.put(None)
 
     async def _run_group(self, request: GroupRequest, version: int) -> Group:
-        """Make all attempts of a group, score them and record the results."""
+        """Make all attempts of a group, score the attempts and record their ends. Return the group."""
         task, size = request.task, request.size
         rollouts = [self._rollout] * size + ([] if self._greedy is None else [self._greedy])
         ids = [AttemptId(self._run, task.id, request.group_id, index) for index in range(len(rollouts))]
@@ -135,9 +142,10 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt, and repeat it while its status asks for that. Only the last trajectory counts.
+        """Make an attempt, and repeat the attempt while ``STATUS_POLICY`` says that its status is retried.
 
-        The ends of the earlier ones are recorded here; their fates are decided together with the group's.
+        Return the trajectories of all tries. Only the last trajectory is scored. This function records the ends of the
+        earlier tries. Their fates are decided later, together with the fates of the group.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -152,7 +160,7 @@ class Collector:
             deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
             context = RolloutContext(id, id.seed(self._seed), deadline, self._models)
             try:
-                # A rollout may be user code. One that keeps its deadline has the time to close its episode after it.
+                # The rollout can be user code. A rollout that stops at its deadline has time to close its episode.
                 async with asyncio.timeout_at(deadline + CLOSING_SECONDS):
                     with isolate(_UserCodeFailure):
                         return _own_trajectory(await run_detached(rollout.run(task, context)), id)
@@ -162,7 +170,10 @@ class Collector:
                 return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return the trajectories, with rewards if they can be trained. If a scorer fails, all of these fail."""
+        """Return the trajectories. The trajectories that can be trained get rewards.
+
+        If a scorer fails, each trajectory that could be trained gets the status REWARD_FAILED.
+        """
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
             return tuple(trajectories)
@@ -175,7 +186,7 @@ class Collector:
         return tuple(scored.get(t.attempt, t) for t in trajectories)
 
     async def _compute_rewards(self, trajectories: tuple[Trajectory, ...], task: Task) -> list[Scores]:
-        """Return the rewards of all scorers by name, one mapping per trajectory."""
+        """Return one mapping for each trajectory, with the rewards of all scorers by reward name."""
         merged: list[dict[str, RewardValue | Unscored]] = [{} for _ in trajectories]
         for scorer in self._scorers:
             limit = asyncio.timeout(self._limits.score_seconds)
@@ -192,9 +203,11 @@ class Collector:
 
 
 def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajectory:
-    """Return the only trajectory of a rollout. Raises ValueError unless there is one, and it is that of attempt ``id``.
+    """Return the only trajectory of a rollout.
 
-    Others would be lost: the group, its scorers and the record of the run know nothing of their attempts.
+    Raises:
+        ValueError: there is not exactly one trajectory, or its attempt is not ``id``. A second trajectory would be
+            lost, because only the attempt ``id`` belongs to the group and the record of the run.
     """
     ids = [trajectory.attempt for trajectory in trajectories]
     if ids != [id]:
@@ -204,17 +217,17 @@ def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajec
 
 
 class _UserCodeFailure(Exception):
-    """A scorer or a rollout failed; the message says why."""
+    """A scorer or a rollout failed. The message is the reason."""
 
 
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
-    """Return the trajectory with its rewards, or as REWARD_FAILED if they are invalid.
+    """Return the trajectory with its rewards, or with the status REWARD_FAILED if the rewards are invalid.
 
-    A reward name may be used at one level only (call, turn or trajectory), because its weight could not fit two. A
-    reward per turn needs one number for each turn.
+    The rewards are invalid if one name is used at two levels (call, turn, trajectory), because a name has one weight.
+    They are also invalid if a reward per turn does not have one number for each turn (or each of ``env_turns``).
     """
     try:
-        with isolate(_UserCodeFailure):  # converting a number may call user code too
+        with isolate(_UserCodeFailure):  # the conversion of a number can call user code too
             rewards, unscored = validate_rewards(scores), "; ".join(unscored_reasons(scores))
     except _UserCodeFailure as failure:
         return replace(trajectory, status=Status.REWARD_FAILED, reason=str(failure))

@@ -1,8 +1,9 @@
 """Context policies: how much of an episode the policy sees before each action.
 
-A context policy proposes contexts for the history of the episode, the most complete first. The agent loop uses the
-first one that leaves room for a whole action. If the context is not the previous one with new messages appended, a new
-branch of the trajectory begins: all its tokens are observations, including the policy's own earlier messages.
+A context policy proposes contexts for the history of the episode, the most complete context first. The agent loop uses
+the first context that leaves room for a whole action. If this context does not begin with all messages of the previous
+context, a new branch of the trajectory begins. All tokens in the first prompt of a branch are observations, also the
+tokens of the policy's own earlier messages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An action and the observation that followed."""
+    """An action and the observation that followed the action."""
 
     action: Message
     observation: Messages
@@ -34,7 +35,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """An episode so far: its opening messages, the exchanges since, and the policy's notes on summarized exchanges.
+    """An unfinished episode: its opening messages, its exchanges, and the policy's notes on summarized exchanges.
 
     Example:
         History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.").messages
@@ -50,12 +51,12 @@ class History:
         return self.with_exchanges(self.exchanges)
 
     def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
-        """Return the opening with the notes, followed by some of the exchanges."""
+        """Return the opening messages with the notes, followed by the messages of ``exchanges``."""
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for exchange in exchanges for message in exchange.messages))
 
     def append(self, action: Message, observation: Messages) -> History:
-        """Return the history with one more exchange."""
+        """Return the history with an exchange added at the end."""
         return replace(self, exchanges=(*self.exchanges, Exchange(action, observation)))
 
 
@@ -64,8 +65,8 @@ class ContextPolicy(ABC):
     """Base class of context policies.
 
     Attributes:
-        keep_turns: the latest exchanges that are not rewritten.
-        after_tokens: nothing is rewritten until the context exceeds this number of tokens.
+        keep_turns: how many of the latest exchanges are not rewritten, if the context has room for all of them.
+        after_tokens: nothing is rewritten until the context is longer than this number of tokens, or has no room.
     """
 
     keep_turns: int = 2
@@ -73,13 +74,14 @@ class ContextPolicy(ABC):
 
     @abstractmethod
     def candidates(self, history: History) -> Iterator[Messages]:
-        """Yield at least one context, the most complete first."""
+        """Yield at least one context for the history, the most complete context first."""
 
     def summary_request(self, history: History, fits: bool) -> Message | None:
-        """Return a request to summarize the history before the next action, or None.
+        """Return a message that asks the policy to summarize the history, or None if no summary is needed.
 
         Args:
-            fits: whether the full history leaves room for an action.
+            history: the history before the next action.
+            fits: whether the context with all new messages leaves room for an action.
         """
         return None
 
@@ -94,7 +96,7 @@ class Append(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(ContextPolicy):
-    """Keep the opening and the latest exchanges."""
+    """Keep the opening messages and the latest ``keep_turns`` exchanges."""
 
     def candidates(self, history: History) -> Iterator[Messages]:
         for count in _countdown(min(self.keep_turns, len(history.exchanges))):
@@ -103,7 +105,10 @@ class Window(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncate(ContextPolicy):
-    """Cut results older than the latest exchanges to ``max_characters``; drop the oldest exchanges if needed."""
+    """Cut each observation that is older than the latest ``keep_turns`` exchanges to ``max_characters`` characters.
+
+    If the context still has no room, more observations are cut, and then the oldest exchanges are dropped.
+    """
 
     max_characters: int = 200
 
@@ -126,10 +131,10 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """Let the policy summarize the history once it exceeds ``keep_turns`` exchanges or leaves no room for an action.
+    """Let the policy summarize a history that has more than ``keep_turns`` exchanges, or leaves no room for an action.
 
-    The episode then continues from the opening and the summary. A summary is an action like any other: sampled,
-    recorded and trained. If it has no text besides reasoning and tool calls, the history stays as it is.
+    The episode then continues from the opening messages and the summary. A summary is sampled, recorded and trained
+    like other actions. If a summary has no text besides reasoning and tool calls, the history does not change.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:
@@ -149,10 +154,10 @@ SUMMARY_REQUEST = Message.user(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(ContextPolicy):
-    """Keep the most relevant ``max_lines`` lines of the results older than the latest exchanges.
+    """Keep the latest ``keep_turns`` exchanges, and the ``max_lines`` most relevant lines of the older observations.
 
-    Lines are ranked by the words that they share with the task and the latest exchanges; rare words weigh more. The
-    rest of the older exchanges is dropped.
+    A line is more relevant if it shares more words with the task and the latest exchanges. A rare word has a larger
+    weight than a frequent word. All other text of the older exchanges is dropped.
     """
 
     max_lines: int = 3
@@ -176,9 +181,11 @@ class Evidence(ContextPolicy):
 
 
 def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
-    """Return the ``count`` lines that share most words with ``query``, in their original order.
+    """Return the ``count`` lines with the highest scores, in their original order. A repeated line is used once.
 
-    The weight of a word is log(1 + number of lines / number of lines with the word).
+    The score of a line is the sum of the weights of the words that the line shares with ``query``. The weight of a word
+    is log(1 + number of lines / number of lines with the word). Of two lines with equal scores, the later line is
+    preferred.
 
     Example:
         >>> best_lines(["Alba: mayor Bruno.\\nIt rains."], "Who is mayor of Alba?", 1)
@@ -188,7 +195,7 @@ def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
     words = [_words(line) for line in lines]
     frequency = Counter(word for line_words in words for word in line_words)
     query_words = _words(query)
-    # fsum: the score must not depend on the order in which a set is iterated
+    # with fsum, the score does not depend on the order in which Python iterates a set
     scores = [math.fsum(math.log1p(len(lines) / frequency[word]) for word in line & query_words) for line in words]
     best = sorted(range(len(lines)), key=lambda index: (-scores[index], -index))[:count]
     return [lines[index] for index in sorted(best)]
@@ -199,7 +206,10 @@ def _words(text: str) -> frozenset[str]:
 
 
 def with_notes(start: Messages, notes: str) -> Messages:
-    """Return the opening messages with notes appended to the last user message, which every template accepts."""
+    """Return the opening messages with notes added to the last user message, because every template accepts this place.
+
+    If there is no user message, the notes become a new user message at the end.
+    """
     last = max((index for index, message in enumerate(start) if message.role == "user"), default=None)
     if last is None:
         return (*start, Message.user(notes))
@@ -209,7 +219,8 @@ def with_notes(start: Messages, notes: str) -> Messages:
 def with_request(messages: Messages, request: Message) -> Messages:
     """Return the messages with a user's request at the end.
 
-    It is appended to a final user message, because some templates refuse two user messages in a row.
+    If the last message is a user message, the text of the request is added to the last message, because some templates
+    refuse two adjacent user messages.
     """
     if messages and messages[-1].role == "user":
         return (*messages[:-1], _with_text(messages[-1], request.text))

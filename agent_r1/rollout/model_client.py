@@ -1,4 +1,4 @@
-"""A policy as a model client: environments query it, for example to simulate a user or a judge."""
+"""A model client for environments, which use a policy for example as a simulated user or as a judge."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agent_r1.renderers.protocol import Renderer
 
 
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
-    """Return a client that answers conversations with samples from ``engine``.
+    """Return a client that answers a conversation with a message sampled from ``engine``.
 
-    The sample depends only on ``params.seed``, the conversation and the engine's weights, so a repeated episode gets
-    the same answers. For a frozen model, use an engine whose weights are not updated. The client raises EngineError if
-    the engine cannot answer.
+    The seed of a sample depends only on ``params.seed`` and the text of the conversation, so that a repeated episode
+    gets the same answers from the same weights. For a frozen model, use an engine whose weights are not updated. The
+    client raises EngineError if the engine cannot answer.
     """
 
     async def complete(messages: tuple[Message, ...], /) -> Message:

@@ -1,4 +1,4 @@
-"""Games of several agents: one match, with a trajectory for each player."""
+"""Games between several agents: one match gives a trajectory for each player."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_r1.envs.multi_agent import GAME_SECONDS, Game, Match, PlayerEnv
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 
 RETURN = "return"
-"""The name of the reward that the game gives to each player."""
+"""The name of the reward that holds the score of a player in the game."""
 
 
 async def play_game(
@@ -24,17 +24,22 @@ async def play_game(
     seed: int,
     seconds: float = GAME_SECONDS,
 ) -> tuple[Trajectory, ...]:
-    """Play one match and return each player's trajectory with its return, in the order of ``agents``.
+    """Play one match and return one trajectory for each player, in the order of ``agents``.
 
-    ``task.messages`` open every player's episode, before the game's first question. If the game has no result, because
-    it failed or exceeded its time, no trajectory can be trained: those that completed become REWARD_FAILED. A player
-    that gets no question from the game has a return but no turns.
+    The reward ``return`` of a trajectory is the score that the game gives to the player. The episode of each player
+    begins with ``task.messages``, followed by the first question of the game to the player. A player that gets no
+    question has a score but no turns.
+
+    The game has no result if it fails or takes more than ``seconds``. Then no trajectory has a reward, and each
+    trajectory that could be trained gets the status REWARD_FAILED.
 
     Args:
-        agents: the players. An agent may appear more than once (self-play).
-        contexts: one per player, each with an attempt id of its own.
-        seed: fixes the chance in the game.
-        seconds: the time limit of the game.
+        game: asks the players questions, and returns their scores.
+        agents: the players. One agent can be several players (self-play).
+        task: the task that the game and all players get.
+        contexts: one context for each player, each with an attempt id of its own.
+        seed: the seed of the random numbers of the game.
+        seconds: the time limit of the game, in seconds.
     """
     match = Match(game, task, seed, len(agents), seconds)
     episodes = (
@@ -51,7 +56,10 @@ async def play_game(
 
 
 async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
-    """Run a player's episode and tell the game that the player has left, also if its episode never opened."""
+    """Run the episode of a player, and then tell the game that the player has left.
+
+    The game is also told if the episode could not be opened.
+    """
     try:
         (trajectory,) = await AgentLoop(agent, env).run(task, context)
         return trajectory
@@ -60,7 +68,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Mark the attempt of a player as completed if it failed only because it got no question."""
+    """Return the trajectory with the status COMPLETED if the attempt failed only because the player got no question."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

@@ -1,4 +1,4 @@
-"""A scripted agent: a callback chooses each message instead of a model."""
+"""A scripted agent: a callback, and not a model, chooses each message."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ UNLIMITED_TOKENS = 10**9
 
 
 class ScriptedAgent:
-    """A rollout whose messages come from ``policy_for(attempt_id)``, in episodes of ``env``.
+    """A rollout in ``env`` whose assistant messages come from the responder ``policy_for(attempt_id)``.
 
-    The messages take the same path as a model's: tokens, parser, agent loop and environment. If the responder raises,
-    the attempt ends as ENGINE_FAILED.
+    Each message is converted to tokens and parsed again, as a message of a model is. If the responder raises an
+    exception, the attempt ends with the status ENGINE_FAILED.
 
     Example:
         ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))
@@ -46,7 +46,7 @@ class ScriptedAgent:
 class _ScriptedEpisode:
     """One object that is the environment, the episode and the engine of one attempt.
 
-    It follows the conversation; the responder supplies the actions.
+    The object stores the conversation, because the responder gets the conversation as messages, not as tokens.
     """
 
     capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
@@ -78,7 +78,7 @@ class _ScriptedEpisode:
             await self._episode.close()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return the responder's next message, in the words of the chat template."""
+        """Return the responder's next message as a completion, with the text that the chat template writes for it."""
         assert self._respond is not None
         await asyncio.sleep(0)
         before, tools, renderer = self._conversation, self.tools, self._renderer
@@ -89,8 +89,8 @@ class _ScriptedEpisode:
         return completion_of(renderer, whole.removeprefix(opening).rpartition(end)[0], params, 0)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Return the version of the update; there are no weights to replace."""
+        """Return the version of the update. A scripted agent has no weights to replace."""
         return update.version
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: the session holds nothing."""
+        """Do nothing, because a session uses no resources."""

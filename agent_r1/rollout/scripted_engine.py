@@ -1,4 +1,4 @@
-"""A fake inference engine for tests, whose replies come from a function."""
+"""A fake inference engine for tests: a function returns the text of each completion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LOGPROB = math.log(0.5)
 
 
 def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
-    """Return a text as a sampled completion, which ends at the end token, a stop condition or the limit."""
+    """Return a completion with the tokens of ``text`` and the end token, as if a model had sampled the tokens.
+
+    The completion is cut at the stop condition of ``params``, and at ``params.max_tokens``.
+    """
     ids = (*renderer.encode(text), renderer.end_token_id)
     if params.stop_condition is not None:
         ids = _up_to_stop(params.stop_condition, ids)
@@ -33,7 +36,7 @@ def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams,
 
 
 def _up_to_stop(condition: StopCondition, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tokens up to the one that meets the stop condition, or all of them."""
+    """Return the tokens up to the first token that meets the stop condition, or all tokens if none meets it."""
     count = next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))
     return ids[:count]
 
@@ -41,8 +44,9 @@ def _up_to_stop(condition: StopCondition, ids: tuple[int, ...]) -> tuple[int, ..
 class ScriptedEngine:
     """A fake InferenceEngine for tests: ``reply(prompt text)`` returns the text of each completion.
 
-    Text passes through the real tokenizer and template. Every token has the log-probability log 0.5. A reply stops like
-    a model's: after ``max_tokens``, or where the tool format ends it.
+    The prompt and the reply are converted with the tokenizer and the chat template of ``renderer``. Every token has the
+    log-probability log 0.5. A reply ends after ``max_tokens`` tokens, or when the stop condition of the tool format is
+    met.
 
     Example:
         ScriptedEngine(renderer, lambda prompt: "<answer>Bruno</answer>")

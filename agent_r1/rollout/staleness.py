@@ -1,4 +1,4 @@
-"""Staleness control: decides when a group may start, and how many groups an optimizer step takes."""
+"""Staleness control: when a group is allowed to start, and how many groups an optimizer step takes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from agent_r1.rollout.collector import GroupRequest
 class StalenessController:
     """Starts groups so that no attempt is trained more than ``max_staleness`` optimizer steps after its oldest token.
 
-    Groups form one stream, ordered by ``group_id``, and each step takes the next ``groups_wanted`` of it. That is
-    ``groups_per_step``, plus one for each group without a training signal, up to ``1 + refill`` times as many in total
-    (dynamic sampling: DAPO, arXiv:2503.14476). Later steps take at least ``groups_per_step`` groups. A group may start
-    as soon as it is certain that one of the next ``max_staleness`` steps after the current one takes it, so no group is
-    sampled in vain. With ``max_staleness`` 0, training is synchronous: an extra group starts when the regular ones of
-    the step are certain to be too few.
+    Each optimizer step takes the next ``groups_wanted`` groups, in the order of ``group_id``. The number
+    ``groups_wanted`` is ``groups_per_step`` plus one for each group of the step without a training signal. It is at
+    most ``groups_per_step * (1 + refill)`` (dynamic sampling: DAPO, arXiv:2503.14476).
 
-    Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start at once. If group 2 has no
-    training signal, group 4 may start; if that has none either, group 5. Group 7 is the last one of this step.
+    A group starts when it is certain that the current step, or one of the ``max_staleness`` steps after it, takes the
+    group. So each group that is sampled is also used. If ``max_staleness`` is 0, training is synchronous: only groups
+    of the current step are sampled.
+
+    Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start immediately. If group 2 has no
+    training signal, group 4 starts. If group 4 has no training signal, group 5 starts. The last group that this step
+    can take is group 7.
 
     Args:
-        steps: the remaining optimizer steps.
-        taken: the groups that a resumed run has already used.
+        steps: the number of optimizer steps that remain.
+        groups_per_step: the number of groups that a step takes without refills.
+        max_staleness: the largest allowed staleness, in optimizer steps.
+        refill: limits the groups of a step to ``1 + refill`` times ``groups_per_step``.
+        taken: the number of groups that earlier segments of a resumed run have used.
         version: the version of the weights that the engine serves.
     """
 
@@ -46,31 +51,37 @@ class StalenessController:
 
     @property
     def groups_wanted(self) -> int:
-        """The number of groups that the current step takes, including the refills requested so far."""
+        """The number of groups that the current step takes, with the refills that were requested until now."""
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:
-        """Wait until the group may start, and return the version of the weights that it starts with.
+        """Wait until the group is allowed to start, and return the version of the weights at its start.
 
-        Unblocked by ``request_refill`` and ``on_step_end``. After the last step no group starts.
+        A call of ``request_refill`` or ``on_step_end`` can end the wait. After the last step, no group starts.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return a lower bound of the groups taken up to ``max_staleness`` steps after the current step."""
-        ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step: no group may start
+        """Return how many groups of the run are certainly taken by the next steps.
+
+        The next steps are the current step and the ``max_staleness`` steps after it.
+        """
+        ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step
 
     async def request_refill(self) -> None:
-        """Let the current step take one more group, up to the limit, because a group had no training signal."""
+        """Let the current step take one more group, because a group had no training signal.
+
+        If the step already takes the largest allowed number of groups, nothing changes.
+        """
         async with self._changed:
             self._wanted = min(self._wanted + 1, self._max_groups)
             self._changed.notify_all()
 
     async def on_step_end(self, version: int) -> None:
-        """Finish a step that took all its groups; the engine now serves weights of ``version``."""
+        """Begin the next step. The last step took ``groups_wanted`` groups, and the engine now serves ``version``."""
         async with self._changed:
             self._taken += self._wanted
             self._wanted = self._groups_per_step

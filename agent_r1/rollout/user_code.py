@@ -1,4 +1,4 @@
-"""Isolation of user code: convert its exceptions and validate its return values."""
+"""Isolation of user code: exceptions of user code are converted, and its return values are validated."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from agent_r1.tools.tool_errors import describe_type, part_errors, validation_er
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
 MAX_ERROR_CHARACTERS = 500
-"""Longer exception texts are cut, because a reason is stored with each attempt."""
+"""The length to which an exception text is cut, because the text is stored with each attempt that fails."""
 
 
 def format_error(error: BaseException) -> str:
-    """Return an exception as one line, with the innermost line of the user's own code in its traceback.
+    """Return one line with the type, the text and the place of an exception.
 
-    Of an exception group, only the first exception is formatted.
+    The place is the innermost line of the user's own code in the traceback. Of an exception group, only the first
+    exception is formatted.
 
     Example:
         ValueError: no such page (env.py:12, in find)
     """
-    while isinstance(error, BaseExceptionGroup):  # its own text gives only the number of exceptions
+    while isinstance(error, BaseExceptionGroup):  # the text of a group gives only the number of exceptions
         error = error.exceptions[0]
     try:
         text = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
-    except Exception:  # __str__ of the exception is user code too
+    except Exception:  # the method __str__ of the exception can be user code
         text = "its text cannot be shown"
     return f"{type(error).__name__}: {text}{user_code_location(error)}"
 
 
 @contextmanager
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
-    """Convert every exception of the block to ``failure(reason)``.
+    """Convert every exception in the ``with`` block to the exception ``failure(reason)``.
 
-    BaseException is converted too, because some native libraries derive their panics from it. An interrupt by a signal
-    and a cancellation of the current task pass. A CancelledError without such a cancellation is converted: it comes
-    from a task inside the user's code that was cancelled.
+    A BaseException is also converted, because some native libraries derive their panics from BaseException. An
+    interrupt by a signal and a cancellation of the current task are not converted. A CancelledError is converted if the
+    current task was not cancelled, because such an error comes from a task inside the user's code.
     """
     task = current_task()
     try:
@@ -58,8 +59,8 @@ def validate_transition(given: object) -> Transition:
     """Return the result of an environment's step as a valid Transition, with float rewards.
 
     Raises:
-        TypeError: a value cannot be shown to a policy, used for training or stored. Without this check the error would
-            surface later and end the run instead of the episode.
+        TypeError: a value cannot be shown to a policy, used for training or stored. Without this check, the value would
+            cause an error later, which would end the whole run and not only the episode.
     """
     if not isinstance(given, Transition):
         raise TypeError(f"the step returned {describe_type(given)}, not a Transition")
@@ -80,10 +81,10 @@ def validate_transition(given: object) -> Transition:
 
 
 def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
-    """Return the messages of an environment. OpenAI-style dictionaries are converted.
+    """Return the messages of an environment as valid Messages. OpenAI-style dictionaries are converted.
 
     Raises:
-        TypeError: an element is not a message, or holds a value that cannot be used.
+        TypeError: an element is not a message, or has a value of a wrong type.
     """
     messages = []
     for item in given:
@@ -104,7 +105,9 @@ def _from_openai(given: Mapping[object, object]) -> Message:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return the rewards of a scorer for one trajectory as numbers; None if a reward could not be computed.
+    """Return the rewards of a scorer for one trajectory, by name.
+
+    A number becomes a float, and a tuple of numbers a tuple of floats. A reward that is Unscored becomes None.
 
     Raises:
         TypeError: a reward is neither a number, nor a tuple of numbers, nor Unscored, nor None.
@@ -113,7 +116,7 @@ def validate_rewards(given: Mapping[str, object]) -> Rewards:
 
 
 def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
-    """Yield the reason of each reward that a scorer could not compute."""
+    """Yield the name and the reason of each reward that a scorer could not compute, as one text."""
     for name, value in given.items():
         if isinstance(value, Unscored):
             yield f"reward {name} could not be scored: {value.reason}"
