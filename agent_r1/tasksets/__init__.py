@@ -1,4 +1,4 @@
-"""Task sets by name. A task set's module is imported only when the task set is built."""
+"""Task sets by name. The module of a task set is imported only when the task set is built."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ __all__ = ["TASKSETS", "build"]
 
 @dataclass(frozen=True, slots=True)
 class TaskSetEntry:
-    """A task set that can be named: a one-line description, and how to build it from (data, corpus, seed).
+    """A task set that a user can name.
 
-    ``corpus`` is a file, or the address of a retrieval server.
+    Attributes:
+        description: one line about the task set.
+        build: builds the task set from (data, corpus, seed). ``corpus`` is a file or the address of a retrieval server.
     """
 
     description: str
@@ -27,7 +29,7 @@ class TaskSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SandboxedEntry:
-    """A task set that runs code written by the policy; it is built for a sandbox level as well."""
+    """A task set that runs code written by the policy. ``build`` also needs the sandbox level."""
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, SandboxLevel], TaskSet]
@@ -38,8 +40,9 @@ def build(
 ) -> TaskSet:
     """Build the task set called ``name``.
 
-    Raises InvalidInput if there is none, if its files cannot be used, or if the sandbox level is not available on this
-    machine or is given for a task set that runs no code.
+    Raises:
+        InvalidInput: no task set has this name, the files of the task set cannot be used, the sandbox level is not
+            available on this machine, or a sandbox level is given for a task set that runs no code.
     """
     if name not in TASKSETS:
         do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()

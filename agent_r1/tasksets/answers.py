@@ -1,4 +1,4 @@
-"""Reference solutions for tasks whose scorers compare the text of an ``<answer>`` with gold answers."""
+"""Reference solutions of tasks whose scorers compare the text in ``<answer>...</answer>`` with gold answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_r1.rewards.answers import gold_answers
 
 
 def answer(text: str) -> Message:
-    """Return the assistant's final message."""
+    """Return the final message of the assistant, which gives ``text`` as the answer."""
     return Message.assistant(f"<answer>{text}</answer>")
 
 
@@ -21,11 +21,11 @@ def answer_solutions(
     """Return the reference solutions of a question.
 
     Args:
-        task: the question; every entry of ``data["answers"]`` is right.
-        searches: tool calls before the answer, one per turn, fewer than ``max_turns``.
-        other: a wrong answer, for example another task's answer.
-        max_turns: bound on the turns of an episode.
-        full: rewards by name that a right answer earns and a wrong one does not.
+        task: the question. Every entry of ``task.data["answers"]`` is a right answer.
+        searches: the messages with tool calls before the answer, one per turn, fewer than ``max_turns``.
+        other: a wrong answer, for example the answer of another task.
+        max_turns: the largest number of turns of an episode.
+        full: the rewards by name that only a right answer earns.
     """
     first, *aliases = gold_answers(task)
     gold = (

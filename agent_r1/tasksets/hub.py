@@ -1,4 +1,4 @@
-"""Read rows from files, and from data sets on the Hugging Face hub (with the optional ``datasets`` library)."""
+"""Read rows from files and from data sets on the Hugging Face hub. The hub needs the optional ``datasets`` library."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ _FORM = "write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG@SPLIT, such as hf:hotpo
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A data set on the hub, or in a folder that ``datasets`` can load; ``split`` None means all splits.
+    """The name of a data set on the hub, or of a folder that ``datasets`` can load.
+
+    Attributes:
+        name: the name of the data set, or the path of the folder.
+        config: the configuration of the data set; None for the default configuration.
+        split: one split of the data set; None for all splits.
 
     Example:
-        HubName("hotpotqa/hotpot_qa", "distractor", "validation") is hf:hotpotqa/hotpot_qa:distractor@validation
+        HubName("hotpotqa/hotpot_qa", "distractor", "validation"), written hf:hotpotqa/hotpot_qa:distractor@validation
     """
 
     name: str
@@ -41,17 +46,17 @@ class HubName:
 
 
 def is_hub(source: Path) -> bool:
-    """Return whether a source of rows is on the hub rather than a file."""
+    """Return whether ``source`` names a data set on the hub (``hf:..``) and not a file."""
     return str(source).startswith(PREFIX)
 
 
 def read_rows_or_hub(source: Path) -> Iterator[JsonRecord]:
-    """Return the rows of a file, or of one split on the hub. Raises InvalidInput if it cannot be read."""
+    """Return the rows of a file or of one split on the hub. Raises InvalidInput if ``source`` cannot be read."""
     return hub_rows(source) if is_hub(source) else read_records(source)
 
 
 def hub_name(source: Path) -> HubName:
-    """Parse a hub name. Raises InvalidInput if its form is wrong."""
+    """Parse the name of a data set on the hub. Raises InvalidInput if the form of the name is wrong."""
     match = _NAME.fullmatch(str(source))
     if match is None:
         raise InvalidInput("--data", got=str(source), do=_FORM)
@@ -59,13 +64,16 @@ def hub_name(source: Path) -> HubName:
 
 
 def hub_splits(name: HubName) -> tuple[str, ...]:
-    """Return the splits of a data set. Raises InvalidInput if it cannot be loaded."""
+    """Return the names of the splits of a data set. Raises InvalidInput if the data set cannot be loaded."""
     return tuple(_loaded(name))
 
 
 def hub_rows(source: Path) -> Iterator[JsonRecord]:
-    """Return the rows of one split, numbered from 1. Raises InvalidInput if it cannot be loaded or is not one
-    split."""
+    """Return the rows of one split on the hub, numbered from 1.
+
+    ``source`` must name a split (``@SPLIT``) if the data set has more than one split. Raises InvalidInput if the data
+    set cannot be loaded or ``source`` does not determine one existing split.
+    """
     name = hub_name(source)
     splits = _loaded(name)
     wanted = name.split or (next(iter(splits)) if len(splits) == 1 else None)
@@ -78,7 +86,7 @@ def hub_rows(source: Path) -> Iterator[JsonRecord]:
 
 
 def _loaded(name: HubName) -> Mapping[str, Any]:
-    """Load the rows by split."""
+    """Load the data set and return its rows by split. Raises InvalidInput if the data set cannot be loaded."""
     try:
         import datasets
     except ImportError as error:
@@ -86,8 +94,7 @@ def _loaded(name: HubName) -> Mapping[str, Any]:
         raise InvalidInput("--data", got=f"{name} without the datasets package", do=do) from error
     try:
         return dict(datasets.load_dataset(name.name, name.config))
-    except (
-        Exception
-    ) as error:  # unknown name, unknown configuration, no connection, broken file: each raises its own type
+    except Exception as error:
+        # An unknown name, an unknown configuration, no connection and a broken file raise different types of errors.
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise InvalidInput("--data", got=str(name), do=f"name a data set that can be loaded ({reason})") from error

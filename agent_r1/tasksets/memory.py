@@ -1,7 +1,7 @@
-"""Memory over turns: a fact is given first, others follow turn by turn, and at the end the first is asked for.
+"""Memory over turns: the user tells a fact, then other facts turn by turn, and at the end asks for the first fact.
 
-The *distance* is the number of turns in between. Context policies that drop or shorten old turns are tried here: the
-information that they lose shows in the splits of greater distance.
+The *distance* is the number of facts between the first fact and the question. The task set shows what a context policy
+loses if it drops or shortens old turns: the score falls in the splits of greater distance.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""The distances of each split; tasks rotate through them. The greatest distance is never trained on."""
+"""The distances of each split. The tasks of a split take its distances in turn. The greatest distance is not trained
+on."""
 
 TASKS = 400
-"""Tasks per split; four times as many for training."""
+"""Number of tasks of a split. The split ``train`` has four times this number."""
 
 MAX_TURNS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The user's messages turn by turn: facts about different entities and relations, then a question about the
-    first.
+    """The messages of the user: one fact per turn, each with its own entity and relation, then a question.
+
+    The question asks for the first fact.
 
     Example:
-        Told(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
+        Facts(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
         has distance 1.
     """
 
@@ -56,7 +58,10 @@ class Facts:
 
 
 class FactUser:
-    """A user that says its messages in order, whatever the agent replies, and ends after its question is answered."""
+    """A user that sends its messages in order and ignores the replies of the agent.
+
+    The user ends the conversation after the reply to its last message, the question.
+    """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
         told: Facts = task.data["told"]
@@ -65,7 +70,7 @@ class FactUser:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set; ``seed`` draws the training tasks. Raises InvalidInput if files are given."""
+    """Build the task set. ``seed`` draws the training tasks. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     refuse_files("memory", data, corpus)
     return TaskSet(
         name="memory",
@@ -84,7 +89,7 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "memory", "max_token
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput for an unknown split."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown."""
     if split not in DISTANCES:
         raise InvalidInput("split of memory", got=split, do=f"give one of {', '.join(DISTANCES)}")
     drawn, count = (f"train/{seed}", 4 * TASKS) if split == "train" else (split, TASKS)
@@ -99,7 +104,7 @@ def _task(split: str, index: int, rng: random.Random) -> Task:
 
 
 def draw_facts(distance: int, rng: random.Random) -> Facts:
-    """Draw a fact, ``distance`` other facts, and the question."""
+    """Draw the first fact and ``distance`` other facts, and return them with the question for the first fact."""
     names = rng.sample(ENTITIES, 2 * (distance + 1))
     relations = rng.sample(RELATIONS, distance + 1)
     facts = list(zip(names[::2], relations, names[1::2], strict=True))
@@ -109,8 +114,11 @@ def draw_facts(distance: int, rng: random.Random) -> Facts:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the solutions: right is to remember until the end; wrong is the newest value, an early answer, or
-    none."""
+    """Return the reference solutions of a task.
+
+    The right solution answers the question with the first fact. The wrong solutions answer with the last fact, answer
+    before the question, or give no answer.
+    """
     told: Facts = task.data["told"]
     noted = [Message.assistant("Noted.") for _ in told.turns[1:]]
     newest = told.turns[-2].rstrip(".").rpartition(" ")[2]

@@ -1,8 +1,8 @@
-"""Orders: an agent serves a customer with tools over a small database (after tau-bench, arXiv 2406.12045, much
-smaller).
+"""Orders: an agent serves a customer with tools that read and change a small database.
 
-The customer has a hidden wish, states half of it, and answers questions about the rest, one at a time. The reward is 1
-if the conversation ended, the database is changed exactly as the wish requires, and the customer was given the price.
+The task set follows tau-bench (arXiv 2406.12045), but is much smaller. The customer has a wish for one order, and says
+at first only what kind of change is wanted. The agent must ask for the rest, with one question at a time. The reward is
+1 if the conversation ended, the database has exactly the change of the wish, and the agent told the customer the price.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Database = Mapping[str, Order]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The customer's wish for one order: a new value of ``field``, or its cancellation if ``field`` is "cancel".
+    """The customer's wish for one order: ``field`` shall have a new value, or the order shall be cancelled.
 
     Example:
         Wish("A17", "colour", "blue")
@@ -76,7 +76,7 @@ class Wish:
     value: str
 
     def fulfilled(self, database: Database) -> Database:
-        """Return the database as the wish requires it."""
+        """Return the database with the change that the wish requires."""
         change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
         return {**database, self.order: replace(database[self.order], **change)}
 
@@ -88,23 +88,26 @@ class OrderDatabase:
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """Return an order and its number, however the number is spelled. Raises ValueError if there is none."""
+        """Return the number of an order, without spaces and in upper case, and the order.
+
+        Raises ValueError if no order has the number.
+        """
         number = order.strip().upper()
         if number not in self.orders:
             raise ValueError(f"there is no order {order}")
         return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
-        """Replace an order. The result carries the whole database, for the reward."""
+        """Replace an order and return the tool result. Its ``data`` are the whole database, for the reward."""
         self.orders[number] = order
         return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: the database needs no cleanup."""
 
 
 class OpenOrderDatabase:
-    """Opens the database of each episode."""
+    """Opens a database for each episode, with the orders of the task."""
 
     async def open(self, task: Task, context: RolloutContext) -> OrderDatabase:
         return OrderDatabase(dict(task.data["orders"]))
@@ -152,9 +155,10 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 
 
 class Customer:
-    """The scripted user: it answers a question, and leaves after a message without a question.
+    """The scripted customer: answers a question, and ends the conversation after a message without a question.
 
-    It answers one thing at a time: if several are requested at once, it asks for one question at a time.
+    If the agent asks for more than one of number, colour and city in one message, the customer asks for one question at
+    a time.
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
@@ -188,11 +192,11 @@ def customer_instructions(task: Task) -> str:
 
 
 def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
-    """Return ``served`` (1.0 if all is as wished) and its halves: ``state`` (the database) and ``told`` (the
-    price).
+    """Return ``served`` (1.0 if both parts are 1.0) and its parts ``state`` and ``told``, each 1.0 or 0.0.
 
-    ``told`` requires that the conversation ended and that the statements to the customer (not questions, thoughts or
-    calls) name this order's price and no other.
+    ``state`` is 1.0 if the database is as the customer asked. ``told`` is 1.0 if the conversation ended and the agent
+    stated the right price: the statements to the customer name the price of the customer's order and no price of
+    another order. Questions, thoughts and calls are not statements.
     """
     orders: Database = task.data["orders"]
     wish: Wish = task.data["wish"]
@@ -205,7 +209,7 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
 
 
 def _stated(trajectory: Trajectory) -> Iterator[str]:
-    """Return the sentences addressed to the customer that are not questions."""
+    """Return the sentences that the agent wrote to the customer, without the questions."""
     for turn in trajectory.env_turns:
         if not turn.action.message.calls:
             yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))
@@ -217,7 +221,7 @@ def _rows(orders: Database) -> dict[str, dict[str, Any]]:
 
 
 def taskset(user: User, seed: int) -> TaskSet:
-    """Build the task set with a given user as the customer; ``seed`` draws the training tasks."""
+    """Build the task set with ``user`` as the customer. ``seed`` draws the training tasks."""
     return TaskSet(
         name="orders",
         env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),
@@ -230,13 +234,13 @@ def taskset(user: User, seed: int) -> TaskSet:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. Raises InvalidInput if files are given."""
+    """Build the task set with the scripted customer. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     refuse_files("orders", data, corpus)
     return taskset(Customer(), seed)
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput for an unknown split."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown."""
     if split not in SPLITS:
         raise InvalidInput("split of orders", got=split, do=f"give one of {', '.join(SPLITS)}")
     drawn = f"train/{seed}" if split == "train" else split
@@ -268,8 +272,11 @@ def _wish(orders: Database, rng: random.Random) -> Wish:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the solutions: right is to ask, look up, act and report; wrong leaves one of these out, acts on
-    another order, or never ends."""
+    """Return the reference solutions of a task.
+
+    The right solutions ask the customer, look up the order, change it, and state its price. The wrong solutions, for
+    example, do not change the order, do not state the price, change another order, or never end the conversation.
+    """
     wish: Wish = task.data["wish"]
     orders: Database = task.data["orders"]
     other = next(number for number in orders if number != wish.order)

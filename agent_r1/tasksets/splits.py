@@ -1,4 +1,7 @@
-"""Divide the questions of a benchmark into training, validation (chooses the checkpoint) and test (the table)."""
+"""Divide the questions of a benchmark into the splits training, validation and test.
+
+The validation questions choose the best checkpoint. The test questions give the scores in the table.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from agent_r1.tasksets.hub import hub_name, hub_splits, is_hub
 
 SPLITS = ("train", "validation", "test")
 WHOLE = "all"
-"""The split of all questions. Only a data set without a test part of its own has it."""
+"""The split of all questions. Only a data set that was divided by :func:`divide` has this split."""
 
 _MOST = {"test": 1000, "validation": 128}
 
 
 class BenchmarkQuestion(Protocol):
-    """A question of a benchmark: its text, and how it becomes a task of a split."""
+    """A question of a benchmark. ``text`` is the text of the question; ``task`` returns the question as a task."""
 
     @property
     def text(self) -> str: ...
@@ -31,24 +34,35 @@ class BenchmarkQuestion(Protocol):
 Question = TypeVar("Question", bound=BenchmarkQuestion)
 Splits = Mapping[str, tuple[Question, ...]]
 Read = Callable[[Path], tuple[Question, ...]]
-"""Reads a file of questions, or a split on the hub. Raises InvalidInput that names the row if it cannot."""
+"""A function that reads the questions of a file or of a split on the hub.
+
+It raises InvalidInput, which names the row, if a row cannot be read.
+"""
 
 HELD_BACK = ("validation", "dev", "test")
-"""The part of a data set that is tested (the first that exists) if the answers of its test part are not public."""
+"""The parts of a data set to test on, if the answers of its test part are not public. The first part that exists is
+used."""
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""The same, if they are public."""
+"""The parts of a data set to test on, if the answers of its test part are public. The first part that exists is
+used."""
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
-    """Return the questions of each split; a split may be () if ``data`` is a folder.
+    """Return the questions of each split.
 
-    A folder holds a file per split (``train.json`` or ``train.jsonl`` etc.), or a folder ``train`` if ``read`` accepts
-    folders. A single file is divided by :func:`divide`, and also has the split ``WHOLE``, in an order that does not
-    depend on the seed. For a data set on the hub see :func:`_hub`. ``seed`` orders the training questions.
+    Args:
+        data: one of three sources. A folder has one file per split (``train.json`` or ``train.jsonl`` etc.), or one
+            folder per split if ``read`` accepts folders; the questions of a missing split are (). A file is divided by
+            :func:`divide`, and all its questions are also the split ``WHOLE``, in an order that does not depend on
+            ``seed``. For a data set on the hub see :func:`_hub`.
+        seed: orders the training questions.
+        read: reads the questions of one file, folder or split on the hub.
+        tested: the parts of a data set on the hub to test on; the first part that exists is used.
 
-    Raises InvalidInput as ``read`` does, and for a folder without such files, a question in two splits, or too few
-    questions.
+    Raises:
+        InvalidInput: ``read`` raises it, a folder has no files with these names, a question is in two splits, or a
+            file has too few questions.
     """
     if is_hub(data):
         splits = _hub(data, read, tested)
@@ -62,17 +76,23 @@ def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def whole_split(splits: Splits[Question]) -> str | None:
-    """Return the split on which an agent that was trained on other data is evaluated, in place of the test split."""
+    """Return the split of all questions, on which an agent that was trained on other data is evaluated.
+
+    Return None if the data set has no such split. The agent is then evaluated on the test split.
+    """
     return WHOLE if WHOLE in splits else None
 
 
 def all_questions(splits: Splits[Question]) -> tuple[Question, ...]:
-    """Return the questions of all splits without duplicates."""
+    """Return the questions of all splits except ``WHOLE``, which repeats the questions of the other splits."""
     return tuple(chain.from_iterable(questions for split, questions in splits.items() if split != WHOLE))
 
 
 def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
-    """Return a task set's ``tasks`` function. It raises InvalidInput for a split that ``data`` does not have."""
+    """Return the ``tasks`` function of a task set, which returns the tasks of a split.
+
+    The function raises InvalidInput if ``data`` has no questions for the split.
+    """
     tasks = {split: tuple(question.task(split) for question in questions) for split, questions in splits.items()}
 
     def of(split: str) -> Sequence[Task]:
@@ -85,11 +105,14 @@ def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequ
 
 
 def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
-    """Divide the questions of one file: a fifth, at most 1000, for test, a tenth, at most 128, for validation, the
-    rest for training.
+    """Divide the questions of one file into the splits test, validation and training.
 
-    The hash of a question's text decides, so that equal questions stay together and the test questions of a file are
-    the same for every seed: no evaluation contains a question that a run was trained on.
+    A fifth of the different questions (1 to 1000) is for test, a tenth (1 to 128) for validation, the rest for
+    training. The hash of a question's text decides the split. Therefore equal questions are in the same split, and
+    the test questions of a file are the same for every seed. No evaluation contains a question that a run was trained
+    on.
+
+    Raises InvalidInput if there are fewer than three different questions.
     """
     ordered = hash_order(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))
@@ -106,11 +129,14 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
-    """Return the splits of a data set on the hub that has a training part and a part with answers to test on.
+    """Return the questions of each split of a data set on the hub.
 
-    The part that papers report is tested, the first one of ``tested``. It does not choose the checkpoint: training
-    questions are set aside for that. A data set with one split, or one split of a data set (``@``), is divided like a
-    file.
+    The test questions are the first part of ``tested`` that the data set has, because papers report the score of this
+    part. The validation questions are a tenth of the training questions (at most 128), so that no test question chooses
+    the checkpoint. If the data set has only one split, or ``data`` names one split (``@SPLIT``), the questions of this
+    split are divided like a file.
+
+    Raises InvalidInput if the data set has no training part or no part to test on.
     """
     name = hub_name(data)
     there = hub_splits(name)
@@ -127,7 +153,7 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
 
 
 def exclude(questions: Sequence[Question], others: Sequence[BenchmarkQuestion]) -> tuple[Question, ...]:
-    """Return the questions that do not occur among the others."""
+    """Return the questions whose text is not the text of a question in ``others``."""
     asked = set(map(key, others))
     return tuple(question for question in questions if key(question) not in asked)
 
@@ -155,12 +181,15 @@ def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
 
 
 def hash_order(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
-    """Return the questions in the order of their hashes, which is the same on every machine."""
+    """Return the questions in the order of the hashes of ``salt`` and their texts.
+
+    The order is the same on every machine.
+    """
     return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
 
 
 def key(question: BenchmarkQuestion) -> str:
-    """Return the key by which two questions are equal: their text without case and spacing."""
+    """Return the text of a question without differences in case and spacing. Equal keys mean equal questions."""
     return normalized_text(question.text)
 
 

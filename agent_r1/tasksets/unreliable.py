@@ -1,9 +1,11 @@
-"""TinyWiki behind a search that fails and returns outdated pages: the agent learns to retry and to check.
+"""TinyWiki with a search that sometimes fails and sometimes returns an outdated page.
 
-A search call raises, or returns an edition of the page whose values stand beside the wrong relations. No text says so,
-but outdated editions of a page differ from each other, so a page that is read twice with equal content is true. Only
-the final answer is rewarded. The rates depend on the split; the draws depend on the task and on how often the page was
-searched, so all attempts at a task meet the same failures.
+The agent learns to repeat a failed search and to check a page. In an outdated edition of a page, the values belong to
+the wrong relations. No text says that a page is outdated, but the outdated editions of a page differ from each other.
+Therefore a page is true if two searches return it with equal content. Only the final answer is rewarded.
+
+The rates of failures and outdated pages depend on the split. The draws depend on the task, on the page, and on the
+number of searches for the page. Therefore all attempts at a task get the same results for the same searches.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
 from agent_r1.tools import Resources, tool
 
 MAX_TURNS = 20
-"""Enough turns to read three pages twice with equal content under the worst draws, and to answer."""
+"""Enough turns, even under the worst draws, to find the true edition of three pages twice each, and to answer."""
 
 FRESH = 3
-"""Of every three searches for a page at least one is fresh, so that no task is hopeless; which one is drawn, so
-that no
-third search can be trusted without comparing it with the others.
+"""Of every three searches for a page, at least one returns the true edition, so that every task can be solved.
+
+The position of this search among the three is drawn, so that the agent must compare the results.
 """
 
 Fortune = Literal["fresh", "old", "failed"]
@@ -47,7 +49,9 @@ Fortune = Literal["fresh", "old", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Shares of searches that fail and that return an outdated page, among those that are drawn.
+    """The probabilities that a search fails and that a search returns an outdated page.
+
+    The probabilities do not apply to the search that surely returns the true edition (see ``FRESH``).
 
     Example:
         Rates(failed=0.2, old=0.2)
@@ -59,7 +63,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split: the TinyWiki split whose questions it uses, and the rates of its search."""
+    """A split. ``questions`` is the TinyWiki split with its questions; ``rates`` are the rates of its search."""
 
     questions: str
     rates: Rates
@@ -76,12 +80,12 @@ SPLITS: Mapping[str, Split] = {
 
 @dataclass(slots=True)
 class PageCounts:
-    """Counts the searches for each page in an episode."""
+    """The number of searches for each page in an episode."""
 
     asked: Counter[str] = field(default_factory=Counter)
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: the counter needs no cleanup."""
 
 
 class OpenPageCounts:
@@ -110,7 +114,10 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, time: int) -> str:
-    """Return the result of the ``time``-th search for a page. Raises ConnectionError if it fails."""
+    """Return the text of the page that the ``time``-th search for ``title`` returns, counted from 1.
+
+    Raises ConnectionError if the search fails.
+    """
     match search_outcome(task, title, time):
         case "failed":
             raise ConnectionError("try again")
@@ -132,7 +139,10 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return which search of the three that contain ``time`` is fresh whatever the rates are."""
+    """Return the number of the search that surely returns the true edition, of the three searches around ``time``.
+
+    The searches for a page are counted from 1, in blocks of three: 1 to 3, 4 to 6, and so on.
+    """
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
 
@@ -142,10 +152,10 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """Return the wiki with the outdated edition of one page that its ``time``-th search returns.
+    """Return a wiki with only one page: the outdated edition that the ``time``-th search for ``title`` can return.
 
-    No relation keeps its value. The first four editions have no value in common, and the values of the first 66
-    searches all differ: before the 67th, only the true page is read twice with equal content.
+    No relation has its true value. In the first four outdated editions, a relation never has the same value twice. The
+    editions of the first 66 searches all differ. Therefore no outdated edition is returned twice in these searches.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
@@ -160,14 +170,14 @@ Order = tuple[int, ...]
 
 @cache
 def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
-    """Return the orders of that many places in which no place keeps its own: the cyclic shifts, then the others."""
+    """Return all orders of ``count`` places in which no place keeps its position: the cyclic shifts, and the rest."""
     shifts = tuple(tuple((place + by) % count for place in range(count)) for by in range(1, count))
     moved = (order for order in permutations(range(count)) if all(at != place for place, at in enumerate(order)))
     return shifts, tuple(order for order in moved if order not in shifts)
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set; ``seed`` draws the training wikis. Raises InvalidInput if files are given."""
+    """Build the task set. ``seed`` draws the training wikis. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     refuse_files("unreliable", data, corpus)
     return TaskSet(
         name="unreliable",
@@ -186,7 +196,7 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "unreliable", "conte
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput for an unknown split."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown."""
     if split not in SPLITS:
         raise InvalidInput("split of unreliable", got=split, do=f"give one of {', '.join(SPLITS)}")
     made = SPLITS[split]
@@ -197,8 +207,11 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the solutions: right is to trust a page read twice with equal content; wrong is another value, an
-    early answer, or none."""
+    """Return the reference solutions of a task.
+
+    The right solution searches until it has read each page twice with equal content, then answers. The wrong solutions
+    answer with another value of the last page, answer after one search, or search until the episode ends.
+    """
     chain: Chain = task.data["chain"]
     titles = (chain.start, *chain.values[:-1])
     searches = [tool_call("search", query=title) for title in titles for _ in range(_needed(task, title))]
@@ -215,7 +228,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return how many searches for a page it takes until it was fresh twice."""
+    """Return the number of searches for a page until two searches have returned the true edition."""
     fresh = time = 0
     while fresh < 2:
         time += 1
