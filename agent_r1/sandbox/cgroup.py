@@ -1,6 +1,7 @@
-"""A cgroup around one sandbox, if this machine permits it: a limit on the memory of all its processes together.
+"""A cgroup around one sandbox, if this machine permits cgroups.
 
-Address-space limits apply to each process separately and do not cover files in /tmp; a cgroup covers everything.
+It limits the memory of all processes in the sandbox together. The limits of address space apply to each process
+separately and do not include the files in /tmp. The limit of a cgroup includes all processes and the files in /tmp.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class CgroupVersion:
-    """The file names of a cgroup version. The limits are written in this order; the first file must exist."""
+    """The file names of a cgroup version.
+
+    Attributes:
+        limits: the files with limits, in the order in which they are written. The first file must exist.
+        events: the file that counts the processes killed because of the memory limit.
+    """
 
     limits: tuple[str, ...]
     events: str
@@ -35,7 +41,7 @@ V2 = CgroupVersion(("memory.max",), "memory.events")
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A cgroup. A process joins it by writing its id to the file ``procs``."""
+    """A cgroup. To join the cgroup, a process writes its id to the file ``procs``."""
 
     path: Path
     version: CgroupVersion
@@ -45,7 +51,7 @@ class Cgroup:
         return self.path / "cgroup.procs"
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the kernel killed a process in it because of its memory limit."""
+        """Return whether the kernel killed a process in the cgroup because of the memory limit."""
         try:
             found = re.search(r"^oom_kill (\d+)", (self.path / self.version.events).read_text(), re.MULTILINE)
         except OSError:
@@ -53,12 +59,16 @@ class Cgroup:
         return found is not None and int(found.group(1)) > 0
 
     def discard(self) -> None:
-        """Remove it if no process ever joined it."""
+        """Remove the cgroup if no process has joined it."""
         with suppress(OSError):
             self.path.rmdir()
 
     async def remove(self) -> None:
-        """Remove it once its processes have ended. If that takes over a second, it is left to the next start."""
+        """Remove the cgroup after its processes have ended.
+
+        If processes still run after about a second, the cgroup remains. After the end of this process, another trainer
+        process removes it.
+        """
         for _ in range(_REMOVE_TRIES):
             try:
                 self.path.rmdir()
@@ -71,7 +81,11 @@ class Cgroup:
 
 
 def make_cgroup(memory: int) -> Cgroup | None:
-    """Return a new cgroup with a limit in bytes, inside the cgroup of this process; None if that is not permitted."""
+    """Return a new cgroup inside the cgroup of this process, or None if this machine does not permit it.
+
+    Args:
+        memory: the memory limit in bytes.
+    """
     for parent, version in _parents():
         path = parent / f"agent-r1-{os.getpid()}-{next(_serial)}"
         with suppress(OSError):
@@ -83,7 +97,7 @@ def make_cgroup(memory: int) -> Cgroup | None:
 
 
 def clear_stale_cgroups() -> None:
-    """Remove the empty cgroups of trainer processes that were killed."""
+    """Remove the empty cgroups of trainer processes that no longer exist."""
     for parent, _ in _parents():
         for path in parent.glob("agent-r1-*"):
             match = _NAME.fullmatch(path.name)
@@ -93,7 +107,10 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """Yield the cgroups of this process. A sandbox elsewhere would escape the limits of its trainer."""
+    """Yield the cgroups of this process, in which new cgroups are made.
+
+    In any other place, the cgroup of a sandbox would escape the limits of its trainer.
+    """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -107,7 +124,10 @@ def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
 
 
 def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
-    """Return whether the limit could be set. The kernel creates the files of a cgroup, so none is created here."""
+    """Write the memory limit in bytes. Return whether the limit could be set.
+
+    The kernel creates the files of a cgroup. A limit without a file is left out.
+    """
     names = [name for name in version.limits if (path / name).exists()]
     for name in names:
         (path / name).write_text(str(memory))

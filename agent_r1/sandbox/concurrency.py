@@ -1,4 +1,7 @@
-"""The limit on concurrent programs: time limits mean nothing if programs compete for the processor."""
+"""The limit on programs that run at the same time.
+
+With too many programs, correct programs would exceed their time limits.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from contextlib import AbstractAsyncContextManager
 from weakref import WeakKeyDictionary
 
 MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
-"""The largest number of concurrent calls in one event loop. Further calls wait, and their time limit does not start
-yet."""
+"""The largest number of calls that run at the same time in one event loop.
+
+A further call waits for a free slot, and its time limit begins when it has the slot.
+"""
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that waits for a free slot and holds it."""
+    """Return a context manager that waits for a free slot and keeps the slot until its end."""
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

@@ -1,4 +1,4 @@
-"""The configuration of a sandbox: isolation level, limits and packages. It is recorded with the run."""
+"""The configuration of a sandbox: isolation level, limits and packages. The run records the configuration."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ class Limits(BaseModel):
     model_config = _SETTINGS
 
     seconds: float = Field(default=10.0, gt=0)
-    """Wall-clock seconds of one call."""
+    """The time limit of one call in wall-clock seconds."""
 
     cpu_seconds: int = Field(default=120, ge=1)
-    """CPU seconds of one process over its whole life."""
+    """The CPU time limit of one process, over its whole life, in seconds."""
 
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
-    """Address space of each process; if cgroups are available, also the memory of all processes and /tmp together."""
+    """The address space of each process.
+
+    If cgroups are available, also the memory of all processes and /tmp together.
+    """
 
     processes: int = Field(default=16, ge=1)
-    """The number of concurrent processes and threads."""
+    """The largest number of processes and threads at the same time."""
 
     disk: int = Field(default=64 * _MIB, ge=_MIB)
-    """The size of /tmp, the only writable folder, and of one file."""
+    """The size of /tmp, which is the only writable folder, and the largest size of one file."""
 
     open_files: int = Field(default=64, ge=16)
-    """Open files of each process."""
+    """The largest number of open files of each process."""
 
     output: int = Field(default=64 * 1024, ge=1)
-    """The part that is kept of each of stdout and stderr of one call; the rest is dropped and counted."""
+    """The output that is kept of one call, for each of stdout and stderr. Further output is counted and dropped."""
 
 
 class SandboxConfig(BaseModel):
@@ -55,10 +58,13 @@ class SandboxConfig(BaseModel):
     model_config = _SETTINGS
 
     level: SandboxLevel = DEFAULT_LEVEL
-    """bubblewrap: a container without network; none: a plain process with your rights."""
+    """bubblewrap: a container without network; none: a plain process with the rights of your user."""
 
     limits: Limits = Limits()
     """The limits of one program."""
 
     packages: tuple[Path, ...] = ()
-    """Folders that programs may import from, read-only, e.g. a site-packages folder, besides the standard library."""
+    """Folders from which programs can import, such as a site-packages folder, in addition to the standard library.
+
+    They are read-only.
+    """

@@ -1,10 +1,12 @@
-"""Verdicts that a candidate cannot forge: tests and candidate run in two sandboxes that exchange only plain data.
+"""Grade the code of a candidate in two sandboxes, so that the candidate cannot forge the verdict.
 
-The candidate's process sees the arguments of calls, never the tests. The tests' process compares the returned data,
-and never runs the candidate's code. A candidate passes only if the tests' process ends with a random number drawn for
-this run; anything else is a fail. If the tests pass an argument that would arrive at the candidate as something else,
-the tests are at fault and there is no verdict; a candidate cannot cause that, because all values that it returns can be
-passed back.
+The tests and the candidate run in separate processes that exchange only plain data. The candidate's process sees the
+arguments of calls, but never the tests. The tests' process compares the returned data, and never runs the candidate's
+code. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for this run.
+Otherwise the candidate fails.
+
+There is no verdict if the tests pass an argument that would arrive at the candidate as a different value, because such
+tests are faulty. A candidate cannot cause this case: all values that a candidate returns can be passed back unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
 
 
 def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
-    """Return the verdict for a failure. If the candidate's process failed, its error explains more than the tests'."""
+    """Return the verdict if the tests did not pass.
+
+    If the candidate's process failed, the reason is the error of that process, otherwise the error of the tests'
+    process. If one of the two processes could not start, there is no verdict (``passed`` is None).
+    """
     for result in (candidate, tests):
         if result.status is ExecutionStatus.NOT_STARTED:
             return Verdict(None, result.error)

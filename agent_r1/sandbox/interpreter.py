@@ -12,10 +12,10 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 
 
 class Interpreter:
-    """Runs cells in one process, which starts with the first cell. It has to be closed.
+    """Runs cells in one process, which starts with the first cell. The caller has to close the interpreter.
 
-    If a cell times out or ends the process, that call fails. The next one starts a fresh process without the
-    variables, and its result has ``restarted`` set.
+    If a cell times out or ends the process, the call of the cell fails. The next call starts a fresh process without
+    the earlier variables, and sets ``restarted`` in its result.
 
     Example:
         interpreter = sandbox.interpreter()
@@ -31,7 +31,10 @@ class Interpreter:
         self._lock = asyncio.Lock()
 
     async def run(self, source: str) -> ExecutionResult:
-        """Run one cell; the value of its last expression is printed. Concurrent calls run in their order."""
+        """Run one cell and return the result. The value of the cell's last expression is printed.
+
+        Concurrent calls run one after another, in the order in which they were made.
+        """
         async with self._lock, slot():
             if self._closed:
                 return ExecutionResult(ExecutionStatus.NOT_STARTED, error="this interpreter was closed")
@@ -40,16 +43,17 @@ class Interpreter:
                 if isinstance(process, ExecutionResult):
                     return process
                 self._process = process
-            restarted, self._lost = self._lost, True  # until the call returns: it may be cancelled
+            # True until the call returns, because a cancelled call loses the process.
+            restarted, self._lost = self._lost, True
             result = await self._call(self._process, source)
             self._lost = not result.alive
             return replace(result, restarted=restarted)
 
     async def close(self) -> None:
-        """Kill the process and all processes that it started."""
+        """Kill the interpreter's process and all processes that it started."""
         self._closed = True
         if self._process is not None:
-            self._process.kill()  # a running call then returns at once
+            self._process.kill()  # so that a running call returns immediately
         async with self._lock:
             if self._process is not None:
                 await self._process.close()

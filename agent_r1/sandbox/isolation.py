@@ -1,4 +1,4 @@
-"""The isolation layers of the sandbox, as the command line that starts a process in it."""
+"""The isolation layers of the sandbox, and the command line that starts a process inside the layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "PATH": "/usr/bin:/bin",
-    "PYTHONHASHSEED": "0",  # a printed set has the same order in equal runs, so that they give equal tokens
+    "PYTHONHASHSEED": "0",  # sets are printed in the same order in every run, so that equal runs give equal tokens
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
@@ -46,7 +46,10 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The isolation of a process: layers, limits, and folders to import from. Without layers it is a plain process."""
+    """The isolation of a process: layers, limits, and folders for imports.
+
+    A process without layers is a plain process.
+    """
 
     layers: frozenset[IsolationLayer]
     limits: Limits
@@ -54,11 +57,17 @@ class Confinement:
 
     @property
     def spare_user(self) -> bool:
-        """Whether each program runs under a user id of its own. Only root can do that; others get a user namespace."""
+        """Whether each program runs under a user id of its own.
+
+        Only root can change the user id. Other users get a user namespace instead.
+        """
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
     def command(self, control: int, filter_fd: int | None) -> list[str]:
-        """Return the command line of the worker, which inherits the descriptors ``control`` and ``filter_fd``."""
+        """Return the command line of the worker.
+
+        The worker inherits the file descriptors ``control`` and ``filter_fd``.
+        """
         worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
         if not self.layers:
             return worker
@@ -92,7 +101,8 @@ class Confinement:
         if IsolationLayer.PROCESSES in self.layers:
             yield "--unshare-pid"
         if self.spare_user:
-            yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")  # until the worker has changed its user
+            # The worker drops these two capabilities when it changes its user id.
+            yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
         if os.geteuid() != 0:
             yield "--unshare-user"
         if IsolationLayer.USER in self.layers and os.geteuid() != 0:
@@ -102,7 +112,10 @@ class Confinement:
         yield from self._private_files() if IsolationLayer.FILES in self.layers else self._host_files()
 
     def _private_files(self) -> Iterator[str]:
-        """Yield options for a file system with the interpreter (read-only) and a /tmp of limited size, nothing else."""
+        """Yield the options for a file system that contains only the interpreter and the packages (read-only) and /tmp.
+
+        The size of /tmp is limited.
+        """
         yield from ("--perms", "1777", "--size", str(self.limits.disk), "--tmpfs", "/tmp")
         links = {path: os.readlink(path) for path in _LIBRARIES if os.path.islink(path)}
         folders = [path for path in _LIBRARIES if os.path.isdir(path) and path not in links]
@@ -115,9 +128,10 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        """Yield options for the file system of the host, to test the other layers without this one.
+        """Yield the options for the file system of the host. They are used in tests of the other layers.
 
-        A private home folder is replaced by one that the spare user can read, with the interpreter and packages in it.
+        A spare user cannot read a private home folder. Such a folder is replaced by a folder that contains only the
+        interpreter, the packages and the worker.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
@@ -129,13 +143,16 @@ class Confinement:
                 yield from _read_only([path for path in self._own_paths() if Path(path).is_relative_to(home)], home)
 
     def _own_paths(self) -> list[str]:
-        """Return the paths of the interpreter, the packages and the worker that are outside the library folders."""
+        """Return the paths of the interpreter, the packages and the worker, except paths inside the library folders."""
         paths = [*interpreter(), *map(str, self.packages), str(WORKER)]
         return [path for path in paths if not any(Path(path).is_relative_to(library) for library in _LIBRARIES)]
 
 
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Yield options for read-only mounts and the folders above them, which bubblewrap would create for root only."""
+    """Yield the options for read-only mounts and the folders above the mounts.
+
+    Without these options, only root could read the folders, because bubblewrap would create the folders for root.
+    """
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):
             yield from ("--perms", "0755", "--dir", str(parent))
@@ -144,13 +161,16 @@ def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
 
 
 def interpreter() -> list[str]:
-    """Return the paths of the running Python: the real binary (never a shim), and the folder of its libraries."""
+    """Return the path of the running Python binary (never of a shim), and the parent folder of its standard library."""
     standard = Path(os.__file__).resolve().parents[1]
     return [os.path.realpath(sys.executable), str(standard)]
 
 
 def _python() -> list[str]:
-    """Return the Python command: no site-packages, no user or current folder on the path, no bytecode files."""
+    """Return the Python command with a short import path and without bytecode files.
+
+    The import path contains neither site-packages nor the user's folder nor the current folder.
+    """
     return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8"]
 
 
@@ -159,12 +179,20 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a user id that no user has. It differs per process, because the kernel counts processes per user."""
+    """Return a user id that no user has, or the id of ``nobody`` if this user namespace lacks the spare ids.
+
+    Each call returns a different spare id, because the kernel limits the number of processes per user id. With a shared
+    id, one program could use up the processes of another program. After ``_UIDS_PER_TRAINER`` calls in a process, the
+    ids repeat.
+    """
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
     return uid if _is_mapped(uid) else _NOBODY
 
 
 def _is_mapped(uid: int) -> bool:
-    """Return whether this user namespace has the id. A rootless container has only a few."""
+    """Return whether this user namespace contains the id.
+
+    The namespace of a rootless container contains only a few ids.
+    """
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(first <= uid < first + count for first, _, count in ranges)

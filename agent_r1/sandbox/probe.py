@@ -1,4 +1,4 @@
-"""Verify that the isolation layers are in force on this machine, with one attempt against each of them."""
+"""Verify that the isolation layers work on this machine, with at least one attempt against each layer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ _LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_f
 
 
 def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
-    """Return the isolation layers that are in force for a configuration. The machine is probed once per process.
+    """Return the isolation layers that work on this machine, or no layers for the level ``none``.
+
+    The machine is probed once per process. The cgroup is optional; all other layers are required.
 
     Raises:
-        InvalidInput: if a program or package is missing, a required layer is not in force, or ``config.packages``
-            names a folder that does not exist. Only the cgroup is optional.
+        InvalidInput: if a program or Python package that the sandbox needs is missing, a required layer does not work,
+            or ``config.packages`` contains a folder that does not exist.
     """
     for folder in config.packages:
         if not folder.is_dir():
@@ -45,7 +47,7 @@ def _verify_machine() -> frozenset[IsolationLayer]:
     if pyseccomp is None:
         raise refusal("no pyseccomp", "pip install 'agent-r1[sandbox]', and apt-get install libseccomp2")
     clear_stale_cgroups()
-    with ThreadPoolExecutor(1) as thread:  # in a thread, because the caller may be inside an event loop
+    with ThreadPoolExecutor(1) as thread:  # in a thread, because the caller can be inside an event loop
         broken = thread.submit(asyncio.run, find_broken_layers(ALL_LAYERS)).result()
     if required := broken - {IsolationLayer.CGROUP}:
         names = ", ".join(sorted(required))
@@ -60,19 +62,20 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Return the layers against which an attempt succeeds in a process that is confined by ``layers``.
+    """Return the broken layers: those that did not block an attempt from a process confined by ``layers``.
 
     Raises:
-        InvalidInput: if the probe cannot run to its end.
+        InvalidInput: if the probe does not run to its end.
     """
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
-        os.chmod(folder, 0o755)  # so that file permissions cannot stand in for the layer
+        os.chmod(folder, 0o755)  # so that only the layer, not a file permission, protects the secret
         secret = Path(folder, "secret")
         secret.write_text("secret")
         targets = _LIMITS.model_dump() | {"secret": str(secret), "port": server.getsockname()[1]}
         result = await run_program(Confinement(layers, _LIMITS), f"{_SOURCE}\nprobe({targets!r})")
     lines = dict(line.split() for line in result.stdout.text.splitlines())
-    for layer in ALL_LAYERS - {IsolationLayer.CGROUP}:  # the attempt against the cgroup may end the process
+    # The line of the cgroup can be missing: the kernel can kill the process in the attempt against the cgroup.
+    for layer in ALL_LAYERS - {IsolationLayer.CGROUP}:
         if layer not in lines:
             reason = result.error.strip().splitlines()[-1:] or [result.status]
             raise refusal(f"a probe that did not complete: {reason[0]}", 'see docs/sandbox.md, "When it refuses"')

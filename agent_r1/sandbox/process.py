@@ -1,4 +1,4 @@
-"""One process in the sandbox: start it, send it programs, read its output with bounded memory, kill it."""
+"""One process in the sandbox: start it, send programs, read the output with limited memory, kill it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Output
 from agent_r1.sandbox.syscalls import filter_program
 
 START_SECONDS = 30.0
-"""The time limit until a process is ready, in seconds. On a busy machine many start at the same time."""
+"""The time limit for starting a process, in seconds.
+
+It is long, because many processes can start at once on a busy machine.
+"""
 
 MAX_STREAM = 64 * 2**20
-"""The number of bytes on one stream in one call after which the process is killed, because reading them takes time."""
+"""The largest number of bytes on one stream in one call.
+
+A process that prints more is killed, because reading takes time.
+"""
 
 _END_SECONDS = 1.0
 _CHUNK = 2**16
@@ -29,15 +35,15 @@ _MAX_REPORT = 2**16
 _JOIN_CGROUP = 'echo $$ > "$0" && exec "$@"'
 
 _STATUSES = {b"o": ExecutionStatus.OK, b"e": ExecutionStatus.RAISED, b"m": ExecutionStatus.OUT_OF_MEMORY}
-"""The status for each letter that a worker reports."""
+"""The status for each letter in a report of a worker."""
 
 
 class _WorkerGone(Exception):
-    """The worker ended, or sent something that a worker does not send."""
+    """The worker has ended, or has sent bytes that are not a valid report."""
 
 
 class _Stream:
-    """Keeps the head of a program's output, drops the rest, and never blocks."""
+    """Keeps the beginning of a program's output, drops the rest, and never blocks."""
 
     def __init__(self, source: int, limit: int) -> None:
         self.source, self._limit = source, limit
@@ -45,7 +51,7 @@ class _Stream:
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Read available bytes, at most one chunk. Return whether there may be more."""
+        """Read at most one chunk of the available output. Return whether more output can follow."""
         try:
             data = os.read(self.source, _CHUNK)
         except BlockingIOError:
@@ -55,7 +61,10 @@ class _Stream:
         return bool(data)
 
     def take(self) -> Output:
-        """Return the output since the last time. All output before the worker's report is in the pipe by now."""
+        """Return the output since the last call of ``take``.
+
+        When the worker reports the end of a call, all output of the call is already in the pipe.
+        """
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
                 break
@@ -65,7 +74,7 @@ class _Stream:
 
 
 class SandboxProcess:
-    """A worker process in the sandbox. Create it with :func:`start_process`. It has to be closed."""
+    """A worker process in the sandbox, made by :func:`start_process`. The caller has to close it."""
 
     def __init__(
         self,
@@ -82,7 +91,10 @@ class SandboxProcess:
             self._loop.add_reader(stream.source, self._on_output, stream)
 
     async def call(self, kind: Literal["cell", "program"], source: str) -> ExecutionResult:
-        """Run source code and return the result. If its ``alive`` is False, the process has ended."""
+        """Run source code and return the result.
+
+        If ``alive`` of the result is False, the process has ended or is being killed.
+        """
         text = source.encode("utf-8", "replace")
         try:
             error = await self._send(kind[:1].encode() + len(text).to_bytes(8, "little") + text)
@@ -99,14 +111,15 @@ class SandboxProcess:
     def kill(self) -> None:
         """Kill the process and all processes that it started.
 
-        The PID namespace dies with its first process, and with it the processes that left the process group.
+        The kernel ends a PID namespace together with its first process. So the processes that left the process group
+        are killed too.
         """
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Kill the process and release its resources, even if the caller is cancelled meanwhile."""
+        """Kill the process and release its resources, even if the caller is cancelled during the call."""
         self.kill()
         for stream in self._streams:
             self._loop.remove_reader(stream.source)
@@ -125,13 +138,14 @@ class SandboxProcess:
             await self._cgroup.remove()
 
     async def _send(self, request: bytes) -> str | None:
-        """Send a request and wait until the worker has dropped its privileges. Return the error, or None.
+        """Send a request and wait until the worker is ready. Return the error, or None if the worker is ready.
 
-        The request may be sent before that: the worker reads nothing until it has dropped them.
+        A worker is ready when it has dropped its privileges. The request can be sent earlier, because the worker reads
+        no request before it is ready.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
-                with suppress(OSError):  # if the worker is gone, the next lines notice it
+                with suppress(OSError):  # if the worker has ended, the next lines detect its end
                     await self._loop.sock_sendall(self._control, request)
                 if not self._ready:
                     await self._receive_report()
@@ -145,7 +159,10 @@ class SandboxProcess:
         return None
 
     async def _wait_for_end(self) -> tuple[ExecutionStatus, str]:
-        """Return the status of the call and its error."""
+        """Wait for the end of the call, and return its status and its error.
+
+        A call that exceeds its time limit is killed.
+        """
         seconds = self._confinement.limits.seconds
         try:
             async with asyncio.timeout(seconds):
@@ -158,7 +175,7 @@ class SandboxProcess:
         return _STATUSES[letter], text
 
     async def _receive_report(self) -> tuple[bytes, str]:
-        """Return the letter and the text of the worker's next report."""
+        """Return the letter and the text of the worker's next report. Raise _WorkerGone if the report is not valid."""
         header = await self._read_exactly(5)
         letter, size = header[:1], int.from_bytes(header[1:], "little")
         if letter not in (_STATUSES if self._ready else (b"r",)) or size > _MAX_REPORT:
@@ -175,7 +192,7 @@ class SandboxProcess:
         return data
 
     async def _find_cause(self) -> tuple[ExecutionStatus, str]:
-        """Return the status and the error of a call whose process ended."""
+        """Return the status and the error of a call in which the process ended."""
         exit_status, limits = await self._exit_status(), self._confinement.limits
         if any(stream.total > MAX_STREAM for stream in self._streams):
             return ExecutionStatus.FLOODED, f"stopped after it had printed more than {MAX_STREAM} bytes"
@@ -186,12 +203,12 @@ class SandboxProcess:
         return ExecutionStatus.DIED, f"the process ended ({exit_status})"
 
     async def _exit_status(self) -> str:
-        """Return the exit status in words. Bubblewrap reports signal N as 128 + N."""
+        """Return the exit status of the process as text. Bubblewrap reports signal N as the exit status 128 + N."""
         try:
             async with asyncio.timeout(_END_SECONDS):
                 status = await self._process.wait()
         except TimeoutError:
-            self.kill()  # it closed its connection, but is still running
+            self.kill()  # the process closed its connection, but still runs
             return "it closed its line"
         number = -status if status < 0 else status - 128
         return signal.Signals(number).name if number in signal.valid_signals() else f"exit status {status}"
@@ -207,13 +224,14 @@ class SandboxProcess:
 async def run_program(
     confinement: Confinement, source: str, *, stdin: bytes = b"", connection: socket.socket | None = None
 ) -> ExecutionResult:
-    """Run a whole program in a process of its own.
+    """Run a whole program in a process of its own, and return the result.
 
     Args:
         confinement: the isolation of the process.
-        source: the program.
-        stdin: the standard input.
-        connection: a socket that the process inherits under its own number. This process's copy is then closed.
+        source: the source code of the program.
+        stdin: the whole standard input.
+        connection: a socket that the process inherits under the same file descriptor number. The copy in this process
+            is then closed.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:
@@ -229,12 +247,14 @@ async def run_program(
 async def start_process(
     confinement: Confinement, stdin: bytes = b"", descriptors: Sequence[int] = ()
 ) -> SandboxProcess | ExecutionResult:
-    """Return a starting process, or the reason why it cannot start. Later failures to start show in its first call.
+    """Return a process that is starting, or a result with the reason why it cannot start.
+
+    If the start fails later, the first call reports the failure.
 
     Args:
         confinement: the isolation of the process.
-        stdin: the standard input of its programs.
-        descriptors: file descriptors that the process inherits, under their own numbers.
+        stdin: the whole standard input of the process.
+        descriptors: file descriptors that the process inherits under the same numbers.
     """
     try:
         return await _spawn(confinement, stdin, descriptors)
@@ -245,7 +265,7 @@ async def start_process(
 async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[int]) -> SandboxProcess:
     layers, limits = confinement.layers, confinement.limits
     cgroup = make_cgroup(limits.memory) if IsolationLayer.CGROUP in layers else None
-    # ``child`` closes the child's ends in any case, ``parent`` our ends only if the start fails.
+    # ``child`` always closes the child's ends. ``parent`` closes the ends of this process only if the start fails.
     with ExitStack() as child, ExitStack() as parent:
         if cgroup is not None:
             parent.callback(cgroup.discard)
@@ -277,7 +297,7 @@ async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[i
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[int]:
-    """Yield the descriptor of an immutable file in memory, positioned at its start."""
+    """Yield the file descriptor of a file in memory that cannot be changed. The position is the start of the file."""
     file = os.memfd_create("agent-r1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(file, content)

@@ -1,4 +1,4 @@
-"""Results of programs in the sandbox. Whatever a program does becomes a value."""
+"""The results of programs in the sandbox. Errors and crashes of a program are results too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from enum import StrEnum
 
 
 class ExecutionStatus(StrEnum):
-    """How a call ended. Only NOT_STARTED is a failure of the sandbox: the sample should then be dropped."""
+    """How a call ended.
+
+    Only NOT_STARTED is a failure of the sandbox itself. The attempt should then not be used for training.
+    """
 
     OK = "ok"
     RAISED = "raised"
@@ -20,7 +23,11 @@ class ExecutionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output on one stream, up to the limit, and the number of bytes that were dropped after it.
+    """The output of one call on one stream.
+
+    Attributes:
+        data: the output up to the limit.
+        dropped: the number of bytes after the limit, which are not kept.
 
     Example:
         Output(b"caf\\xc3\\xa9\\n").text == "café\\n"
@@ -32,7 +39,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """The bytes as UTF-8; invalid bytes become U+FFFD."""
+        """The kept output as UTF-8. Invalid bytes become U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
 
@@ -40,16 +47,16 @@ class Output:
 class ExecutionResult:
     """The result of one call.
 
-    The status and the output are reported by the program's own process, which can print anything and exit early. To
-    learn whether a function is correct, use :meth:`Sandbox.grade`.
+    The status and the output come from the program's own process. An untrusted program can therefore print anything and
+    report success too early. To decide whether a function is correct, use :meth:`Sandbox.grade`.
 
     Attributes:
         status: how the call ended.
         stdout: the output on stdout.
         stderr: the output on stderr.
-        error: a traceback if the program raised, "" if the status is OK, otherwise a line with the reason.
-        seconds: wall-clock time, without the start of the process.
-        restarted: whether the interpreter of earlier calls was lost, and this call began with a fresh one.
+        error: "" if the status is OK, a traceback if the program raised an exception, otherwise the reason in one line.
+        seconds: the wall-clock time of the call, without the start of the process.
+        restarted: whether the interpreter of earlier calls was lost, so that this call ran in a fresh interpreter.
 
     Example:
         ExecutionResult(ExecutionStatus.OK, stdout=Output(b"4\\n"), seconds=0.002)
@@ -69,13 +76,18 @@ class ExecutionResult:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can take another call."""
+        """Whether the process still runs and accepts another call."""
         return self.status in (ExecutionStatus.OK, ExecutionStatus.RAISED, ExecutionStatus.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a candidate passed its tests. None: it could not be graded, for a reason that is not its fault.
+    """The result of grading a candidate.
+
+    Attributes:
+        passed: whether the candidate passed the tests; None if the candidate could not be graded, because the sandbox
+            or the tests failed.
+        reason: why the candidate did not pass or could not be graded; "" if it passed.
 
     Example:
         Verdict(False, "AssertionError")

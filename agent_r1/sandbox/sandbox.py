@@ -1,4 +1,4 @@
-""":class:`Sandbox` runs Python programs written by a model. If one exists, its isolation level is in force."""
+""":class:`Sandbox` runs Python programs written by a model, isolated by the level in its configuration."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return the isolation of a sandbox of level ``none`` that exists in this process, or None if there is none.
+    """Return the isolation of a sandbox of level ``none`` in this process, or None if no such sandbox exists.
 
-    This also finds one that is used by code that does not declare it.
+    A sandbox is also found if no tool or environment declares it.
     """
     if _unconfined:
-        gc.collect()  # unreachable sandboxes do not count
+        gc.collect()  # removes the sandboxes that nothing refers to any more
     return next((sandbox.isolation for sandbox in _unconfined), None)
 
 
 def sandbox_level(declaration: object) -> str | None:
-    """Return the isolation that a Sandbox or a text declares; None for any other object."""
+    """Return the isolation that a Sandbox or a text declares, or None for any other object."""
     if isinstance(declaration, Sandbox):
         return declaration.isolation
     return declaration if isinstance(declaration, str) else None
 
 
 def validate_sandbox(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, or None if it declares none.
+    """Return the isolation that a tool or an environment declares, or None if the declaration is None.
 
     Raises:
         InvalidInput: if the declaration is neither a Sandbox, nor text, nor None.
@@ -53,15 +53,17 @@ def validate_sandbox(declaration: object) -> str | None:
 
 
 class Sandbox:
-    """Runs untrusted Python programs. Nothing they do raises here: the result is a value.
+    """Runs untrusted Python programs. An error of a program is never raised; it is part of the result.
 
-    Creating the first sandbox of a process verifies the isolation layers, with one attempt against each of them.
+    The first sandbox of level ``bubblewrap`` in a process verifies the isolation layers: at least one attack is tried
+    against each layer.
 
     Args:
-        config: level, limits and packages. ``SandboxConfig(level="none")`` runs programs with your own rights.
+        config: level, limits and packages. With ``SandboxConfig(level="none")`` programs run with the rights of your
+            user.
 
     Raises:
-        InvalidInput: if the level is not available on this machine; the message gives the reason and the remedy.
+        InvalidInput: if the level is not available on this machine. The message gives the reason and the remedy.
 
     Example:
         sandbox = Sandbox()
@@ -79,11 +81,17 @@ class Sandbox:
 
     @property
     def isolation(self) -> str:
-        """The level and its layers, such as ``bubblewrap: files limits network``, as recorded with the run."""
+        """The level and the layers, such as ``bubblewrap: files limits network``. The run records this text."""
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:
-        """Run a whole program in a fresh process. Its standard input is ``stdin``, then end of file."""
+        """Run a whole program in a fresh process and return the result.
+
+        Args:
+            source: the source code of the program.
+            stdin: the whole standard input of the program.
+            limits: the limits of the program (default: the limits of the configuration).
+        """
         data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         async with slot():
             return await run_program(self._confine(limits), source, stdin=data)
@@ -91,21 +99,21 @@ class Sandbox:
     async def grade(
         self, candidate: str, tests: str, *, calls: Sequence[str], setup: str = "", limits: Limits | None = None
     ) -> Verdict:
-        """Return whether a candidate's functions pass tests. The candidate cannot see or change the tests.
+        """Return whether the functions of a candidate pass tests. The candidate can neither see nor change the tests.
 
         Args:
             candidate: untrusted source that defines functions.
-            tests: trusted source with assertions; it may call the functions in ``calls``.
-            calls: names that the candidate has to define. In the tests they stand for functions that run in the
-                candidate's process; arguments and results are transferred as plain data.
-            setup: trusted source that runs before the tests, in their process.
-            limits: limits of each of the two processes (default: the configuration's limits).
+            tests: trusted source with assertions. It can call the functions in ``calls``.
+            calls: the names of functions that the candidate must define. In the tests, each name is a function that
+                runs in the candidate's process. Arguments and results are transferred as plain data.
+            setup: trusted source that runs before the tests, in the same process as the tests.
+            limits: the limits of each of the two processes (default: the limits of the configuration).
         """
         async with slot():
             return await grade(self._confine(limits), candidate, tests, calls, setup)
 
     def interpreter(self, limits: Limits | None = None) -> Interpreter:
-        """Return an interpreter that keeps its variables between calls. It has to be closed."""
+        """Return an interpreter that keeps its variables between calls. The caller has to close the interpreter."""
         return Interpreter(self._confine(limits))
 
     def _confine(self, limits: Limits | None) -> Confinement:

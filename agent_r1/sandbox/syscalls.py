@@ -1,8 +1,8 @@
-"""A seccomp filter that denies system calls for which code in the sandbox has no use.
+"""A seccomp filter that denies the system calls that code in the sandbox does not need.
 
-It is a deny list, because the calls that CPython and its packages need change from version to version, and the
-calls that reach rarely used parts of the kernel do not. A denied call fails with EPERM, which a program sees as
-``PermissionError``; ``clone3`` fails with ENOSYS, whereupon the C library uses ``clone``.
+The filter is a list of denied calls. A list of allowed calls would change with each version of CPython and its
+packages. The calls that reach rarely used parts of the kernel do not change so often. A denied call fails with EPERM,
+which is a ``PermissionError`` in Python. ``clone3`` fails with ENOSYS, so that the C library uses ``clone`` instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 try:
     import pyseccomp
-except (ImportError, OSError, RuntimeError):  # the last two if libseccomp is missing
+except (ImportError, OSError, RuntimeError):  # OSError or RuntimeError if libseccomp is missing
     pyseccomp = None
 
 DENIED = (
@@ -29,7 +29,7 @@ DENIED = (
     # keys, clocks, names
     *("keyctl", "add_key", "request_key", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
     *("sethostname", "setdomainname"),
-    # files by handle, and memory that counts toward no limit
+    # files by handle, and memory that no limit includes
     *("name_to_handle_at", "open_by_handle_at", "mknod", "mknodat", "memfd_create", "memfd_secret"),
     *("shmget", "shmat", "semget", "msgget", "mq_open", "mbind", "migrate_pages", "move_pages"),
     # the network; socketpair is allowed, because event loops need it
@@ -43,14 +43,15 @@ _LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these argumen
 
 @lru_cache(maxsize=1)
 def filter_program() -> bytes:
-    """Return the filter as a BPF program for ``bwrap --seccomp``. System calls of other architectures kill the process.
+    """Return the filter as a BPF program for ``bwrap --seccomp``.
 
-    It needs pyseccomp, which is None in this module if it or libseccomp is missing.
+    A system call of another architecture kills the process. The function needs ``pyseccomp``, which is None in this
+    module if pyseccomp or libseccomp is missing.
     """
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in DENIED:
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
-        if number >= 0:  # negative if this architecture or this libseccomp does not know the name
+        if number >= 0:  # a negative number means that this architecture or libseccomp has no such call
             rules.add_rule(pyseccomp.ERRNO(errno.EPERM), number)
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     for bit in (1 << place for place in range(32) if _NEW_NAMESPACES >> place & 1):

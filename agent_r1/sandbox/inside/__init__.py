@@ -1,1 +1,1 @@
-"""Code that runs inside the sandbox and is sent there as text. Each file uses the standard library only."""
+"""Code that runs inside the sandbox. The files are started or sent as text, and import only the standard library."""

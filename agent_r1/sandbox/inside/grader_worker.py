@@ -1,10 +1,10 @@
-"""The two processes of the grader: the candidate's serves calls to its functions, the tests' makes and compares them.
+"""The two processes of the grader: the candidate's process runs its functions, the tests' process calls them.
 
-Only None, booleans, numbers, text, bytes, dates, and containers of them are transferred, as exactly these types. The
-types and pure functions of Python are transferred by name. An object that pretends to be a number, or to equal
-everything, loses that. Any other object stays in its process and is represented by a number. The format is JSON: each
-side creates the values itself, from a fixed list of types. Arguments of tests must arrive unchanged; otherwise nothing
-can be concluded about the candidate.
+Only None, booleans, numbers, text, bytes, dates, and containers of such values are transferred, as exactly these types.
+The types and pure functions of Python are transferred by name. A value of a subclass, which could equal everything,
+becomes a value of the plain type. Any other object stays in its process and is represented by a number. The format is
+JSON: each side creates the values itself, from a fixed list of types. The arguments of tests must arrive unchanged;
+otherwise the result says nothing about the candidate.
 """
 
 import builtins
@@ -15,11 +15,11 @@ import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from importlib import import_module  # for modules that are slow to import and rarely needed
+from importlib import import_module  # for modules that are rarely needed and slow to import
 from typing import Any
 
 MAX_MESSAGE = 2**26  # bytes
-MAX_RECURSION = 10_000  # of this code, which needs several calls per level of nesting; a candidate has Python's limit
+MAX_RECURSION = 10_000  # for this code, which makes several calls per level of nesting; a candidate has Python's limit
 
 
 def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -61,7 +61,7 @@ class AlteredArgument(Exception):
 
 
 def encode_exactly(value: Any) -> Any:
-    """Return the value in the JSON format. Raises AlteredArgument if decoding it would give a different value."""
+    """Return the value in the JSON format. Raise AlteredArgument if the decoded value would be different."""
     if value is None or type(value) is bool:
         return value
     encoder = find_encoder(value)
@@ -72,11 +72,11 @@ def encode_exactly(value: Any) -> Any:
 
 
 Encoder = Callable[[Any, Callable[[Any], Any]], Any]
-"""Encodes a value; the second argument encodes the values in it."""
+"""A function that encodes a value. Its second argument is a function that encodes the values inside the value."""
 
 
 def find_encoder(value: Any) -> Encoder | None:
-    """Return the encoder of the value's type or of a parent type, or None."""
+    """Return the encoder for the type of the value or for one of its parent types, or None if no encoder exists."""
     if type(value) in (type, type(len)):
         return (lambda value, inner: {"builtin": NAMED[value]}) if value in NAMED else None
     if type(value) in PLAIN:
@@ -88,7 +88,7 @@ def find_encoder(value: Any) -> Encoder | None:
 
 
 def round_trips(value: Any) -> bool:
-    """Return whether decoding an encoded value gives an equal value of the same type."""
+    """Return whether an encoded and decoded value has the same type and equals the original value."""
     kind = type(value)
     if kind is defaultdict:
         return factory_name(value) is not None
@@ -114,7 +114,10 @@ FUNCTIONS: tuple[Any, ...] = (
 )
 TYPES = {kind: name for name, kind in vars(builtins).items() if isinstance(kind, type) and name[0] != "_"}
 NAMED: dict[Any, str] = TYPES | {function: function.__name__ for function in FUNCTIONS}
-"""Builtin types, exceptions among them, and functions without side effects. The other process has its own of each."""
+"""The names of builtin types (also exceptions) and of functions without side effects.
+
+Each process has its own copies.
+"""
 
 
 def factory_name(value: Any) -> str | None:
@@ -122,13 +125,16 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a defaultdict. It becomes a plain dictionary unless its factory is one of FACTORIES."""
+    """Encode a defaultdict. It becomes a plain dictionary if its factory is not in FACTORIES."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a number of numpy. ``item()`` of a type with more precision than Python's would return it unchanged."""
+    """Encode a scalar of numpy.
+
+    A float is converted by type, because ``item()`` of a long double is still a numpy scalar.
+    """
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
 
@@ -137,7 +143,7 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type of a module that may not be imported. If it is not, no value of the type exists."""
+    """A type of a module that is perhaps not imported. A module that is not imported has no values of the type."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -165,7 +171,10 @@ ITERATORS = (
     *(itertools.pairwise, itertools.permutations, itertools.product, itertools.starmap, itertools.takewhile),
     itertools.zip_longest,
 )
-"""Iterators that end if their input does; ``count``, ``cycle`` and ``repeat`` may not, and are not transferred."""
+"""Iterators that end if their input ends.
+
+``count``, ``cycle`` and ``repeat`` can be endless and are kept as objects.
+"""
 
 KEYS, VALUES, ITEMS = type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items())
 
@@ -194,7 +203,7 @@ SPECIFIC_ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bytearray, lambda value, inner: {"bytearray": bytes(value).hex()}),
     (memoryview, lambda value, inner: {"bytes": bytes(value).hex()}),
 )
-"""Encoders of types that have a type in ENCODERS as a parent, and take precedence."""
+"""Encoders that are tried before ENCODERS, because a parent of their type can be in ENCODERS."""
 
 ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bool, lambda value, inner: bool(value)),
@@ -218,11 +227,11 @@ PLAIN: dict[Any, Encoder] = {kind: encoder for kind, encoder in ENCODERS if kind
 UNCHANGED: frozenset[Any] = frozenset(
     {*PLAIN, bytearray, deque, Counter, OrderedDict, KEYS, VALUES, ITEMS, Opaque, *ITERATORS, type, type(len)}
 )
-"""Types that decode to themselves; iterators decode to one that yields the same values."""
+"""Types whose values stay the same when decoded. An iterator becomes another iterator that yields the same values."""
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value of encoded data. ``kept`` returns the object that a number stands for."""
+    """Return the value for encoded data. ``kept`` returns the object for the number of a kept object."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()
@@ -309,7 +318,7 @@ def read_exactly(connection: int, size: int) -> bytes:
 
 
 def serve(connection: int, source: str) -> None:
-    """Run the candidate's source, then serve calls to the functions that it defines."""
+    """Run the candidate's source, then execute the calls of its functions that the other process requests."""
     kept: list[Any] = []
 
     def keep(value: Any) -> int:
@@ -335,23 +344,23 @@ def serve(connection: int, source: str) -> None:
 
 
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
-    """Run the tests, whose calls are executed in the candidate's process.
+    """Run the tests. The functions that they call are executed in the candidate's process.
 
-    The last output on stderr is the nonce if all tests pass, and the nonce and a reason if the tests are at fault.
+    The output on stderr ends with the nonce if all tests pass, and with the nonce and a reason if the tests are faulty.
     """
     defined = receive(connection)["defined"]
     missing = [name for name in calls if name not in defined]
     if missing:
         raise NameError(f"the candidate does not define {', '.join(missing)}")
     called: list[str] = []
-    sys.stdout = sys.stderr = io.StringIO()  # so that the nonce is found even if the tests print a lot
+    sys.stdout = sys.stderr = io.StringIO()  # so that the output limit never cuts off the nonce
 
     def encode_argument(arg: Any) -> Any:
         try:
             return run_deep(encode_exactly, arg)
         except AlteredArgument as error:
             os.write(2, f"{nonce} {error}".encode("utf-8", "replace"))
-            os._exit(1)  # not an exception, which the tests might catch
+            os._exit(1)  # an exception could be caught by the tests
 
     def remote(name: str) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
@@ -368,7 +377,7 @@ def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], n
     remotes = {name: remote(name) for name in calls}
     names: dict[str, Any] = {"__name__": "tests"} | remotes
     exec(compile(setup, "setup.py", "exec", dont_inherit=True), names)
-    names.update(remotes)  # the setup may define stubs of the same names
+    names.update(remotes)  # the setup can define other functions with the same names
     exec(compile(tests, "tests.py", "exec", dont_inherit=True), names)
     if not called:
         raise RuntimeError("the tests called nothing of the candidate's")
@@ -379,9 +388,9 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
 def make_exception(reply: dict[str, Any]) -> Exception:
-    """Return the candidate's exception as the builtin exception that it is or derives from.
+    """Return the candidate's exception as a builtin exception of the same type or of the nearest parent type.
 
-    Exceptions that exit, or that end a loop of the tests, as StopIteration does inside ``map``, become RuntimeError.
+    An exception that exits, or would end a loop of the tests (StopIteration inside ``map``), becomes RuntimeError.
     """
     known = (vars(builtins).get(name) for name in reply["raised"])
     kind = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), BaseException)

@@ -1,7 +1,7 @@
-"""One attempt against each isolation layer, made inside the sandbox before it is used.
+"""Attempts against each isolation layer, made inside the sandbox before the first use of the sandbox.
 
-An attempt that raises or returns False was blocked. ``targets`` names a secret file and a listening port outside, and
-the limits. The full list of attacks is in tests/sandbox/attacks.py.
+An attempt was blocked if it raises an exception or returns False. ``targets`` contains the path of a secret file and an
+open port, both outside the sandbox, and the limits. The full list of attacks is in tests/sandbox/attacks.py.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ def connect_to_port(targets: Any) -> bool:
 
 
 def signal_other_processes(targets: Any) -> bool:
-    os.kill(-1, 0)  # signal 0 changes nothing; it fails only if no other process is visible
+    os.kill(-1, 0)  # signal 0 has no effect; the call fails only if no other process is visible
     return True
 
 
@@ -51,7 +51,7 @@ def exceed_open_files(targets: Any) -> bool:
 def exceed_processes(targets: Any) -> bool:
     children: list[int] = []
     try:
-        while len(children) < 2 * targets["processes"]:  # ended children count until they are waited for
+        while len(children) < 2 * targets["processes"]:  # an ended child counts until waitpid
             child = os.fork()
             if child == 0:
                 os._exit(0)
@@ -68,7 +68,7 @@ def exceed_memory(targets: Any) -> bool:
 
 
 def exceed_memory_together(targets: Any) -> bool:
-    """Hold more memory in three processes than one cgroup may. The kernel may kill this process for it."""
+    """Use more memory in three processes together than the cgroup allows. The kernel can kill this process."""
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()
     for _ in range(3):
@@ -95,18 +95,18 @@ ATTEMPTS: dict[str, tuple[Callable[[Any], bool], ...]] = {
     "syscalls": (make_denied_system_call,),
     "user": (become_root,),
     "limits": (exceed_open_files, exceed_processes, exceed_memory),
-    "cgroup": (exceed_memory_together,),  # last, as it may end the process
+    "cgroup": (exceed_memory_together,),  # the last attempt, because the kernel can kill this process
 }
 
 
 def probe(targets: Any) -> None:
-    """Print a line per layer: its name, and "broken" if an attempt succeeded or "holds" otherwise."""
+    """Print one line per layer: the name of the layer, and "broken" if an attempt succeeded, otherwise "holds"."""
     for layer, attempts in ATTEMPTS.items():
         result = "holds"
         for attempt in attempts:
             try:
                 if attempt(targets):
                     result = "broken"
-            except BaseException:  # blocked
+            except BaseException:  # the attempt was blocked
                 continue
         print(layer, result, flush=True)

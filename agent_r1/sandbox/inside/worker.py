@@ -1,10 +1,11 @@
-"""The process that runs programs: it drops its privileges, then runs each program it receives and reports the end.
+"""The process that runs programs. It drops its privileges, then runs each program that it receives and reports its end.
 
     python worker.py CONTROL UID LIMITS        e.g. worker.py 5 2000000001 RLIMIT_AS=536870912,RLIMIT_CORE=0
 
-A request on the socket CONTROL is a kind (c: a cell, whose last expression is shown; p: a whole program), the
-length of the source in 8 bytes, and the source. A report is a letter (r: ready, o: ok, e: raised, m: out of memory), a
-length in 4 bytes, and a text. UID "-" keeps the user. Imports are few, because each call may pay for them.
+A request on the socket CONTROL consists of a letter (c: a cell, whose last expression is printed; p: a whole program),
+the length of the source in 8 bytes, and the source. A report consists of a letter (r: ready, o: ok, e: raised, m: out
+of memory), the length of a text in 4 bytes, and the text. With the UID "-" the process keeps its user. This file
+imports few modules, because the start of each process includes the imports.
 """
 
 import _ast
@@ -16,7 +17,7 @@ MAX_ERROR = 8000  # characters
 
 
 def drop_privileges(uid: str, limits: str) -> None:
-    """Set resource limits and change the user. This happens before any untrusted byte is read."""
+    """Set the resource limits and change the user. This happens before the process reads any untrusted byte."""
     for limit in filter(None, limits.split(",")):
         name, _, value = limit.partition("=")
         soft, hard = int(value), resource.getrlimit(resource.__dict__[name])[1]
@@ -58,7 +59,7 @@ def run_program(source: str, name: str, names: dict) -> None:
 
 
 def end_program() -> None:
-    """Wait for threads and call exit functions, as Python does at the end of a program."""
+    """Wait for threads and call the exit functions, as Python does at the end of a program."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
@@ -66,7 +67,7 @@ def end_program() -> None:
 
 
 def format_error(error: BaseException, source: str, name: str) -> str:
-    """Return the traceback as Python prints it, without the frames of this file."""
+    """Return the traceback in the format of Python, without the frames of this file."""
     import linecache
     import traceback
 
@@ -78,7 +79,7 @@ def format_error(error: BaseException, source: str, name: str) -> str:
 
 
 def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
-    """Run a source. Return the letter and the text to report."""
+    """Run source code. Return the letter and the text of the report."""
     try:
         try:
             run_program(source, name, names) if kind == b"p" else run_cell(source, name, names)
@@ -103,7 +104,7 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             stream.flush()  # type: ignore[union-attr]
-        except BaseException:  # the program closed, replaced or broke the stream
+        except BaseException:  # the program has closed, replaced or damaged the stream
             continue
 
 
@@ -123,7 +124,7 @@ def main() -> None:
         letter, text = execute(kind, source, name, module.__dict__)
         flush()
         if os.getpid() != me:
-            os._exit(0)  # a child that the program forked and that ran past its end
+            os._exit(0)  # this is a child that the program forked, and the child has run to the program's end
         report(control, letter, text)
 
 
