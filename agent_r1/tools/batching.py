@@ -1,4 +1,4 @@
-"""Execute calls of a batched tool together if they wait at the same time, also across episodes."""
+"""Execute the calls of a tool in batches. A batch can contain calls from different episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from agent_r1.core.tasks import shared_task
 from agent_r1.tools.execution import CallFailure, CallOutcome, ReturnValue, run_with_timeout
 
 BatchFunction = Callable[[list[dict[str, Any]]], Any]
-"""Takes the arguments of several calls and returns the list of their outputs, in the same order. May be async."""
+"""A sync or async function that executes several calls.
+
+It takes a list with the keyword arguments of each call, and returns a list with the output of each call in the same
+order.
+"""
 
 MAX_BATCH = 64
 """The largest number of calls in one batch."""
@@ -21,7 +25,7 @@ MAX_BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A call that waits to be executed."""
+    """A call that waits for its execution."""
 
     order: tuple[int, ...]
     arguments: dict[str, Any]
@@ -31,7 +35,7 @@ class _PendingCall:
 
 @dataclass(slots=True)
 class _Queue:
-    """The pending calls of one event loop, and the task that executes them."""
+    """The pending calls of one event loop, and the asyncio task that executes the calls."""
 
     pending: list[_PendingCall] = field(default_factory=list)
     consumer: asyncio.Task[None] | None = None
@@ -40,8 +44,8 @@ class _Queue:
 class CallBatcher:
     """Collects calls and executes them in batches, one batch at a time.
 
-    No call is delayed to make a batch larger. A batch consists of the calls that arrive in the same round of the event
-    loop, or while the previous batch is executed. The calls of a batch are sorted by ``order``.
+    A call never waits for later calls. A batch contains the calls that arrived in the same round of the event loop, or
+    during the execution of the previous batch. It has at most ``MAX_BATCH`` calls, sorted by ``order``.
     """
 
     def __init__(self, batch: BatchFunction) -> None:
@@ -49,7 +53,14 @@ class CallBatcher:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def run(self, arguments: dict[str, Any], order: tuple[int, ...], timeout: float) -> CallOutcome:
-        """Enqueue a call and return its outcome. The timeout begins when the batch of the call does."""
+        """Enqueue a call and return its outcome after its batch has been executed.
+
+        Args:
+            arguments: the keyword arguments of the call.
+            order: the sort key of the call within its batch.
+            timeout: the time limit in seconds, which begins when the execution of the batch begins. A batch has the
+                largest time limit of its calls.
+        """
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())
         call = _PendingCall(order, arguments, timeout, loop.create_future())
@@ -59,7 +70,7 @@ class CallBatcher:
         return await call.outcome
 
     async def _consume(self, queue: _Queue) -> None:
-        """Execute pending calls until there are none. The next call that arrives starts a new consumer."""
+        """Execute the pending calls until the queue is empty. The next call starts a new consumer."""
         batch: list[_PendingCall] = []
         try:
             while queue.pending:
@@ -72,11 +83,16 @@ class CallBatcher:
                     _resolve(batch, await self._execute([call.arguments for call in batch], timeout))
         finally:
             queue.consumer = None
-            rest = (*batch, *queue.pending)  # unresolved only if this task was cancelled: no caller may wait forever
+            # Calls without an outcome remain only if this task was cancelled. Their callers must not wait forever.
+            rest = (*batch, *queue.pending)
             _resolve(rest, [CallFailure("its batch was given up")] * len(rest))
 
     async def _execute(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
-        """Return one outcome per call. If the batch raises, its calls run one by one, so that only bad ones fail."""
+        """Execute a batch and return one outcome per call.
+
+        If the batch raises or returns a wrong number of outputs, its calls are executed one by one, so that only the
+        faulty calls fail.
+        """
         outcome = await run_with_timeout(partial(self._batch, calls), timeout)
         if isinstance(outcome, ReturnValue):
             outputs = outcome.value
@@ -91,7 +107,7 @@ class CallBatcher:
 
 
 def _resolve(calls: Sequence[_PendingCall], outcomes: Sequence[CallOutcome]) -> None:
-    """Set the outcomes of the calls that have none and were not cancelled."""
+    """Set the outcome of each call that has no outcome yet and was not cancelled."""
     for call, outcome in zip(calls, outcomes, strict=True):
         if not call.outcome.done():
             call.outcome.set_result(outcome)

@@ -28,7 +28,7 @@ class Docstring:
 
 
 def parse_docstring(text: str) -> Docstring:
-    """Return the text before the first section, and the entries of the section ``Args:``.
+    """Return the text before the first section (summary), and the entries of the section ``Args:`` (arguments).
 
     Example:
         >>> parse_docstring("Add up.\\n\\nArgs:\\n    a: one\\n        number.\\n    b (int): another.").arguments
@@ -41,7 +41,7 @@ def parse_docstring(text: str) -> Docstring:
         if section := _SECTION.match(line):
             target = arguments if section[1].startswith("Arg") else []
         elif target is arguments and line and not line[0].isspace():
-            target = []  # text at the margin ends the entries
+            target = []  # a line without indentation ends the entries
         else:
             target.append(line)
     return Docstring(
@@ -50,13 +50,16 @@ def parse_docstring(text: str) -> Docstring:
 
 
 def _join_paragraphs(lines: list[str]) -> str:
-    """Join lines, with line breaks between paragraphs only."""
+    """Join the lines of each paragraph with spaces, and the paragraphs with an empty line."""
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines))
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
 
 
 def _parse_entries(lines: list[str]) -> dict[str, str]:
-    """Parse entries: ``name: text`` at the margin starts one, indented lines continue it."""
+    """Return the description of each argument, by name.
+
+    A line ``name: text`` without indentation starts an entry. Every other line continues the current entry.
+    """
     entries: dict[str, str] = {}
     name = None
     for line in lines:

@@ -1,7 +1,7 @@
-"""Run user functions, sync or async, with a time limit and without blocking the event loop.
+"""Run functions of the user, sync or async, with a time limit and without blocking the event loop.
 
-Sync functions run in daemon threads (:mod:`agent_r1.core.threads`). A thread cannot be stopped from outside: if a
-function exceeds its time limit, its thread is abandoned, and the next call uses another one.
+Sync functions run in daemon threads (:mod:`agent_r1.core.threads`). A thread cannot be stopped from outside. If a
+function exceeds its time limit, its thread is abandoned, and the next call uses another thread.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 MAX_THREADS = 128
-"""The largest number of sync functions that run at the same time in one event loop. Further calls wait, and their time
-limit does not start yet."""
+"""The largest number of sync functions that run at the same time in one event loop.
+
+A further call waits for a free thread, and its time limit begins when the function starts.
+"""
 
 DEFAULT_TIMEOUT = 60.0
 """The default time limit of a tool or a reward, in seconds."""
@@ -36,22 +38,24 @@ DEFAULT_TIMEOUT = 60.0
 PACKAGE_FOLDER, PYTHON_FOLDER = Path(__file__).parents[1], Path(os.__file__).parent
 
 GRACE_SECONDS = 0.5
-"""The time that cancelled code has to clean up, in seconds. After that it is abandoned."""
+"""The time that cancelled code has for its cleanup, in seconds. Code that still runs after this time is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnValue:
-    """The function returned ``value``."""
+    """The outcome of a function that returned ``value``."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """The function raised an exception; ``reason`` is one line, such as ``ValueError: no such page``.
+    """The outcome of a function that raised an exception.
 
-    ``location`` is the line of the user's own code that raised it, such as `` (env.py:12, in find)``. A policy does not
-    see it.
+    Attributes:
+        reason: the exception in one line, such as ``ValueError: no such page``.
+        location: the innermost line of the user's own code in the traceback, such as `` (env.py:12, in find)``; "" if
+            there is no such line. The policy does not see the location.
     """
 
     reason: str
@@ -60,7 +64,7 @@ class CallFailure:
 
 @dataclass(frozen=True, slots=True)
 class CallTimeout:
-    """The function did not return within ``seconds``."""
+    """The outcome of a function that did not return within ``seconds``."""
 
     seconds: float
 
@@ -69,13 +73,15 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 
 
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
-    """Run ``work`` and return its outcome. Exceptions become values; only a cancellation of the caller is raised.
+    """Run ``work`` and return its outcome. An exception of ``work`` and a timeout are outcomes too.
 
-    The time limit begins when ``work`` does. An async function that blocks the event loop cannot be timed out.
+    Only a cancellation of the caller, an interrupt by a signal (KeyboardInterrupt) and the end of the event loop are
+    raised. The time limit begins when ``work`` starts. An async function that blocks the event loop cannot be stopped
+    at its time limit.
 
     Args:
         work: a sync or an async function without arguments.
-        timeout: seconds.
+        timeout: the time limit in seconds.
     """
     if inspect.iscoroutinefunction(work):
         return await _limit(_run_async(work), timeout)
@@ -95,7 +101,7 @@ async def _limit(outcome: Awaitable[CallOutcome], timeout: float) -> CallOutcome
 
 
 def current_task() -> asyncio.Task[object] | None:
-    """Return the task that is running; None if there is none, or no event loop."""
+    """Return the asyncio task that is running, or None if no task or no event loop is running."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -105,8 +111,8 @@ def current_task() -> asyncio.Task[object] | None:
 def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bool:
     """Return whether user code raised ``error``, which was caught in ``task``.
 
-    The other possibilities are a cancellation of the task, an interrupt by a signal, and the end of the event loop,
-    which closes coroutines with a GeneratorExit that no task is running.
+    The result is False in three cases: ``task`` was cancelled, a signal interrupted the process, or the event loop
+    ended. At its end, the event loop closes coroutines with a GeneratorExit while no task is running.
     """
     match error:
         case asyncio.CancelledError():
@@ -120,9 +126,11 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
 
 
 def is_interrupt(error: KeyboardInterrupt) -> bool:
-    """Return whether a signal raised ``error``: the innermost frame is then a signal handler of asyncio or ours.
+    """Return whether a signal raised ``error``.
 
-    Python's default handler has no frame. While it is installed, every KeyboardInterrupt counts as an interrupt.
+    If a signal raised it, the innermost frame of the traceback is a signal handler of asyncio or of this package.
+    Python's default handler has no frame: while the default handler is installed, every KeyboardInterrupt in the main
+    thread counts as an interrupt by a signal.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -133,13 +141,13 @@ def is_interrupt(error: KeyboardInterrupt) -> bool:
 
 
 def is_user_file(file: Path) -> bool:
-    """Return whether a source file belongs neither to this package nor to Python nor to an installed package."""
+    """Return whether a source file is the user's own: not in this package, in Python or in an installed package."""
     own = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
     return not own and "site-packages" not in file.parts
 
 
 def user_code_location(error: BaseException) -> str:
-    """Return the innermost line of the user's own code in the traceback of an error; "" if there is none.
+    """Return the innermost line of the user's own code in the traceback of an error, or "" if there is no such line.
 
     Example:
         " (env.py:12, in find)"
@@ -152,11 +160,12 @@ def user_code_location(error: BaseException) -> str:
 
 
 async def run_detached(work: Awaitable[T]) -> T:
-    """Return the result of ``work``, which runs in a task of its own, so that it cannot swallow a cancellation.
+    """Return the result of ``work``, which runs in an asyncio task of its own. An exception of ``work`` is raised here.
 
-    asyncio cancels a task once, and a bare ``except:`` in a retry loop catches that like any other exception. If the
-    caller is cancelled, ``work`` is cancelled too and abandoned after ``GRACE_SECONDS``. An exception of ``work`` is
-    raised here. ``work`` itself cannot cancel the caller (:mod:`agent_r1.core.tasks`).
+    The separate task lets the caller end when it is cancelled, even if ``work`` catches the cancellation: asyncio
+    cancels a task only once, and a bare ``except:`` in a retry loop catches the cancellation. If the caller is
+    cancelled, ``work`` is cancelled too, and abandoned after ``GRACE_SECONDS``. ``work`` cannot cancel the caller
+    (:mod:`agent_r1.core.tasks`).
     """
     task = user_code_task(_capture(work))
     try:
@@ -173,7 +182,10 @@ async def run_detached(work: Awaitable[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class _CapturedError:
-    """An exception, such as SystemExit, that would end the event loop if the task itself raised it."""
+    """An exception of user code, as the result of its task.
+
+    SystemExit, for example, would end the event loop if the task raised it.
+    """
 
     error: BaseException
 
@@ -183,7 +195,7 @@ async def _capture(work: Awaitable[T]) -> T | _CapturedError:
     try:
         return await work
     except BaseException as error:
-        # A cancellation of this task is captured too: its caller, who cancelled it, does not look at the result.
+        # A cancellation of this task is captured too. The caller that cancelled this task does not read its result.
         if isinstance(error, asyncio.CancelledError) or is_user_error(error, task):
             return _CapturedError(error)
         raise
@@ -195,12 +207,15 @@ async def _run_async(work: Callable[[], object]) -> CallOutcome:
 
 
 async def _run_sync(work: Callable[[], object]) -> CallOutcome:
-    """Run ``work`` in a thread. A sync function may also return an awaitable, which is awaited here."""
+    """Run ``work`` in a thread and return its outcome.
+
+    If ``work`` returns an awaitable, the awaitable is awaited in the event loop.
+    """
 
     def job() -> CallOutcome:
         try:
             return ReturnValue(work())
-        except BaseException as error:  # in a thread, sys.exit() is a failure of the tool like any other
+        except BaseException as error:  # SystemExit too: it cannot end the process from a thread
             return _describe(error)
 
     outcome = await run_in_thread(job, pool=_threads)
@@ -219,5 +234,8 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 
 def _thread_slots() -> asyncio.Semaphore:
-    """Return the semaphore of the running event loop: an asyncio semaphore cannot be shared between loops."""
+    """Return the semaphore that limits the threads of the running event loop.
+
+    Each event loop has a semaphore of its own, because event loops cannot share an asyncio semaphore.
+    """
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS))

@@ -36,16 +36,16 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names that model providers and
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tool:
-    """Performs one action and reports its result.
+    """A function that the policy can call.
 
     Attributes:
         spec: the name, description and parameters that the policy sees.
-        function: called for each call, unless there is a batcher.
-        signature: validates the arguments.
+        function: performs the action of a call. It is not used if the tool has a batcher.
+        signature: validates the arguments of a call.
         timeout: the time limit of a call in seconds; None to use the limit of the environment.
-        batcher: executes calls in batches.
-        sandbox: the isolation level and layers under which the tool runs code written by the policy; None if it runs
-            no such code.
+        batcher: executes the calls in batches; None to execute each call on its own.
+        sandbox: the isolation level and layers under which the tool runs code written by the policy; None if the tool
+            runs no such code.
     """
 
     spec: ToolSpec
@@ -63,14 +63,18 @@ class Tool:
         default_timeout: float = DEFAULT_TIMEOUT,
         resources: Resources | None = None,
     ) -> ToolResult:
-        """Run one call. An error becomes a result whose text explains it to the agent; only a cancellation is raised.
+        """Run one call and return its result.
+
+        An error becomes a result whose text explains the error to the agent. Only a cancellation or an interrupt is
+        raised.
 
         Args:
-            arguments: as the policy sent them; they are validated here.
+            arguments: the arguments that the policy sent. They are validated here.
             task: the task of the episode.
             context: the context of the attempt.
-            default_timeout: seconds, for tools without a limit of their own.
-            resources: the resources of the episode. If None, the call opens its own and closes them.
+            default_timeout: the time limit in seconds for a tool that has no time limit of its own.
+            resources: the resources of the episode. If None, the call opens its own resources and closes them at its
+                end.
         """
         start = time.monotonic()
         call_resources = Resources(task, context) if resources is None else resources
@@ -116,24 +120,27 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Turn a typed function with a docstring into a tool. Use it as ``@tool`` or ``@tool(name=..., ...)``.
 
-    The text of the docstring up to ``Args:`` describes the tool, its entries describe the arguments (Google style).
-    Parameters annotated with ``Task``, ``RolloutContext`` or ``Resources`` receive the values of the running episode
-    and are hidden from the policy. The function may be sync (it runs in a thread) or async. It returns text, a value
-    that JSON can represent, or a ToolResult. If it raises, the agent sees the error as the result of its call.
+    The text of the docstring before the first section, such as ``Args:``, is the description of the tool. The entries
+    of ``Args:`` (Google style) are the descriptions of the arguments. A parameter with the type ``Task``,
+    ``RolloutContext`` or ``Resources`` receives the value of the running episode and is hidden from the policy. The
+    function is sync (and runs in a thread) or async. It returns text, a value that JSON can represent, or a ToolResult.
+    If the function raises an exception, the agent sees the error as the result of the call.
 
     Args:
         function: the function that performs the action.
-        name: the name of the tool; the name of the function by default.
-        timeout: the time limit of one call in seconds; the limit of the environment by default.
-        batch: executes several calls at once. It takes a list with the keyword arguments of each call and returns
-            (sync or async) the list of their results in the same order. Calls that wait at the same time, across
-            episodes, are executed together, and the function itself only provides the description. If a batch raises,
-            its calls are run one by one, so that only the bad ones fail; a batch that times out fails as a whole.
-        sandbox: set this if the tool runs code written by the policy: the sandbox that it uses, or the text
-            ``"none: .."`` with a reason if the code is not isolated.
+        name: the name of the tool (default: the name of the function).
+        timeout: the time limit of one call in seconds (default: the limit of the environment).
+        batch: a function that executes several calls together. It takes a list with the keyword arguments of each call
+            and returns (sync or async) a list with the result of each call, in the same order. A batch contains calls
+            that wait at the same time, also calls of different episodes. The decorated function then only describes the
+            tool and is never called. If a batch raises an exception, its calls are executed one by one, so that only
+            the faulty calls fail. If a batch exceeds its time limit, all its calls fail.
+        sandbox: the sandbox in which the tool runs code written by the policy, or the text ``"none: .."`` with a reason
+            if such code is not isolated. Leave it out if the tool runs no such code.
 
     Raises:
-        InvalidInput: if the docstring is missing, or a parameter has no type or no JSON schema.
+        InvalidInput: if the name, the time limit or the sandbox is not valid, the docstring has no description, or a
+            parameter has no type or no JSON schema.
 
     Example:
         >>> @tool
@@ -172,7 +179,7 @@ def _build_tool(
 
 
 def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
-    """Return the outcome of a call to the tool ``name`` as a ToolResult."""
+    """Return the ToolResult for the outcome of a call to the tool ``name``."""
     match outcome:
         case ReturnValue(value=ToolResult() as result) if not any(validation_errors(result)):
             return result

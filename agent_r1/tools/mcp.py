@@ -1,4 +1,4 @@
-"""Tools of Model Context Protocol servers (https://modelcontextprotocol.io), through the official SDK.
+"""Tools of servers of the Model Context Protocol (https://modelcontextprotocol.io), through the official SDK.
 
 env = ToolEnv(tools=[*mcp_tools("python server.py"), my_own_tool], rewards=[exact_match])
 """
@@ -37,45 +37,45 @@ from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 __all__ = ["HttpServer", "StdioServer", "mcp_tools"]
 
 START_SECONDS = 30.0
-"""The time limit for starting a server or connecting to one, in seconds."""
+"""The time limit for starting a server or connecting to a server, in seconds."""
 
 OPEN_SECONDS = 60.0
-"""The time that a call may wait for its connection, in seconds, in addition to its own time limit."""
+"""The time that a call can wait for its connection, in seconds. The time limit of the call itself begins afterwards."""
 
 SEED_VARIABLE = "AGENT_R1_SEED"
-"""The environment variable that gives the seed of the episode to a server that is started for it."""
+"""The environment variable with the seed of the episode, for a server process that is started for one episode."""
 
 _MAX_PAGES = 100
 
 _SECRET_OPTION = re.compile(r"(-[\w-]*(?:token|key|secret|password|auth)[\w-]*[= ])\S+", re.IGNORECASE)
-"""An option of a command whose value is a credential, such as ``--api-key abc``."""
+"""A pattern for an option of a command whose value is a credential, such as ``--api-key abc``."""
 
 _MIN_SECRET = 6
-"""Characters of a value that is removed from messages, at least: "1" or "true" is no credential."""
+"""The smallest length of a credential. Shorter values, such as "1" or "true", are not removed from messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A command that serves over its standard input and output.
+    """A server that is started as a command and communicates over its standard input and output.
 
     Attributes:
         command: the words of the command. ``python`` as the first word is replaced by the running interpreter.
-        variables: environment variables, in addition to the few that the SDK passes on (PATH, HOME ..).
-        folder: the working directory.
+        variables: environment variables, in addition to the variables that the SDK passes on (PATH, HOME ..).
+        folder: the working directory; None for the current directory.
 
     Example:
         StdioServer(("python", "server.py", "--small"), folder=Path("tools"))
     """
 
     command: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may hold credentials
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # the values can be credentials
     folder: Path | None = None
 
     def __str__(self) -> str:
         return _SECRET_OPTION.sub(rf"\1{REDACTED}", redact(shlex.join(self.command)))
 
     def redact(self, text: str) -> str:
-        """Return a text without the values of ``variables`` and without credentials in addresses."""
+        """Return the text without the values of ``variables`` and without credentials in addresses."""
         return _redact(text, self.variables.values())
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
@@ -92,20 +92,20 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server behind a URL, which speaks Streamable HTTP.
+    """A server at a URL, with the transport Streamable HTTP.
 
     Example:
         HttpServer("http://127.0.0.1:8000/mcp", headers={"Authorization": "Bearer .."})
     """
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may hold credentials
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # the values can be credentials
 
     def __str__(self) -> str:
         return redact(self.url)
 
     def redact(self, text: str) -> str:
-        """Return a text without the values of ``headers`` and without credentials in addresses."""
+        """Return the text without the values of ``headers`` and without credentials in addresses."""
         return _redact(text, self.headers.values())
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
@@ -127,18 +127,19 @@ def mcp_tools(
 ) -> list[Tool]:
     """Return the tools of an MCP server, for a ToolEnv.
 
-    The server is queried once for its tools, when this function is called. Each episode that calls one of them then
-    gets a connection of its own, from its first call to its end. For a command, that is a server process, so that
-    attempts do not affect each other; for a URL it is a session, and the server decides which state is shared. If a
-    server crashes or hangs, the calls of its episode fail with an explanation, and other episodes continue.
+    This function queries the server once for its tools. Each episode that calls a tool then has a connection of its
+    own, from the first call to the end of the episode. For a command, each connection is a separate server process, so
+    that attempts do not affect each other. For a URL, each connection is a session, and the server decides which state
+    the sessions share. If a server crashes or hangs, the calls of its episode fail with an explanation, and other
+    episodes continue.
 
     Args:
-        server: a command, a URL, or a :class:`StdioServer` or :class:`HttpServer`.
-        scope: ``run`` shares one connection between all episodes, for stateless servers. After a call without an
-            answer, later episodes get a new connection.
-        timeout: the time limit of a call in seconds, without the time to connect.
-        only: the names of the tools to use; all tools by default.
-        prefix: put before each name, to distinguish the tools of two servers.
+        server: a command, a URL, a :class:`StdioServer` or a :class:`HttpServer`.
+        scope: ``episode`` for one connection per episode; ``run`` for one connection that all episodes share, for
+            servers without state. After a shared call without an answer, later episodes get a new connection.
+        timeout: the time limit of a call in seconds, without the time for connecting.
+        only: the names of the tools to return (default: all tools).
+        prefix: is put before each name, to distinguish the tools of two servers.
 
     Raises:
         InvalidInput: if the SDK is not installed, the server cannot be reached, or a tool in ``only`` does not exist.
@@ -146,7 +147,7 @@ def mcp_tools(
     if isinstance(server, str):
         server = HttpServer(server) if re.match("https?://", server) else StdioServer(tuple(shlex.split(server)))
     opener: Opener[_Lease] = _PerEpisode(server) if scope == "episode" else _Shared(server)
-    with ThreadPoolExecutor(1) as thread:  # in a thread, because the caller may be inside an event loop
+    with ThreadPoolExecutor(1) as thread:  # in a thread, because the caller can be inside an event loop
         descriptions = thread.submit(asyncio.run, _list_tools(server)).result()
     missing = sorted(set(only) - {tool.name for tool in descriptions})
     if missing:
@@ -169,14 +170,14 @@ def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaSignature:
-    """The signature of a tool that is described by a JSON schema alone."""
+    """The signature of a tool that only has a JSON schema."""
 
     schema: Mapping[str, Any]
 
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the unchanged arguments, if the schema allows them, and the resources that hold the connection."""
+        """Return the unchanged arguments and the episode's resources, or InvalidArguments if the schema is violated."""
         validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(self.schema)
         errors = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
         if not errors:
@@ -186,9 +187,9 @@ class _SchemaSignature:
 
 
 class _Connection:
-    """A connection to a server, held by a task of its own: the SDK must close it in the task that opened it.
+    """A connection to a server. The same asyncio task opens and closes the connection, because the SDK requires this.
 
-    ``usable`` becomes False after a call that did not complete, because the state of the server is then unknown.
+    ``usable`` is False after an error or a call without a result, because the state of the server is then unknown.
     """
 
     def __init__(self, server: Server, seed: int | None) -> None:
@@ -201,7 +202,7 @@ class _Connection:
 
     @classmethod
     async def open(cls, server: Server, seed: int | None = None) -> _Connection:
-        """Return an open connection. Raises ConnectionError if the server cannot be reached."""
+        """Return an open connection. Raise ConnectionError if the server cannot be reached."""
         connection = cls(server, seed)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -216,7 +217,10 @@ class _Connection:
         return connection
 
     async def _hold(self, seed: int | None) -> None:
-        """Open the connection and keep it until :meth:`close`. The future ``_client`` receives it, or the error."""
+        """Open the connection and keep it open until :meth:`close`.
+
+        The future ``_client`` receives the client or the error.
+        """
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
             try:
@@ -230,7 +234,7 @@ class _Connection:
                     self._client.set_exception(ConnectionError(f"no connection to {self._server}: {why}"))
 
     async def list_tools(self) -> list[Any]:
-        """Return the SDK's descriptions of the server's tools."""
+        """Return the descriptions of the server's tools, as objects of the SDK."""
         client, descriptions, cursor = await self._client, [], None
         for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
@@ -241,7 +245,7 @@ class _Connection:
         return descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the result of a call, or an error result if the server does not give one."""
+        """Return the result of a call, or an error result if the server returns no result."""
         client = await self._client
         try:
             return _convert_result(await client.call_tool(name, dict(arguments)))
@@ -268,7 +272,10 @@ class _Connection:
 
 
 def _redact(text: str, values: Iterable[str]) -> str:
-    """Return a text without these values, and without their words ("Bearer abc" has the word "abc")."""
+    """Return the text without ``values``, without the words of the values and without credentials in addresses.
+
+    For example, "secret" is a word of the value "Bearer secret". Texts shorter than ``_MIN_SECRET`` are kept.
+    """
     words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
     for word in sorted(words, key=len, reverse=True):
         text = text.replace(word, REDACTED)
@@ -276,7 +283,7 @@ def _redact(text: str, values: Iterable[str]) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the first error of nested exception groups, in one line."""
+    """Return the error in one line. For nested exception groups, return the first error inside the groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -284,7 +291,7 @@ def _describe(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Lease:
-    """The use of a connection by one episode; ``release`` is called at its end."""
+    """The use of a connection by one episode. ``release`` is called at the end of the episode."""
 
     connection: _Connection
     release: Callable[[_Connection], Any]
@@ -305,7 +312,7 @@ class _PerEpisode:
 
 @dataclass(slots=True)
 class _SharedState:
-    """The connection that the episodes of one event loop share, and the number of episodes per open connection."""
+    """The shared connection of the episodes of one event loop, and the number of episodes per open connection."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: _Connection | None = None
@@ -313,7 +320,7 @@ class _SharedState:
 
 
 class _Shared:
-    """Gives all episodes the same connection as long as it is usable. It ends with the event loop."""
+    """Gives all episodes of an event loop the same connection while the connection is usable."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -339,7 +346,7 @@ class _Shared:
 
 
 async def _list_tools(server: Server) -> list[Any]:
-    """Return the descriptions of the server's tools, through a connection that is closed afterwards."""
+    """Return the descriptions of the server's tools. The connection is closed afterwards."""
     try:
         connection = await _Connection.open(server)
     except ConnectionError as error:
@@ -355,7 +362,10 @@ async def _list_tools(server: Server) -> list[Any]:
 
 
 def _convert_result(result: Any) -> ToolResult:
-    """Convert a result of the SDK. Structured content becomes ``data``, shown to the policy if there is no other."""
+    """Convert a result of the SDK.
+
+    Structured content becomes ``data``, and is shown to the policy if there is no other content.
+    """
     parts = tuple(part for block in result.content for part in _convert_block(block))
     if not parts and result.structured_content is not None:
         parts = (Text(json.dumps(result.structured_content, ensure_ascii=False)),)
@@ -364,7 +374,10 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert a content block. Media become a reference and a line of text, for policies that only read text."""
+    """Convert a content block.
+
+    An image or audio becomes a line of text and a reference, because some policies only read text.
+    """
     match block.type:
         case "text":
             return (Text(block.text),)

@@ -1,4 +1,4 @@
-"""The ``python`` tool: a sandboxed Python interpreter that keeps its variables for an episode."""
+"""The ``python`` tool: a sandboxed Python interpreter that keeps its variables until the episode ends."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 _RESTARTED = "[The interpreter was restarted: variables and imports of earlier calls are gone.]\n"
 _LOST = "The next call starts a fresh interpreter: variables and imports are gone."
 _MAX_WAIT = 600.0
-"""The time that a call may wait for earlier calls of the same action and for a free slot, in seconds."""
+"""The time that a call can wait for a free sandbox slot and for earlier calls of the same action, in seconds."""
 
 
 def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
-    """Return a tool named ``python`` that runs code and shows its output. Variables are kept for the episode.
+    """Return a tool named ``python`` that runs code and shows its output. An episode keeps its variables between calls.
 
-    The :class:`ExecutionResult` of a call is the result's ``data``, for rewards. If the code hangs, crashes or floods
-    its output, the call fails with an explanation, and the next call gets a fresh interpreter.
+    The field ``data`` of a call's ToolResult is the :class:`ExecutionResult`, which reward functions can read. If the
+    code times out, crashes or prints too much, the call fails with an explanation, and the next call starts a fresh
+    interpreter.
 
     Args:
-        sandbox: a sandbox, or its configuration; None for the default configuration.
+        sandbox: a sandbox, or the configuration of a sandbox; None for the default configuration.
 
     Raises:
         InvalidInput: if the isolation level is not available on this machine.
@@ -61,7 +62,7 @@ class _InterpreterOpener:
 
 
 def format_result(result: ExecutionResult) -> ToolResult:
-    """Return the result as the agent reads it: the output, then the error if there is one."""
+    """Return the result that the agent sees: the output of the code, then the error if the code failed."""
     text = "".join([_RESTARTED if result.restarted else "", _format(result.stdout), _format(result.stderr)])
     if result.ok:
         return ToolResult((Text(text or "(nothing was printed)"),), ok=True, data=result)

@@ -1,4 +1,7 @@
-"""Resources that the tools of an episode hold, such as an interpreter: opened at first use, closed with the episode."""
+"""Resources that the tools of an episode hold, such as an interpreter.
+
+A resource is opened by the first call that needs it, and closed at the end of the episode.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,20 @@ _Opened = TypeVar("_Opened", bound=Resource, covariant=True)
 
 
 class Opener(Protocol[_Opened]):
-    """Opens a resource for an episode. Tools that share an opener share the resource."""
+    """Opens a resource for an episode. Tools with the same opener share its resource."""
 
     async def open(self, task: Task, context: RolloutContext) -> _Opened:
-        """Return the open resource. May raise. If it is cancelled, it must leave nothing open."""
+        """Open a resource and return it. An exception fails the call that needs the resource.
+
+        If the opening is cancelled, it must leave nothing open.
+        """
         ...
 
 
 class Resources:
-    """The resources of one episode, by their opener.
+    """The resources of one episode, by opener.
 
-    An async tool that has a parameter of this type receives the resources of its episode.
+    An async tool with a parameter of type ``Resources`` receives the resources of its episode.
 
     Example:
         browsers = Browsers()       # its ``async def open(task, context)`` starts a browser
@@ -41,7 +47,7 @@ class Resources:
         @tool
         async def visit(url: str, resources: Resources) -> str:
             '''Read a page.'''
-            browser = await resources.get(browsers)     # the same one at every call of the episode
+            browser = await resources.get(browsers)     # the same browser in each call of the episode
             return await browser.text(url)
     """
 
@@ -51,13 +57,14 @@ class Resources:
         self._closing: asyncio.Task[None] | None = None
 
     async def get(self, opener: Opener[_R]) -> _R:
-        """Return the resource that ``opener`` opens for this episode; the first call opens it.
+        """Return the resource that ``opener`` opens for this episode. The first call of ``get`` opens the resource.
 
-        The opening runs in a task of its own: if a call is cancelled or times out, the opening continues for the other
-        and later calls. A failed opening is not repeated: every call raises its error.
+        The opening runs in an asyncio task of its own. If a call is cancelled or times out, the opening continues,
+        because other calls can need the resource. A failed opening is not repeated: every call raises the error of the
+        opening.
 
         Raises:
-            RuntimeError: if the episode is over.
+            RuntimeError: if the episode has ended.
         """
         if self._closing is not None:
             raise RuntimeError("the episode is over")
@@ -67,7 +74,9 @@ class Resources:
         return resource
 
     async def close(self) -> None:
-        """Close all open resources, even if the caller is cancelled. Errors are logged and do not stop the others."""
+        """Close all open resources, even if the caller is cancelled. An error is logged, and the other resources are
+        closed too.
+        """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

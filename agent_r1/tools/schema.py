@@ -1,7 +1,7 @@
 """The parameters of a tool: a JSON schema for the policy, and the validation of the arguments that the policy sends.
 
-Parameters annotated with ``Task``, ``RolloutContext`` or ``Resources`` are filled in from the running episode and are
-not part of the schema.
+A parameter with the type ``Task``, ``RolloutContext`` or ``Resources`` receives the value of the running episode. The
+schema does not contain such a parameter.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agent_r1.tools.docstring import Docstring
 from agent_r1.tools.resources import Resources
 
 MAX_SHOWN_ERRORS = 5
-"""The number of wrong arguments that an error message explains."""
+"""The largest number of wrong arguments that an error message explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidArguments:
-    """Arguments that cannot be used; ``reason`` gives the problem and the expected arguments."""
+    """The result of a validation that failed. ``reason`` explains the problem and lists the expected arguments."""
 
     reason: str
 
@@ -38,7 +38,7 @@ class Signature(Protocol):
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the keyword arguments to call the tool's function with."""
+        """Return the keyword arguments for the tool's function, or InvalidArguments if the arguments are not valid."""
         ...
 
 
@@ -47,11 +47,12 @@ class FunctionSignature:
     """The signature of a typed Python function.
 
     Attributes:
-        model: a pydantic model with one field per parameter, in order. Its fields are named p0, p1, .. and have the
-            parameter's name as an alias, so that a parameter may have any name.
+        model: a pydantic model with one field for each parameter in ``names``, in order. The fields are named p0, p1,
+            .., and the alias of a field is the name of the parameter. So a parameter can have a name that pydantic does
+            not accept.
         names: the names of the parameters that the policy fills in.
-        injected: the other parameters, with their types.
-        schema: the JSON schema of the parameters.
+        injected: the types of the other parameters, by name.
+        schema: the JSON schema of the parameters in ``names``.
     """
 
     model: type[BaseModel]
@@ -62,7 +63,10 @@ class FunctionSignature:
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the validated keyword arguments, with defaults. Safe conversions are applied ("3" to 3)."""
+        """Return the validated keyword arguments, or InvalidArguments.
+
+        Defaults and safe conversions ("3" to 3) are applied.
+        """
         try:
             fields = self.model.model_validate(dict(arguments))
         except ValidationError as error:
@@ -75,7 +79,7 @@ class FunctionSignature:
 
 
 def describe_parameters(schema: Mapping[str, Any]) -> str:
-    """Return the parameters of an object's JSON schema in words.
+    """Return a short text that lists the parameters in the JSON schema of an object.
 
     Example:
         >>> schema = {"properties": {"query": {"type": "string"}, "k": {"type": "integer"}}, "required": ["query"]}
@@ -91,11 +95,11 @@ def describe_parameters(schema: Mapping[str, Any]) -> str:
 
 
 def parse_signature(function: Callable[..., Any], docs: Docstring) -> FunctionSignature:
-    """Return the signature of a function, from its annotations, defaults and docstring.
+    """Return the signature of a function, from the annotations, defaults and docstring of the function.
 
     Raises:
-        InvalidInput: if a parameter has no type, has no JSON schema or cannot be passed by name, or if the docstring
-            describes an argument that does not exist.
+        InvalidInput: if the annotations cannot be read, a parameter has no type, has no JSON schema or cannot be passed
+            by name, or the docstring describes an argument that does not exist.
     """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -144,7 +148,10 @@ def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _remove_titles(node: Any) -> Any:
-    """Remove the titles that pydantic generates. A property that is called title is a mapping, and stays."""
+    """Remove the titles that pydantic generates.
+
+    A generated title is a string; a property with the name ``title`` is a mapping and is kept.
+    """
     if isinstance(node, dict):
         return {
             key: _remove_titles(value) for key, value in node.items() if key != "title" or not isinstance(value, str)
@@ -163,7 +170,7 @@ def _describe_errors(error: ValidationError) -> str:
 
 
 def _describe_type(schema: Mapping[str, Any]) -> str:
-    """Return the type of one property in words: ``integer``, ``one of "a", "b"``, ``string or null``."""
+    """Return the type of one property as text, such as ``integer``, ``one of 'a', 'b'`` or ``string or null``."""
     if "anyOf" in schema:
         return " or ".join(_describe_type(option) for option in schema["anyOf"])
     if "enum" in schema:

@@ -1,7 +1,7 @@
-"""Results of tool calls that failed, and the limits on the output that an agent sees.
+"""The results of failed tool calls, and the limit on the output that an agent sees.
 
-Each kind of failure is a :class:`ToolErrorKind`, stored in ``ToolResult.error``, so that rewards and metrics can
-distinguish wrong calls from failing tools. The text for the agent is in ``ToolResult.parts``.
+Each kind of failure is a :class:`ToolErrorKind` in ``ToolResult.error``. Rewards and metrics can so distinguish wrong
+calls from failing tools. The text for the agent is in ``ToolResult.parts``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from agent_r1.core.messages import ContentPart, Media, Text
 from agent_r1.core.suggest import suggest
 from agent_r1.core.tool import ToolResult
 
-_MAX_NAME = 64  # longer names are cut to this length before they are compared and quoted
+_MAX_NAME = 64  # characters; a longer name is cut before the comparison with the tools and in the text
 
 
 class ToolErrorKind(StrEnum):
-    """The reason why a call returned no result."""
+    """The kind of failure of a tool call."""
 
     MALFORMED_CALL = "malformed call"
     UNKNOWN_TOOL = "unknown tool"
@@ -32,11 +32,11 @@ class ToolErrorKind(StrEnum):
 INVALID_CALL_KINDS = frozenset(
     {ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS}
 )
-"""The errors that are the agent's fault, not the tool's."""
+"""The kinds of failure that the agent caused with an invalid call. The other kinds are failures of the tool."""
 
 
 def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
-    """Return a failed result whose ``text`` explains the error to the agent."""
+    """Return a failed result. ``text`` explains the error to the agent."""
     return ToolResult((Text(text),), ok=False, error=kind)
 
 
@@ -47,7 +47,7 @@ def malformed_call_result(reason: str) -> ToolResult:
 
 
 def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
-    """Return the result of a call to a tool that does not exist; its text names the tools.
+    """Return the result of a call to a tool that does not exist. The text of the result lists the existing tools.
 
     Example:
         >>> unknown_tool_result("serach", ["search", "add"]).parts[0].text
@@ -60,9 +60,10 @@ def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
 
 
 def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
-    """Return the result with at most ``max_output`` characters of text, all of them valid Unicode.
+    """Return the result with at most ``max_output`` characters of text. Invalid Unicode becomes question marks.
 
-    A note that gives the number of removed characters is added on top of ``max_output``.
+    If text was removed, a note with the number of removed characters is added. The note does not count towards
+    ``max_output``.
 
     Example:
         >>> truncate_output(ToolResult((Text("abcdef"),), ok=True), 4).parts[0].text
@@ -83,7 +84,7 @@ def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
 
 
 def _append_text(parts: list[ContentPart], text: str) -> None:
-    """Append text, joined with the text part before it, if there is one."""
+    """Append text to the last part if the last part is text, otherwise as a new part."""
     if parts and isinstance(last := parts[-1], Text):
         parts[-1] = Text(last.text + text)
     else:
@@ -91,12 +92,12 @@ def _append_text(parts: list[ContentPart], text: str) -> None:
 
 
 def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no tokenizer accepts, with question marks."""
+    """Replace lone surrogates with question marks, because no tokenizer accepts lone surrogates."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def validation_errors(result: ToolResult) -> Iterator[str]:
-    """Yield the reasons why a ToolResult made by user code cannot be used.
+    """Yield each reason why a ToolResult from user code is not valid.
 
     Example:
         >>> list(validation_errors(ToolResult((Text("page"),), ok=False, error=404)))
@@ -115,12 +116,15 @@ def validation_errors(result: ToolResult) -> Iterator[str]:
 
 
 def part_errors(parts: Sequence[object]) -> Iterator[str]:
-    """Yield a reason for each element that is not a valid content part."""
+    """Yield a reason for each element of ``parts`` that is not a valid content part."""
     for part in parts:
         if not isinstance(part, Media) and not (isinstance(part, Text) and isinstance(part.text, str)):
             yield f"it has {describe_type(part.text if isinstance(part, Text) else part)} where text belongs"
 
 
 def describe_type(value: object) -> str:
-    """Return the type of a value in words. Calls no method of the value, which may be user code."""
+    """Return the type of a value as text.
+
+    No method of the value is called, because the value can be an object of user code.
+    """
     return "None" if value is None else f"an object of type {type(value).__name__}"
