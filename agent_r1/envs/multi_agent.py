@@ -1,12 +1,12 @@
-"""Games of several agents, written as plain async Python: the game asks its players and returns their scores.
+"""Games of several agents, written as async Python functions. A game asks its players and returns their scores.
 
     async def higher(players, task, rng):
         first, second = [int(await player.ask("Name a number from 1 to 9.")) for player in players]
         return (1.0, 0.0) if first > second else (0.0, 1.0)
 
-For each player there is an environment: the game's questions are its observations, the player's answers its actions.
-So agent loop, loss masks and credit assignment are the same as for a single agent, and each player has its own
-trajectory.
+Each player has an environment of its own. The questions of the game are the observations, and the answers of the player
+are the actions. Therefore the agent loop, the loss masks and the credit assignment are the same as for a single agent,
+and each player has a trajectory of its own.
 """
 
 from __future__ import annotations
@@ -26,27 +26,30 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue, run_with_timeout
 
 GAME_SECONDS = 3600.0
-"""The default time limit of a game, including the time in which its players generate."""
+"""The default time limit of a game in seconds, including the time in which the players generate."""
 
 
 class PlayerDropped(AgentR1Error):
-    """The game has a question for a player whose attempt has ended (its engine failed or its tokens ran out)."""
+    """The game asks a player whose attempt has ended (for example, because the engine failed or the tokens ran out)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GameOver:
-    """The end of a game. ``failure`` is the reason if the game has no result."""
+    """The end of a game. ``failure`` is the reason why the game has no result; None if the game has a result."""
 
     failure: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Player:
-    """A player as the game sees it.
+    """A player in a game. The game uses ``tell`` and ``ask``; the player's environment uses the queues.
 
     Attributes:
         number: the position of the player, from 0.
-        has_had_turn: whether the player got a question from the game.
+        has_had_turn: whether the game has asked the player.
+        questions: the questions of the game that the player has not received yet, and the end of the game.
+        answers: the actions of the player that the game has not received yet. PlayerDropped if the attempt has ended.
+        announcements: the texts that are added to the next question.
     """
 
     number: int
@@ -56,11 +59,11 @@ class Player:
     announcements: list[str] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
-        """Add text to the next question to this player."""
+        """Add a text to the beginning of the next question to this player."""
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Return the player's answer to a question. Raises PlayerDropped if its attempt has ended."""
+        """Return the player's answer to a question. Raise PlayerDropped if the player's attempt has ended."""
         self.has_had_turn = True
         self.questions.put_nowait("\n".join((*self.announcements, text)))
         self.announcements.clear()
@@ -72,14 +75,18 @@ class Player:
 
 
 Game = Callable[[Sequence[Player], Task, random.Random], Awaitable[Sequence[float]]]
-"""Plays a task and returns the score of each player. All chance has to come from the random generator."""
+"""A function that plays a task and returns the score of each player.
+
+It must draw random numbers only from the given generator.
+"""
 
 
 class Match:
     """One match of a game.
 
-    ``players`` are the environments of its players, each to be opened once and to be closed. The episodes of all
-    players fail if the game raises, takes longer than ``seconds``, or does not return one finite number per player.
+    ``players`` are the environments of the players. Each environment has to be opened once and to be closed. The
+    episodes of all players fail if the game raises, exceeds ``seconds``, or does not return one finite number per
+    player.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
@@ -87,9 +94,9 @@ class Match:
         self.players = tuple(PlayerEnv(Player(number)) for number in range(players))
 
     async def play(self) -> tuple[float, ...] | None:
-        """Play to the end and return each player's score, or None if the game failed.
+        """Play the match and return the score of each player, or None if the game failed.
 
-        The episodes of the players have to run at the same time.
+        The episodes of the players have to run at the same time as the match.
         """
         returns, over = None, GameOver("it was cancelled")
         try:
@@ -116,14 +123,17 @@ class Match:
 
 @dataclass(slots=True, eq=False)
 class PlayerEnv:
-    """The environment of one player in one match, and its only episode."""
+    """The environment of one player in one match. It is also the player's only episode."""
 
     player: Player
     tools: tuple[ToolSpec, ...] = ()
     start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> PlayerEnv:
-        """Wait until the game asks the player for the first time."""
+        """Wait for the first question to the player.
+
+        Raise AgentR1Error if the game ends or fails before the first question.
+        """
         question = await self._next_question()
         if not question:
             raise AgentR1Error(f"the game ended before player {self.player.number} had a turn")
@@ -131,17 +141,17 @@ class PlayerEnv:
         return self
 
     async def step(self, action: Action) -> Transition:
-        """Answer the game, and wait until it asks again or is over."""
+        """Send the answer to the game, then wait for the next question or the end of the game."""
         self.player.answers.put_nowait(action)
         question = await self._next_question()
         return Transition(question, end=None if question else "terminal")
 
     async def close(self) -> None:
-        """Tell the game that the player has left. The game may go on without it."""
+        """Tell the game that the player's attempt has ended. The game can continue without the player."""
         self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _next_question(self) -> tuple[Message, ...]:
-        """Return the next question, or no message if the game is over."""
+        """Return the next question as a message, or () if the game has ended. Raise AgentR1Error if the game failed."""
         question = await self.player.questions.get()
         if isinstance(question, str):
             return (Message.user(question),)

@@ -1,4 +1,4 @@
-"""Naive RAG, the baseline without an agent: one retrieval with the question, one answer."""
+"""Naive RAG, the baseline without an agent: one retrieval for the question, then one answer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from agent_r1.tools.tool_errors import truncate_output
 
 
 class NaiveRag:
-    """One turn without tools, with the passages for the question put before it.
+    """An environment with one turn and no tools. The prompt contains passages that were retrieved for the question.
 
-    The question is the text of the task's last user message. The passages come from the agent's own search tool and are
-    truncated as for the agent, so that the baseline and the agent read the same text.
+    The question is the text of the task's last user message, and the passages are put before the question. The passages
+    come from the agent's own search tool and are truncated in the same way as for the agent. So the baseline and the
+    agent read the same text.
 
     Args:
-        retrieve: the search tool; ``query`` must be its only required argument.
-        system: a system message that replaces the system message of the task, if it has one.
-        examples: messages that follow the system message in every prompt, such as passages with a question, and its
-            answer.
-        max_output: the number of characters shown of the passages; use the value of the agent's ToolEnv.
+        retrieve: the search tool. ``query`` must be its only required argument.
+        system: a system message that replaces the system message of the task. If None, the task's system message is
+            kept.
+        examples: messages that follow the system message in every prompt, such as passages with a question, and the
+            answer to the question.
+        max_output: the largest number of characters of the passages in the prompt. Use the value of the agent's
+            ToolEnv.
 
     Raises:
         InvalidInput: if ``query`` is not the only required argument of the tool.
@@ -53,7 +56,9 @@ class NaiveRag:
         """Retrieve the passages and return the episode.
 
         Raises:
-            AgentR1Error: if the retrieval fails: a baseline that reads an error message would score too low.
+            InvalidInput: if the task has no user message.
+            AgentR1Error: if the retrieval fails. With an error message instead of passages, the score of the baseline
+                would be too low.
         """
         messages = list(opening_messages(task, self._system, self._examples))
         users = [index for index, message in enumerate(messages) if message.role == "user"]
@@ -71,7 +76,7 @@ class NaiveRag:
 
 @dataclass(slots=True)
 class SingleTurnEpisode:
-    """An episode that ends with its first action."""
+    """An episode that ends after its first action."""
 
     start: tuple[Message, ...]
 

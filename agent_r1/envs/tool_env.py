@@ -23,41 +23,50 @@ from agent_r1.tools.resources import Resources
 from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, unknown_tool_result
 
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
-"""Returns process rewards, by name, for an action and the results of its calls. Called for every action; the results
-are () if no call was run."""
+"""Returns process rewards, by name, for an action and the results of its calls.
+
+The function is called for every action. The results are () if no call was run.
+"""
 
 CallRewards = Callable[[ToolCall, ToolResult], Mapping[str, float]]
-"""Returns process rewards, by name, for a call and its result. Called for every call that has a result."""
+"""Returns process rewards, by name, for a call and its result.
+
+The function is called for every call that has a result.
+"""
 
 MAX_OUTPUT = 2000
-"""The default number of characters that an agent sees of a tool's output."""
+"""The largest number of characters that an agent sees of the output of a tool, by default."""
 
 
 class ToolEnv:
-    """An agent with tools, and at most ``max_turns`` actions.
+    """The environment of an agent that calls tools, for at most ``max_turns`` actions.
 
-    An action without calls ends the episode (terminal). Otherwise its calls run concurrently, and their results are
-    returned as tool messages in the order of the calls. A call that is malformed, names no tool or has wrong arguments
-    gets an explanation as its result, and the episode continues. The calls of action number ``max_turns`` are not run,
-    because no turn is left to use their results: the episode is truncated.
+    An action without calls ends the episode (terminal). Otherwise the calls of the action run concurrently. Their
+    results are returned as tool messages in the order of the calls. If a call is malformed, names a tool that does not
+    exist or has wrong arguments, its result is an explanation, and the episode continues. The calls of action number
+    ``max_turns`` are not run, because no turn remains that could use their results: the episode is truncated.
 
     Args:
         tools: tools, or plain functions, which are converted with :func:`tool`.
-        rewards: functions ``(trajectory, task)`` that return a number or a mapping of names to numbers, sync or async.
+        rewards: sync or async functions ``(trajectory, task)`` that return a number or a mapping of names to numbers.
         max_turns: the largest number of actions per episode.
-        system: a system message that replaces the system message of the task, if it has one.
+        system: a system message that replaces the system message of the task. If None, the task's system message is
+            kept.
         examples: messages that follow the system message in every prompt, such as a solved task with its calls and
-            results. They are never trained on.
-        max_output: the number of characters shown of a tool's output; the rest is removed, with a note.
-        timeout: the time limit of a call in seconds, for tools without a limit of their own.
-        turn_rewards: returns process rewards for an action as a whole (sync). If it raises or returns a number that is
-            not finite, the episode fails.
-        call_rewards: the same for one call. It is also called for a call that got an explanation, with ``result.ok``
-            False, but not for the calls of the last turn, which are not run.
-        sandbox: set this if code written by the policy runs anywhere but in the tools that say so, such as in a tool
-            server: the sandbox, or the text ``"none: .."`` with a reason if the code is not isolated.
+            results. The policy is never trained on the examples.
+        max_output: the largest number of characters that the agent sees of a tool's output. The rest is removed, with a
+            note.
+        timeout: the time limit of a call in seconds, for tools that have no time limit of their own.
+        turn_rewards: a sync function that returns process rewards for an action as a whole. If the function raises or
+            returns a number that is not finite, the episode fails.
+        call_rewards: a sync function that returns process rewards for one call, with the same conditions. It is also
+            called for a call whose result is an explanation (``result.ok`` is then False). It is not called for the
+            calls of the last turn, which are not run.
+        sandbox: the sandbox of code written by the policy that runs outside the tools, such as in a tool server, or the
+            text ``"none: .."`` with a reason if such code is not isolated. Leave it out if no such code runs outside
+            tools that have a ``sandbox`` of their own.
 
-    The name of a reward belongs to one level only: a call, a turn or the trajectory.
+    A name of a reward must be used on one level only: for calls, for turns or for the trajectory.
 
     Raises:
         InvalidInput: if two tools or two rewards have the same name, or a limit is not positive.
@@ -108,7 +117,9 @@ class ToolEpisode:
     """One attempt in a ToolEnv.
 
     Attributes:
-        resources: the resources that the tools opened for this episode.
+        env: the environment.
+        start: the opening messages of the episode.
+        resources: the resources that the tools open for this episode.
         num_actions: the number of actions so far.
     """
 
@@ -157,7 +168,7 @@ class ToolEpisode:
 
 
 def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, float]:
-    """Return rewards of a user's function as floats. Raises AgentR1Error if one is not finite."""
+    """Return the rewards of a user's function as floats. Raise AgentR1Error if a reward is not finite."""
     numbers = {name: float(value) for name, value in rewards.items()}
     wrong = [f"{name}={value}" for name, value in numbers.items() if not math.isfinite(value)]
     if wrong:
@@ -166,9 +177,9 @@ def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, fl
 
 
 def opening_messages(task: Task, system: str | None, examples: Sequence[Message] = ()) -> tuple[Message, ...]:
-    """Return the opening of an episode: the system message, the examples, then the other messages of the task.
+    """Return the opening messages of an episode: the system message, the examples, then the other messages of the task.
 
-    ``system`` replaces the system message of the task unless it is None.
+    If ``system`` is not None, it replaces the system message of the task.
     """
     given = [message for message in task.messages if message.role == "system"]
     rest = [message for message in task.messages if message.role != "system"]

@@ -23,7 +23,7 @@ from agent_r1.tools.function_tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the user. If ``end`` is set, the conversation is over and the agent does not see the text.
+    """A reply of the user. If ``end`` is True, the conversation ends, and the agent does not see the text.
 
     Example:
         Reply("The order is A17.")
@@ -38,23 +38,24 @@ class User(Protocol):
     """The user that the agent talks to."""
 
     async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext, /) -> Reply:
-        """Return the reply to the conversation, which ends with a message of the agent.
+        """Return the reply to the conversation ``messages``. The last message is from the agent.
 
-        Equal arguments must give equal replies. If it raises, the episode fails.
+        Equal arguments must give equal replies. If the function raises, the episode fails.
         """
         ...
 
 
 class UserEnv:
-    """An agent with tools that talks to a user: tool calls are run, and an action without calls goes to the user.
+    """The environment of an agent with tools that talks to a user.
 
-    The user ends the conversation. Its replies are observations, like the results of tools. After ``max_turns`` actions
-    the episode is truncated.
+    The tool calls of an action are run. An action without calls is a message to the user. The user's reply is an
+    observation, like the result of a tool. The user ends the conversation (terminal). After ``max_turns`` actions the
+    episode is truncated.
 
     Args:
         tools, rewards, system, sandbox: see :class:`~agent_r1.envs.tool_env.ToolEnv`.
         user: the user.
-        max_turns: the largest number of actions per episode, including those that call tools.
+        max_turns: the largest number of actions per episode. Actions that call tools count too.
 
     Raises:
         InvalidInput: under the conditions of ToolEnv.
@@ -91,6 +92,7 @@ class UserEpisode:
 
     Attributes:
         tool_episode: runs the tool calls.
+        start: the opening messages of the episode.
         messages: the conversation so far.
         num_actions: the number of actions so far.
     """
@@ -126,27 +128,29 @@ class UserEpisode:
 
 
 OPENING = "(The conversation begins.)"
-"""The first message to a model that plays the user, if the user speaks first."""
+"""The first message to the model that plays the user, if the user begins the conversation."""
 
 SILENCE = "(says nothing)"
-"""Stands for an empty message of the agent."""
+"""Replaces an empty message of the agent in the prompt of the model that plays the user."""
 
 NUDGE = "(You said nothing. Please answer.)"
-"""Sent to the model if its reply is empty."""
+"""The message to the model that plays the user, after an empty reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUser:
-    """A user simulated by a model, which gets its persona as a system message and the agent's messages as its user's.
+    """A user simulated by a model.
 
-    The user ends the conversation with ``farewell``, or by returning no text twice in a row. It sees the messages that
-    the agent writes to it, without reasoning; actions that call tools and the results of calls are hidden from it. The
-    roles alternate and the agent's comes first, as chat templates require.
+    The roles are exchanged for the model: the persona is the system message, the agent's messages are user messages,
+    and the user's own messages are assistant messages. The model sees only the text that the agent writes to the user,
+    without reasoning. Actions that call tools and the results of calls are hidden from the model. The roles alternate,
+    and a user message comes first, because chat templates require that order. The user ends the conversation with
+    ``farewell``, or with two empty replies of the model in a row.
 
     Attributes:
-        persona: returns the system message: who the user is and what it wants.
-        farewell: the text with which the user ends the conversation.
-        client: the model (:func:`agent_r1.rollout.model_client.chat_client` wraps a frozen policy). If it is None,
+        persona: returns the system message: who the user is and what the user wants.
+        farewell: a text that ends the conversation if the user's reply contains it.
+        client: the model (:func:`agent_r1.rollout.model_client.chat_client` wraps a frozen policy). If None,
             ``context.models["user"]`` is used.
 
     Example:
@@ -170,7 +174,11 @@ class ModelUser:
 
 
 def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
-    """Yield the conversation as the user sees it, with itself in the role of the assistant."""
+    """Yield the conversation with exchanged roles, for the model that plays the user.
+
+    The user's messages become assistant messages, and the agent's messages become user messages. Messages with tool
+    calls, results of calls and system messages are left out.
+    """
     for message in messages:
         if message.role == "user" and message.text:
             yield Message.assistant(message.text)
@@ -179,7 +187,10 @@ def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _merge_roles(messages: Iterable[Message]) -> list[Message]:
-    """Merge consecutive messages of one role, and put a user message before an assistant message that comes first."""
+    """Merge consecutive messages of the same role.
+
+    If the first message is from the assistant, put ``OPENING`` before it.
+    """
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:
