@@ -1,4 +1,4 @@
-"""Code: write functions (HumanEval, MBPP), try them over turns on public examples, and be graded by hidden tests."""
+"""Code: the agent writes functions (HumanEval, MBPP), tries them on public examples, and is graded by hidden tests."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 
     Args:
         data: a file, a folder with a file per split, or a data set on the hub (see ``problems`` and
-        ``tasksets.splits``).
-        corpus: must be None; nothing is searched.
+            ``tasksets.splits``).
+        corpus: must be None, because the task set has no search.
         seed: orders the training problems.
-        level: sandbox level in which solutions run.
+        level: the sandbox level in which solutions run.
 
     Raises:
-        InvalidInput: a file is missing or malformed, its tests need a package that is not installed, or the sandbox
-        level
-            is not available.
+        InvalidInput: a file is missing or malformed, the tests need a package that is not installed, a corpus is given,
+            or the sandbox level is not available.
     """
     if data is None:
         raise InvalidInput(

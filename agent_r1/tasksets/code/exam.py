@@ -19,13 +19,18 @@ _SEEDED = "import random\nrandom.seed(0)\n"
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """How a solution is tested. Everything except the solution is trusted source.
+    """The source code with which a solution is tested. The solution is untrusted; all code of the exam is trusted.
 
-    ``calls`` are the names that the solution must define. In the tests' process ``setup`` runs before ``tests``; in
-    the
-    solution's process ``given`` runs before the solution and ``after`` runs behind it. ``handed`` names objects that
-    ``after``
-    creates for the tests: instances of the solution's own classes, which the tests can only pass back.
+    The tests and the solution run in two processes.
+
+    Attributes:
+        calls: the names that the solution must define.
+        tests: the hidden tests.
+        setup: code that runs before the tests, in the process of the tests.
+        given: code that runs before the solution, in the process of the solution.
+        after: code that runs after the solution, in the process of the solution.
+        handed: the names of objects that ``after`` creates for the tests: instances of classes that the solution
+            defines. The tests can only pass these objects back to the solution.
 
     Example:
         Exam(("area",), "assert area(square) == 4", after="square = Square(2)", handed=("square",))
@@ -39,7 +44,10 @@ class Exam:
     handed: tuple[str, ...] = ()
 
     async def judge(self, sandbox: Sandbox, solution: str) -> Verdict:
-        """Return the verdict of :meth:`Sandbox.grade`. Tests that draw random numbers draw the same ones each time."""
+        """Return the verdict of :meth:`Sandbox.grade` about a solution.
+
+        If the tests draw random numbers, they draw the same numbers at each call.
+        """
         handing = "".join(f"{name} = {_HAND}({name!r})\n" for name in self.handed)
         calls = (*self.calls, _HAND) if self.handed else self.calls
         seeded = _SEEDED if "random" in self.tests else ""
@@ -48,7 +56,11 @@ class Exam:
         )
 
     def _candidate(self, solution: str) -> str:
-        """Return three separate sources: a solution may begin with ``from __future__``, and its lines count from 1."""
+        """Return a program that runs ``given``, the solution and ``after`` as three separate sources.
+
+        The sources are separate, so that the solution can begin with ``from __future__`` and its line numbers begin
+        with 1.
+        """
         after = self.after + (_HANDER if self.handed else "")
         parts = [(source, name) for source, name in zip((self.given, solution, after), _FILES, strict=True) if source]
         return "\n".join(f"exec(compile({source!r}, {name!r}, 'exec'))" for source, name in parts)
@@ -58,9 +70,9 @@ _FILES = ("given.py", "solution.py", "after.py")
 
 
 def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
-    """Return the folders that the sandbox must show for the packages that exams import (EvalPlus imports numpy).
+    """Return the folders of the packages that the exams import (EvalPlus imports numpy).
 
-    Raises InvalidInput if a package is not installed.
+    The sandbox must make these folders readable. Raises InvalidInput if a package is not installed.
     """
     packages = {name for exam in exams for name in imported_packages(f"{exam.setup}\n{exam.tests}")}
     folders = set()

@@ -15,7 +15,8 @@ _GIVES = re.compile(r"\s*(?:==|=>|->|➞|→|=|#|(?:should |will )?returns?\b|is
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """
+    """A public example: the source of a call, and the source of its expected value.
+
     Example:
         Example("add(2, 3)", "5")
     """
@@ -25,9 +26,10 @@ class Example:
 
 
 def example_from_assertion(source: str) -> Example:
-    """Convert an assertion to an example: the two sides of ``assert f(1) == 2``, or a condition that must be true.
+    """Return the example in an assertion.
 
-    Raises SyntaxError if it is not an assertion.
+    For ``assert f(1) == 2`` the call and the expected value are the two sides. For another assertion, the condition
+    must be true. Raises SyntaxError if ``source`` is not one assertion.
 
     Example:
         >>> example_from_assertion("assert not odd(2)")
@@ -43,9 +45,10 @@ def example_from_assertion(source: str) -> Example:
 
 
 def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
-    """Return the examples in a function's docstring: doctests, or else lines such as ``f(1) ➞ 2``.
+    """Return the examples in the docstring of a function.
 
-    Lines that are not a call and a literal are left out.
+    The examples are the doctests; if there are no doctests, the lines such as ``f(1) ➞ 2``. A doctest or line whose
+    expected value is not a literal is left out. ``source`` is the source in which the function is defined.
     """
     found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
@@ -55,7 +58,7 @@ def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
 def _doctests(docs: str) -> Iterator[Example]:
     try:
         examples = doctest.DocTestParser().get_examples(docs)
-    except ValueError:  # its indentation differs from doctest's
+    except ValueError:  # doctest does not accept the indentation
         return
     for example in examples:
         if _parses(example.source.strip()) and _is_literal(example.want.strip()):
@@ -63,7 +66,10 @@ def _doctests(docs: str) -> Iterator[Example]:
 
 
 def _line(line: str, function: str) -> Iterator[Example]:
-    """Return the example in a line, if there is one: the shortest call, and the longest literal behind it."""
+    """Yield the example in a line, or nothing if the line has no example.
+
+    The example is the shortest call of the function that the line contains, and the longest literal after the call.
+    """
     start = line.find(f"{function}(")
     ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []
     end = next((end for end in ends if _is_plain_call(line[start:end])), None)
@@ -86,7 +92,10 @@ def _parses(text: str) -> bool:
 
 
 def _is_plain_call(text: str) -> bool:
-    """Return whether it is a call with literals; a call with names, ``f(n)``, is prose."""
+    """Return whether the text is a call whose arguments are all literals.
+
+    A call with a name as an argument, such as ``f(n)``, is part of a sentence and not an example.
+    """
     if not _parses(text):
         return False
     call = ast.parse(text, mode="eval").body

@@ -1,4 +1,4 @@
-"""Functions to write, with their tests, as in the benchmarks' files: HumanEval, MBPP."""
+"""Problems that ask for a function, with tests, as in the files of the benchmarks HumanEval and MBPP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMATS = "HumanEval (entry_point, test, ..) or MBPP (code, test_list, ..)"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row of a file: the request, the public examples, the hidden exam, and a right solution.
+    """One row of a file: the text of the request, the public examples, the hidden exam, and a right solution.
 
     Example:
         Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3", (Example("add(1, 2)",
@@ -35,7 +35,7 @@ class Problem:
     solution: str
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task. Only the examples among its data are ever shown to the agent."""
+        """Return the problem as a task. The agent never sees the data of the task, except the examples."""
         data = {"examples": self.examples, "exam": self.exam, "solution": self.solution}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
@@ -43,14 +43,15 @@ class Problem:
 def read_problems(source: Path) -> tuple[Problem, ...]:
     """Read a file of problems, or a split on the hub (see ``tasksets.hub``).
 
-    The fields of a row decide its format; other fields, such as HumanEval+'s, are ignored. Rows of MBPP+ are refused,
-    because their further tests are under ``test`` and would not run.
+    The fields of a row decide its format. Other fields, such as the additional fields of HumanEval+, are ignored. Rows
+    of MBPP+ are refused, because MBPP+ has more tests in its field ``test``, and these tests would not run.
 
-    - HumanEval's: ``task_id``, ``prompt``, ``entry_point``, ``test``, ``canonical_solution``
-    - MBPP's: ``task_id``, ``text``, ``code``, ``test_list``, ``test_setup_code``; or sanitized, ``prompt`` and
-      ``test_imports`` in place of ``text`` and ``test_setup_code``
+    - HumanEval: ``task_id``, ``prompt``, ``entry_point``, ``test``, ``canonical_solution``
+    - MBPP: ``task_id``, ``text``, ``code``, ``test_list``, ``test_setup_code``
+    - MBPP, sanitized: the same, with ``prompt`` instead of ``text`` and ``test_imports`` instead of
+      ``test_setup_code``
 
-    Raises InvalidInput that names the file and the row.
+    Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """
     problems: dict[str, Problem] = {}
     for row in read_rows_or_hub(source):
@@ -65,7 +66,10 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
 
 
 def _humaneval(row: JsonRecord) -> Problem:
-    """The prompt is also given to the solution: it has the imports, and functions that the tests may use."""
+    """Return the problem in a row of HumanEval.
+
+    The prompt runs before the tests and before the solution, because it has imports and functions that both use.
+    """
     name, prompt, test = row.get_text("entry_point"), _source(row, "prompt"), _source(row, "test")
     if not test.strip():
         raise row.error("no tests", f"give rows of {_FORMATS}")
@@ -78,7 +82,10 @@ def _humaneval(row: JsonRecord) -> Problem:
 
 
 def _mbpp(row: JsonRecord) -> Problem:
-    """The first test is public, because it shows the function's name; the others are hidden."""
+    """Return the problem in a row of MBPP.
+
+    The first test is public, because it shows the name of the function. The other tests are hidden.
+    """
     tests = _texts(row, "test_list")
     if not tests:
         raise row.error("no tests", f"give rows of {_FORMATS}")
@@ -88,7 +95,7 @@ def _mbpp(row: JsonRecord) -> Problem:
     solution = _source(row, "code")
     setup = "\n".join([*_texts(row, "test_imports"), _source(row, "test_setup_code")]).strip()
     written = defined_names(solution)
-    if written & used_names(setup):  # it creates instances of the solution's own classes
+    if written & used_names(setup):  # the setup code uses names that the solution defines
         after, shown = setup, tuple(sorted(assigned_names(setup) & used_names("\n".join(tests))))
         exam = Exam(_named(written, tests), "\n".join(tests), after=after, handed=shown)
     else:
@@ -100,7 +107,7 @@ def _mbpp(row: JsonRecord) -> Problem:
 
 
 def _shown(test: str) -> tuple[Example, ...]:
-    """Return the example to try a solution on; none if the public test is more than one assertion."""
+    """Return the example in the public test; () if the test is not exactly one assertion."""
     statements = parse_source(test.strip()).body
     return (example_from_assertion(test),) if len(statements) == 1 and isinstance(statements[0], ast.Assert) else ()
 
@@ -110,7 +117,7 @@ def _named(written: set[str], tests: Sequence[str]) -> tuple[str, ...]:
 
 
 def _source(row: JsonRecord, name: str) -> str:
-    """Return the code under a name with its indentation; "" if the row has none."""
+    """Return the code in the field ``name`` with its indentation; "" if the row has no such field."""
     value = row.values.get(name) or ""
     if not isinstance(value, str):
         raise row.error(f"{name} that is no text", f"give {name} as the benchmark's files do")

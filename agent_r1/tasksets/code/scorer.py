@@ -1,5 +1,5 @@
-"""Score an attempt: whether its solution passes the exam, whether its first code did, and whether it has the right
-form."""
+"""The scorer of code: whether the solution of an attempt passes the exam and has the right form, and whether the first
+code passes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _CLOSER = re.compile(r"^[ \t]*```(?![`\w])", re.MULTILINE)
 
 
 class CodeScorer:
-    """Implements core ``Scorer``. Rewards:
+    """A scorer (core ``Scorer``) with three rewards.
 
-    - ``passed``: 1 if the final solution passes the exam, else 0, also if there is none; None if it could not be
-    graded,
-      which is never the solution's fault
-    - ``form``: 1 if the last action contains a solution and every call was valid, else 0, whatever the solution is
-    - ``first_passed``: as ``passed``, for the first code given to ``run_tests``, or else for the final solution
+    - ``passed``: 1 if the final solution passes the exam; 0 if the solution fails or there is no solution; None if the
+      solution could not be graded, because the sandbox or the tests failed
+    - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0
+    - ``first_passed``: the same as ``passed``, for the first code that was given to ``run_tests``; for the final
+      solution if no code was given to ``run_tests``
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -50,11 +50,11 @@ class CodeScorer:
 
 
 def extract_solution(text: str) -> str | None:
-    """Return the content of the last complete ```` ```python ```` block of a text; None if there is none or it is
-    blank.
+    """Return the content of the last complete ```` ```python ```` block of a text.
 
-    ``py``, ``Python`` and ``python3`` count as Python, and a block may be indented, as in a list. Strict: fences begin
-    lines of their own, and a block that was cut off does not count.
+    Return None if no block is complete or the last complete block is blank. ``py``, ``Python`` and ``python3`` also
+    mark Python blocks. A block can be indented, as in a list. Each fence must begin a line, and a block without its
+    closing fence is ignored.
     """
     text = text.replace("\r\n", "\n")
     blocks = [block for opener in _OPENER.finditer(text) if (block := _closed(text, opener.end())) is not None]
@@ -62,7 +62,10 @@ def extract_solution(text: str) -> str | None:
 
 
 def _closed(text: str, start: int) -> str | None:
-    """Return the block from ``start``; None if it is cut off by the end of the text or by the next opening fence."""
+    """Return the block that begins at ``start``.
+
+    Return None if the text ends, or the next block begins, before the closing fence.
+    """
     closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
     if closer is None or (opener is not None and opener.start() < closer.start()):
         return None
@@ -70,30 +73,34 @@ def _closed(text: str, start: int) -> str | None:
 
 
 def final_code(trajectory: Trajectory) -> str | None:
-    """Return the solution in the last action; None if it contains none or still calls a tool."""
+    """Return the solution in the last action; None if the last action has no solution or calls a tool."""
     text = final_text(trajectory)
     return None if text is None else extract_solution(text)
 
 
 def first_code(trajectory: Trajectory) -> str | None:
-    """Return the first code that ``run_tests`` ran; without any, the final solution."""
+    """Return the first code that was given to ``run_tests``, else the final solution; None if there is no code."""
     return next(iter(submitted_codes(trajectory)), None)
 
 
 def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return every code that ``run_tests`` ran, and the final solution."""
+    """Return every code that was given to ``run_tests``, then the final solution, if there is one.
+
+    Calls in the last turn of an attempt do not count if they were not run.
+    """
     tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
     final = final_code(trajectory)
     return tried if final is None else (*tried, final)
 
 
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return how often the first code was right (``first_pass_rate``), and how often it was fixed otherwise.
+    """Return how often the first code of an attempt passed, and how often a failed first code was fixed.
 
-    ``fix_rate``: of the attempts whose first code failed and that tried again, the share that passed in the end.
-    ``no_second_try_rate``: of those whose first code failed, the share that did not try again. Both are left out if
-    there
-    are no such attempts. Attempts that could not be graded are ignored.
+    - ``first_pass_rate``: the share of the attempts whose first code passed
+    - ``no_second_try_rate``: of the attempts whose first code failed, the share that submitted code only once
+    - ``fix_rate``: of the attempts whose first code failed and that submitted code again, the share that passed
+
+    Attempts that could not be graded are ignored. A rate of no attempts is left out.
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]
@@ -108,7 +115,7 @@ def _of(trajectory: Trajectory, name: str) -> Any:
 
 
 def _tried(turn: Turn) -> list[str]:
-    calls = zip(turn.action.message.calls, turn.results, strict=False)  # calls of the last turn are not executed
+    calls = zip(turn.action.message.calls, turn.results, strict=False)  # calls of the last turn are not run
     given = [(call.arguments or {}).get("code") for call, _ in calls if call.name == RUN_TESTS]
     return [code for code in given if isinstance(code, str)]
 

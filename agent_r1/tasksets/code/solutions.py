@@ -1,4 +1,4 @@
-"""Right and wrong solutions of a problem, with which the task set is checked."""
+"""Right and wrong reference solutions of a problem. The task set is checked with these solutions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return the problem's own solution, also after a trial; wrong are one that returns None, and wrong forms."""
+    """Return the function that returns the reference solutions of a task.
+
+    The right solutions give the solution of the problem, at once or after a trial. The wrong solutions give a function
+    that returns None, or give the right solution in a wrong form.
+    """
 
     def of(task: Task) -> ReferenceSolutions:
         exam: Exam = task.data["exam"]
@@ -42,12 +46,12 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def code_message(source: str) -> Message:
-    """Return the assistant's final message."""
+    """Return the final message of the assistant, with ``source`` in a Python block."""
     return Message.assistant(f"```python\n{source.strip()}\n```")
 
 
 def return_none(source: str, names: tuple[str, ...]) -> str:
-    """Return the source with these functions replaced by ones that only return None.
+    """Return the source with the body of the named functions replaced by ``return None``.
 
     Example:
         >>> return_none("def f(x):\\n    return x", ("f",))

@@ -1,5 +1,7 @@
-"""Static analysis of Python source. Every function raises SyntaxError or ValueError if the source is not valid
-Python."""
+"""Static analysis of Python source.
+
+Every function raises SyntaxError or ValueError if the source is not valid Python.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from collections.abc import Iterator
 
 
 def parse_source(source: str) -> ast.Module:
-    """Return the syntax tree; warnings, such as odd escapes in benchmark solutions, are suppressed."""
+    """Return the syntax tree of the source. Warnings, such as for invalid escape sequences, are suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 def defined_names(source: str) -> set[str]:
-    """Return the functions and classes that it defines, and the names assigned at top level: ``f = lambda x: x``."""
+    """Return the names of the functions and classes at the top level, and the names that other statements assign.
+
+    An example of such a statement is ``f = lambda x: x``.
+    """
     named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     body = parse_source(source).body
     values = {name for node in body if not isinstance(node, named) for name in assigned_names(ast.unparse(node))}
@@ -24,17 +29,17 @@ def defined_names(source: str) -> set[str]:
 
 
 def used_names(source: str) -> set[str]:
-    """Return the names that it reads."""
+    """Return the names that the source reads."""
     return set(_names(source, ast.Load))
 
 
 def assigned_names(source: str) -> set[str]:
-    """Return the names that it assigns."""
+    """Return the names that the source assigns."""
     return set(_names(source, ast.Store))
 
 
 def imported_packages(source: str) -> set[str]:
-    """Return the packages that it imports."""
+    """Return the names of the top-level packages that the source imports."""
     nodes = list(ast.walk(parse_source(source)))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}

@@ -1,5 +1,7 @@
-"""``run_tests``: the tool with which an agent tries its solution on the public examples of the task, never on the
-exam."""
+"""The tool ``run_tests``: the agent tries its solution on the public examples of the task.
+
+The tool never runs the hidden tests of the exam.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ RUN_TESTS = "run_tests"
 
 _TRIAL = (Path(__file__).parent / "inside" / "trial.py").read_text()
 _WAIT = 600.0
-"""Seconds that a call may wait for a free place to run."""
+"""Seconds that a call can wait until the sandbox has room for its program."""
 
 
 def run_tests_tool(sandbox: Sandbox) -> Tool:
-    """Return the tool. A call's :class:`ExecutionResult` is the result's ``data``; it is not a verdict, since a
-    program can
-    print anything.
+    """Return the tool ``run_tests``.
+
+    The ``data`` of a tool result are the :class:`ExecutionResult` of the call. The output is not a verdict about the
+    solution, because the solution can print any text.
     """
 
     @tool(name=RUN_TESTS, timeout=sandbox.config.limits.seconds + _WAIT, sandbox=sandbox)
@@ -42,15 +45,18 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
 
 
 def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
-    """Return the program that runs a solution on the examples."""
+    """Return the source of the program that runs a solution on the examples."""
     pairs = [(example.call, example.wanted) for example in examples]
-    before = exam.given or exam.setup  # the imports that a test may need; never a test
+    before = exam.given or exam.setup  # imports and helpers that the examples can need, but no tests
     return f"{_TRIAL}\ntry_out({before!r}, {code!r}, {exam.after!r}, {pairs!r})"
 
 
 def format_trial(outcome: ExecutionResult) -> ToolResult:
-    """Return the result as text for the agent. A wrong solution is not an error of the call; one that does not end
-    is."""
+    """Return the tool result with the output of the program as text for the agent.
+
+    A solution that fails examples is not an error of the call. A program that does not end normally, for example
+    because it exceeds the time limit, is an error of the call.
+    """
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:
         return ToolResult((Text(text),), ok=True, data=outcome)

@@ -1,1 +1,1 @@
-"""Code that runs in the sandbox: the task set reads it as text, and no module imports it."""
+"""Code that runs in the sandbox. The task set reads the code as text; no module imports the code."""

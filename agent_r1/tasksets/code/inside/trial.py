@@ -1,15 +1,21 @@
-"""A trial: runs a solution and the examples of its task, and prints the results for the agent."""
+"""A trial: run a solution on the examples of its task, and print the results for the agent."""
 
 import linecache
 import traceback
 
 NAME = "solution.py"
-LONGEST = 500  # characters shown of a value
+LONGEST = 500  # the largest number of characters of a value that are printed
 
 
 def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) -> None:
-    """``given`` runs before the solution and ``after`` behind it; examples are pairs of a call and its expected
-    value."""
+    """Run a solution, try the examples on it, and print the failures.
+
+    Args:
+        given: source that runs before the solution.
+        code: the source of the solution.
+        after: source that runs after the solution.
+        examples: pairs of a call and its expected value, both as source.
+    """
     linecache.cache[NAME] = (len(code), None, f"{code}\n".splitlines(True), NAME)
     names: dict[str, object] = {"__name__": "solution"}
     try:
@@ -28,7 +34,7 @@ def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) 
 
 
 def tried(call: str, wanted: str, names: dict[str, object]) -> str:
-    """Return a description of the failure of an example; "" if it passes."""
+    """Return a description of how an example fails; "" if the example passes."""
     try:
         given = eval(call, names)
         right = bool(given == eval(wanted, names))
@@ -38,7 +44,10 @@ def tried(call: str, wanted: str, names: dict[str, object]) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """Return the traceback from the solution's first line on; a syntax error has none."""
+    """Return the error with its traceback, from the first frame in the solution on (at most the last 8 frames).
+
+    An error without a frame in the solution, such as a syntax error, is returned without a traceback.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != NAME:
         frames = frames.tb_next
