@@ -1,4 +1,4 @@
-"""Filters: which attempts an algorithm does not train on, each with a reason."""
+"""Filters: rules that exclude attempts from training, with a reason for each attempt."""
 
 from __future__ import annotations
 
@@ -19,36 +19,40 @@ from agent_r1.data.training_sample import Excluded, Selection, TrainingSample
 CONSTANT = "all returns of its group are equal"
 
 FilterFn = Callable[[Sequence[TrainingSample]], Sequence[str | None]]
-"""Returns for each sample None, or the reason why it is filtered out."""
+"""A function that returns for each sample the reason why the sample is filtered out, or None."""
 
 
 class Filters(Component):
-    """Which attempts are not trained on. A filter that is None or false is off. They are applied in this order.
+    """Rules that exclude attempts from training. A filter is off if its value is None or false.
 
-    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: it still counts in the baseline of its group.
-    The others remove it before attempts are compared.
+    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: the attempt still counts in the baseline of
+    its group. The other filters remove an attempt before attempts are compared with each other. These other filters are
+    applied one after another, in the order of the fields.
     """
 
     staleness: int | None = Field(default=None, ge=0)
-    """Remove attempts with a token that is older than this many updates."""
+    """Remove attempts with a token that was sampled more than this number of updates ago. none: off."""
 
     greedy: bool = False
-    """Remove attempts whose group has no greedy attempt to compare with."""
+    """Remove attempts whose group has no greedy attempt with a return."""
 
     overlong: bool = False
-    """Exclude attempts that ran out of turns or tokens (DAPO's overlong filtering, 2503.14476, section 3.4)."""
+    """Exclude attempts that reached the limit of turns or tokens from the loss (overlong filtering of DAPO, 2503.14476,
+    section 3.4)."""
 
     empty_turn: bool = False
-    """Exclude attempts with a turn that neither calls a tool nor answers (SimpleTIR, 2509.02479)."""
+    """Exclude attempts from the loss that have a turn without a tool call and without an answer (SimpleTIR,
+    2509.02479)."""
 
     success: float | None = None
-    """Remove attempts whose return is below this."""
+    """Remove attempts whose return is below this number. none: off."""
 
     top_variance: float | None = Field(default=None, gt=0, le=1)
-    """Keep only this share of the groups: the ones with the largest variance (StarPO-S, 2504.20073)."""
+    """Keep only this share of the groups: the groups with the largest variance of returns (StarPO-S, 2504.20073).
+    none: off."""
 
     def filter_fns(self, version: int) -> Iterator[FilterFn]:
-        """Yield the filters that remove attempts; ``version`` is the number of the current weights."""
+        """Yield the active filters that remove attempts. ``version`` is the number of the current weights."""
         if self.staleness is not None:
             yield partial(stale, version=version, bound=self.staleness)
         if self.greedy:
@@ -59,14 +63,14 @@ class Filters(Component):
             yield partial(top_variance, share=self.top_variance)
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return for each sample None, or why it counts in baselines only and not in the loss."""
+        """Return for each sample the reason why the loss excludes the sample, or None."""
         active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
         by_filter = [filter_fn(samples) for filter_fn in active]
         return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]
 
     @property
     def formula(self) -> str:
-        """The active filters in words; empty if there are none."""
+        """The active filters in words; "" if all filters are off."""
         words = {
             "staleness": f"older than {self.staleness} updates",
             "greedy": "without greedy attempt",
@@ -79,20 +83,23 @@ class Filters(Component):
 
 
 def apply_filters(selection: Selection, filters: Filters, version: int) -> Selection:
-    """Return the samples that every filter keeps. Each filter sees the samples that the previous one kept."""
+    """Return the selection without the samples that a filter removes.
+
+    Each filter gets only the samples that the previous filters kept. ``version`` is the number of the current weights.
+    """
     for filter_fn in filters.filter_fns(version):
         selection = _without(selection, filter_fn(selection.samples))
     return selection
 
 
 def drop_constant_groups(selection: Selection) -> Selection:
-    """Return the samples without groups whose returns are all equal, and without groups of one."""
+    """Return the selection without the groups whose returns are all equal. A group of one sample is such a group."""
     returns, groups = _returns(selection.samples)
     return _without(selection, [None if varies else CONSTANT for varies in has_variance(returns, groups).tolist()])
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection without the samples that have a reason to be excluded."""
+    """Return the selection without the samples whose reason is not None. These samples are added to ``excluded``."""
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
     kept = tuple(sample for sample, reason in judged if reason is None)
@@ -100,13 +107,13 @@ def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
 
 
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
-    """Remove samples with a token that was sampled more than ``bound`` updates ago."""
+    """Return a reason for each sample with a token that was sampled more than ``bound`` updates ago, else None."""
     ages = [version - sample.version for sample in samples]
     return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
 
 
 def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Remove samples whose group has no greedy attempt."""
+    """Return a reason for each sample whose group has no greedy attempt with a return, else None."""
     return [
         None
         if sample.greedy_return is not None
@@ -116,12 +123,16 @@ def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
 
 
 def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Exclude samples that were truncated."""
+    """Return a reason for each sample whose trajectory was truncated, else None."""
     return ["overlong" if sample.trajectory.truncated else None for sample in samples]
 
 
 def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Exclude samples with a turn that neither calls a tool nor answers: cut off, empty, or with unreadable calls."""
+    """Return a reason for each sample with an empty turn, else None.
+
+    A turn is empty if all calls of the turn are unreadable, or if the turn has no calls and the text is empty or cut
+    off.
+    """
     return ["empty turn" if any(map(_is_empty, sample.trajectory.turns)) else None for sample in samples]
 
 
@@ -133,24 +144,28 @@ def _is_empty(turn: Turn) -> bool:
 
 
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
-    """Remove samples whose return is below ``threshold``."""
+    """Return a reason for each sample whose return is below ``threshold``, else None."""
     returns, _ = _returns(samples)
     return [None if is_success else "unsuccessful" for is_success in reaches(returns, threshold).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Keep the ``share`` of groups (at least one) with the largest variance; of equal ones, the earlier."""
+    """Return a reason for each sample of a group without a large variance of returns, else None.
+
+    The ``share`` of groups with the largest variance is kept. At least one group is kept. Among groups of equal
+    variance, the earlier groups are kept.
+    """
     if not samples:
         return []
     returns, groups = _returns(samples)
     present, place = torch.unique(groups, return_inverse=True)  # (groups,), (samples,)
-    first = segment_first(place)  # (groups,) one sample of each group; samples are ordered by group
+    first = segment_first(place)  # (groups,) the first sample of each group; samples are ordered by group
     ranked = group_std(returns, groups)[first].argsort(descending=True, stable=True)
     kept = set(present[ranked[: max(1, round(share * len(present)))]].tolist())
     return [None if sample.group in kept else "little variance" for sample in samples]
 
 
 def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """Return the returns and the groups of samples: (samples,) each."""
+    """Return the return and the group of each sample: (samples,), (samples,)."""
     returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

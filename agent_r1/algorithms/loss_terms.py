@@ -19,65 +19,70 @@ from agent_r1.data.segments import segment_count, segment_max, segment_mean, seg
 
 
 class Masks(Component):
-    """The advantage mask and the loss mask of paper 2511.14460. They are switched off only for its ablation."""
+    """The advantage mask and the loss mask of paper 2511.14460. The ablation study of the paper switches masks off."""
 
     advantage: bool = True
-    """Advantages are computed over action tokens only. Off: observation tokens are time steps too."""
+    """Whether advantages are computed over action tokens only. If not, observation tokens are time steps too."""
 
     loss: bool = True
-    """Only action tokens are trained on. Off: the policy is also trained to produce the observations."""
+    """Whether the policy is trained on action tokens only. If not, the policy is also trained on observation tokens."""
 
 
 class SoftOverlong(Component):
-    """The soft overlong punishment of DAPO (2503.14476, equation 13), a penalty for nearly too long trajectories.
+    """A penalty for trajectories near or above a maximum length: the soft overlong punishment of DAPO (2503.14476,
+    equation 13).
 
         R_length = 0                                  if |y| <= L_max - L_cache
                    ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
                    -1                                 if |y| > L_max
 
-    |y| is the number of action tokens of the trajectory. The default lengths are the paper's.
+    |y| is the number of action tokens of the trajectory. R_length * ``penalty`` is added to the outcome reward. The
+    default lengths are the lengths of the paper.
     """
 
     max_tokens: int = Field(default=20480, ge=1)
-    """L_max: longer trajectories get the whole penalty."""
+    """L_max: trajectories with more action tokens get the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
-    """L_cache: the last tokens before L_max, over which the penalty grows."""
+    """L_cache: the penalty grows from 0 to the full penalty over this number of tokens before L_max."""
 
     penalty: float = Field(default=1.0, gt=0)
-    """The whole penalty."""
+    """The full penalty."""
 
     @property
     def formula(self) -> str:
-        """The penalty in words, with the values of its settings."""
+        """The penalty in words, with the values of the settings."""
         start = self.max_tokens - self.cache_tokens
         return f"R less {self.penalty:g} clip((|y| - {start}) / {self.cache_tokens}, 0, 1) for its |y| action tokens"
 
     def penalties(self, lengths: Tensor) -> Tensor:
-        """Return the penalty, at most 0, of trajectories with ``lengths`` action tokens: (M,) -> (M,)."""
+        """Return the penalty (0 or negative) of each trajectory, from its number of action tokens: (M,) -> (M,)."""
         over = lengths - (self.max_tokens - self.cache_tokens)
         return -self.penalty * (over / self.cache_tokens).clamp(0, 1)
 
 
 class RewardShaping(Component):
-    """Changes of the rewards before advantages are computed."""
+    """Changes of the rewards before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
-    """Penalty of the group's trajectory with the most action tokens, as a share of the group's mean return; the others
-    are penalized in proportion."""
+    """Weight of the penalty for action tokens. The penalty of a trajectory is this weight * the mean return of the
+    group (0 if negative) * the action tokens of the trajectory / the largest number of action tokens in the
+    group."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Penalty of the group's trajectory with the most turns, as a share of the group's mean return; the others are
-    penalized in proportion."""
+    """Weight of the penalty for turns. The penalty of a trajectory is this weight * the mean return of the group (0 if
+    negative) * the turns of the trajectory / the largest number of turns in the group."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """largest: divide process rewards by the batch's largest sum of them from a token on (Agent-R1)."""
+    """How process rewards are scaled. none: not at all. largest: the process rewards are divided by the largest
+    absolute value, over the tokens of the batch, of the sum of process rewards from the token to the end of its
+    trajectory (Agent-R1)."""
 
     overlong: SoftOverlong | None = None
 
     @property
     def formula(self) -> str:
-        """The changes in words; empty if there are none."""
+        """The changes in words; "" if the settings change no reward."""
         penalties = [f"{share:g} {unit}" for share, unit in ((self.length, "length"), (self.turns, "turns")) if share]
         penalty = (
             f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"
@@ -90,7 +95,7 @@ class RewardShaping(Component):
     def apply(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with shaped rewards."""
         if self.process_scale == "largest":
-            # process rewards are the token rewards without the outcomes: (N,)
+            # process rewards are the token rewards without the outcome rewards: (N,)
             outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcome_rewards)
             process = batch.token_rewards - outcome  # (N,)
             largest = discounted_sums(process, batch.token_trajectory, 1.0).abs().max()
@@ -101,17 +106,18 @@ class RewardShaping(Component):
         penalty = torch.zeros_like(lengths) if self.overlong is None else self.overlong.penalties(lengths)  # (M,)
         if self.length or self.turns:
             penalty = penalty + self._relative_penalties(batch, lengths)
-        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)  # (N,) part of the outcome
+        # the penalty is a part of the outcome reward
+        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)  # (N,)
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return the penalties relative to the group's longest trajectory, (M,)."""
+        """Return the penalties for action tokens and turns, as a number to add (0 or negative): (M,)."""
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
-        # share of the group's mean return, relative to its longest trajectory: (M,)
+        # the penalty as a share of the mean return of the group: (M,)
         share = self.length * lengths / segment_max(lengths, group)[group]
         share = share + self.turns * turns / segment_max(turns, group)[group]
-        return -segment_mean(batch.returns, group).clamp(min=0)[group] * share  # none if the mean is negative
+        return -segment_mean(batch.returns, group).clamp(min=0)[group] * share  # no penalty if the mean is negative
 
 
 KlEstimator = Literal["k1", "k2", "k3", "k3_plus", "k3_unbiased"]
@@ -126,39 +132,42 @@ KL_FORMULAS = {
 
 
 class Kl(Component):
-    """A KL penalty towards the reference policy, the policy before training."""
+    """A penalty on the KL divergence of the policy from the reference policy (initially the policy before training)."""
 
     coefficient: float = Field(default=0.001, gt=0)
-    """Weight of the penalty; the initial weight if there is a target."""
+    """Weight of the penalty. If ``target`` is given, only the initial weight."""
 
     estimator: KlEstimator = "k3_plus"
-    """How the divergence is estimated. As a loss, k1 has no gradient in expectation, and k3 has the gradient
-    of KL(ref || pi).
-    """
+    """How the KL divergence is estimated. In the loss, the expected gradient of k1 is 0, and k3 has the gradient of
+    KL(ref || pi)."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of the k3 estimators at a token; none: unbounded. verl's is 10. Beyond it k3 has no gradient."""
+    """Largest value of k3 at a token (10 in verl). Estimator k3 has no gradient at tokens above the bound. none: no
+    bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Steps after which the reference moves towards the policy: reference <- alpha policy + (1 - alpha) reference; 0:
-    never, the reference stays the policy before training."""
+    """Number of steps between two changes of the reference policy: reference <- alpha policy + (1 - alpha) reference.
+    0: the reference policy is always the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
-    """That alpha (TRL's ref_model_mixup_alpha, 2404.09656); 1: the reference becomes the policy."""
+    """alpha in the changes of the reference policy (``ref_model_mixup_alpha`` in TRL, 2404.09656). 1: the reference
+    policy becomes a copy of the policy."""
 
     placement: Literal["loss", "reward"] = "loss"
-    """Whether the penalty is a term of the loss, or subtracted from the reward of each token (then it is k1)."""
+    """loss: the penalty is a term of the loss. reward: the penalty, estimated by k1, is subtracted from the reward of
+    each action token."""
 
     target: float | None = Field(default=None, gt=0)
-    """The divergence per token that the coefficient is adapted to (1909.08593, section 2.2); none: it is constant."""
+    """The target of the KL divergence per token: the coefficient is adapted after each update (1909.08593, section
+    2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories over which the coefficient changes by e^0.2, if the divergence is off by a fifth or more.
-    """
+    """Number of trajectories after which the coefficient is multiplied by e^0.2 if the divergence is at least 20 %
+    above the target, or by e^-0.2 if the divergence is at least 20 % below."""
 
     @property
     def formula(self) -> str:
-        """The penalty in words, with the values of its settings."""
+        """The penalty in words, with the values of the settings."""
         adapted = "" if self.target is None else f", adapted to {self.target:g} over {self.horizon:g} trajectories"
         place = "in the loss" if self.placement == "loss" else "off each token's reward"
         bounded = "" if self.bound is None else f", k3 at most {self.bound:g}"
@@ -167,7 +176,7 @@ class Kl(Component):
         return formula + (moved if self.sync_steps else "")
 
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
-        """Return the estimate of KL(pi || ref) at each token, with the estimator's gradient: (n,).
+        """Return the estimate of KL(pi || ref) at each token, with gradient: (n,).
 
         ``ratio`` (n,) is pi / pi_old of each token.
         """
@@ -189,7 +198,13 @@ class Kl(Component):
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        The exponential keeps the coefficient positive, however many trajectories an update has.
+        The exponential keeps the coefficient positive for every number of trajectories. Without a target, the
+        coefficient does not change.
+
+        Args:
+            coefficient: The coefficient of this update.
+            divergence: The mean KL divergence per token in this update.
+            trajectories: Number of trajectories in this update.
         """
         if self.target is None:
             return coefficient
@@ -198,7 +213,10 @@ class Kl(Component):
 
 
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
-    """Return the batch with coefficient * log(mu / ref) subtracted from the reward of each action token."""
+    """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
+
+    mu is the sampler's policy.
+    """
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")
     divergence = torch.where(batch.action_mask, kl_k1(batch.sampler_logprobs, reference_logprobs), 0.0)  # (N,)
@@ -208,31 +226,34 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 class Correction(Component):
     """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
 
-    w = pi_old / mu; pi_old is the trainer's policy before the update, mu the sampler's policy.
+    The weight is computed from w = pi_old / mu. pi_old is the trainer's policy before the update, mu the sampler's
+    policy.
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """truncate: min(w, high), truncated importance sampling (TIS). window: w if low <= w <= high, else 0 (IcePop)."""
+    """The importance weight. truncate: min(w, high), truncated importance sampling (TIS). window: w if w is in
+    [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
-    """w is the product of the ratios of this unit."""
+    """The unit whose tokens share one w. w is the product of the ratios of the tokens of the unit."""
 
     low: float = Field(default=0.5, ge=0)
-    """Least ratio inside the window."""
+    """The smallest w inside the window. truncate has no lower bound."""
 
     high: float = Field(default=2.0, gt=0)
-    """Largest ratio, or largest inside the window."""
+    """The largest importance weight (truncate), or the largest w inside the window (window)."""
 
     @property
     def formula(self) -> str:
-        """The weight in words, with the values of its settings."""
+        """The importance weight in words, with the values of the settings."""
         weight = (
             f"min(w, {self.high:g})" if self.rule == "truncate" else f"w inside [{self.low:g}, {self.high:g}], else 0"
         )
         return f"each token times {weight}; w = pi_old / mu of the {self.level}"
 
     def weight(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return the importance weight of each token, from log(pi_old / mu) and its unit: (n,), (n,) -> (n,)."""
+        """Return the importance weight of each token (n,), from log(pi_old / mu) (n,) and the unit (n,) of each
+        token."""
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
             return ratio.clamp(max=self.high)
@@ -240,33 +261,39 @@ class Correction(Component):
 
 
 class Rejection(Component):
-    """Rejection of whole tokens, turns or trajectories whose ratio w = pi_old / mu is outside a window."""
+    """A rule that masks all tokens, turns or trajectories whose ratio w = pi_old / mu is outside a window.
+
+    pi_old is the trainer's policy before the update, mu the sampler's policy. A masked token has no policy loss.
+    """
 
     level: Level = "trajectory"
     """The unit that is rejected as a whole."""
 
     statistic: Literal["mean", "product"] = "mean"
-    """mean: the geometric mean of the unit's ratios (Geo-RS); product: their product (MIS)."""
+    """How w is computed from the ratios of the tokens of a unit. mean: the geometric mean (Geo-RS). product: the
+    product (MIS)."""
 
     low: float = Field(default=0.99, ge=0)
-    """Least ratio that is accepted."""
+    """The smallest w that is accepted."""
 
     high: float = Field(default=1.01, gt=0)
-    """Largest ratio that is accepted."""
+    """The largest w that is accepted."""
 
     denominator: Literal["all", "accepted"] = "all"
-    """Tokens that the loss is averaged over: all of them, or the accepted ones only (verl), also for KL and entropy."""
+    """The tokens in the denominators of the loss, in the KL penalty and in the entropy bonus. all: accepted and
+    rejected tokens. accepted: only accepted tokens (verl)."""
 
     @property
     def formula(self) -> str:
-        """The rule in words, with the values of its settings."""
+        """The rule in words, with the values of the settings."""
         return (
             f"each {self.level} left out whose {self.statistic} of pi_old / mu is not in [{self.low:g}, {self.high:g}]"
             + (", and out of the denominators" if self.denominator == "accepted" else "")
         )
 
     def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return which tokens are accepted, from log(pi_old / mu) and their units: (n,), (n,) -> (n,) bool."""
+        """Return whether each token is accepted, (n,) bool, from log(pi_old / mu) (n,) and the unit (n,) of the
+        tokens."""
         reduce = segment_mean if self.statistic == "mean" else segment_sum
-        ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) of the unit
+        ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
         return (ratio >= self.low) & (ratio <= self.high)

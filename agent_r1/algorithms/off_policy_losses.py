@@ -1,4 +1,4 @@
-"""Policy losses for samples of older weights or of another sampler: VESPO and IPO. See policy_losses.py."""
+"""Policy losses for off-policy samples: VESPO and IPO. The other policy losses are in ``policy_losses.py``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from agent_r1.data.segments import segment_sum
 
 
 class Vespo(PolicyLoss):
-    """VESPO: -sg(phi(W)) A log pi, phi(W) = W^k exp(lambda (1 - W)) (2602.10693, section 3.4; ``vespo`` in TRL).
+    """VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
 
-    W is the product of the unit's token ratios, not their geometric mean. phi is 1 at W = 1 and fades on both sides, at
-    a rate that depends on the sign of A.
+    The source is 2602.10693, section 3.4 (``vespo`` in TRL). W is the product of the token ratios of the unit, and not
+    the geometric mean. phi is 1 at W = 1, and tends to 0 for very small and very large W. k and lambda depend on the
+    sign of A.
     """
 
     name: Literal["vespo"] = "vespo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """k if A >= 0: how fast phi fades below W = 1."""
+    """k if A >= 0. A larger k makes phi smaller for W below 1."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda if A >= 0: how fast phi fades above W = 1."""
+    """lambda if A >= 0. A larger lambda makes phi smaller for W above 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
     """k if A < 0."""
@@ -58,9 +59,11 @@ class Vespo(PolicyLoss):
 
 
 class Ipo(PolicyLoss):
-    """IPO of prime-rl: -r A + drift_coef (log r)^2, without r A if |pi - pi_old| > threshold (``ipo_loss_fn``).
+    """IPO: -r A + drift_coef (log r)^2, or only drift_coef (log r)^2 if |pi - pi_old| > threshold.
 
-    Unlike in DPPO, a token that moved too far is masked in both directions. All tokens are pulled back to r = 1.
+    The source is ``ipo_loss_fn`` of prime-rl. Unlike in DPPO, the sign of A does not matter: -r A is masked after a
+    large increase and after a large decrease of the probability. The term with drift_coef moves the ratio of every
+    token towards 1.
     """
 
     name: Literal["ipo"] = "ipo"
@@ -68,10 +71,10 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """Largest change of a probability."""
+    """Largest change |pi - pi_old| of the probability of a token that is not masked."""
 
     drift_coef: float = Field(default=0.001, ge=0)
-    """Weight of the squared log-ratio."""
+    """Weight of the squared log-ratio (log r)^2."""
 
     @property
     def formula(self) -> str:

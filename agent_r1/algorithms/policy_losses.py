@@ -1,7 +1,7 @@
 """Policy losses: the loss of each token, from its advantage A and its importance ratio r.
 
-PPO clipping (with GSPO's sequence-level ratio if ``ratio_level`` is not token), policy gradient, importance sampling,
-CISPO, TOPR, SAPO, DPPO and GMPO. ``sg`` in a formula is stop-gradient.
+The module holds PPO clipping, policy gradient, importance sampling, CISPO, TOPR, SAPO, DPPO and GMPO. PPO clipping with
+``ratio_level`` trajectory is the loss of GSPO. ``sg`` in a formula is stop-gradient.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ TOKEN_LEVEL: Set[Level] = {"token"}
 
 
 class PolicyLoss(Component, ABC):
-    """A policy loss per token, to be minimized."""
+    """A policy loss: one number per token, whose weighted sum is minimized."""
 
     name: str = ""
 
     levels: ClassVar[Set[Level]] = ALL_LEVELS
-    """Levels of the importance ratio that this loss is defined for."""
+    """The values of ``ratio_level`` for which the loss is defined."""
     uses_ratio: ClassVar[bool] = True
-    """Whether the loss depends on r. If not, it is right only for one pass over on-policy samples."""
+    """Whether the loss depends on r. A loss without r is correct only for one pass over on-policy samples."""
     regularizes: ClassVar[bool] = False
-    """Whether a token has a gradient even if its advantage is 0, such as from a penalty on its ratio."""
+    """Whether a token with advantage 0 has a gradient, for example from a penalty on the ratio of the token."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The maximized term in A, r and pi, with the values of the settings."""
+        """The maximized term as a formula of A, r and pi, with the values of the settings."""
 
     @abstractmethod
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
@@ -47,30 +47,31 @@ class PolicyLoss(Component, ABC):
         Args:
             ratio: (n,) importance ratio r = pi / pi_old at the algorithm's ratio level, with gradient.
             advantage: (n,) advantage A, without gradient.
-            tokens: Log-probabilities of the tokens, for losses that need more than r.
+            tokens: The outputs of the models for the n tokens. Most losses need only the ratio.
         """
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return which tokens are clipped or masked, for the metric ``clip_fraction``: (n,) bool."""
+        """Return whether each token is clipped or masked, for the metric ``clip_fraction``: (n,) bool."""
         return torch.zeros_like(advantage, dtype=torch.bool)
 
 
 class Clip(PolicyLoss):
     """PPO's clipped loss: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (1707.06347, equation 7).
 
-    ``clip_high`` above ``clip_low`` is clip-higher of DAPO (2503.14476). ``dual_clip`` is the dual clip of 1912.09729.
+    A ``clip_high`` larger than ``clip_low`` is the clip-higher of DAPO (2503.14476). ``dual_clip`` is the dual clip of
+    1912.09729.
     """
 
     name: Literal["clip"] = "clip"
 
     clip_low: float = Field(default=0.2, ge=0, lt=1)
-    """Largest decrease of a ratio below 1 that still has a gradient, if A < 0."""
+    """If A < 0, a token with r below 1 - clip_low has no gradient."""
 
     clip_high: float = Field(default=0.2, ge=0)
-    """Largest increase of a ratio above 1 that still has a gradient, if A > 0."""
+    """If A > 0, a token with r above 1 + clip_high has no gradient."""
 
     dual_clip: float | None = Field(default=3.0, gt=1)
-    """If A < 0, the loss is at most this times -A; none: no such bound."""
+    """If A < 0, the loss of a token is at most -A times this number. none: the loss has no such bound."""
 
     @property
     def formula(self) -> str:
@@ -82,11 +83,11 @@ class Clip(PolicyLoss):
         loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - self.clip_low, 1 + self.clip_high))
         if self.dual_clip is None:
             return loss
-        # without it a token with A < 0 and a large r has an unbounded loss
+        # without dual_clip, the loss of a token with A < 0 and a large r has no bound
         return torch.where(advantage < 0, torch.minimum(loss, -advantage * self.dual_clip), loss)
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        return self.compute(ratio, advantage, tokens) != -advantage * ratio  # the bound differs from r A
+        return self.compute(ratio, advantage, tokens) != -advantage * ratio  # clipped if the loss is not -r A
 
 
 class PolicyGradient(PolicyLoss):
@@ -105,12 +106,12 @@ class PolicyGradient(PolicyLoss):
 
 
 class ImportanceSampling(PolicyLoss):
-    """Importance-weighted policy gradient: -sg(min(r, max_ratio)) A log pi, AIPO of LlamaRL (2505.24034)."""
+    """Importance-weighted policy gradient: -sg(min(r, max_ratio)) A log pi, the AIPO loss of LlamaRL (2505.24034)."""
 
     name: Literal["importance_sampling"] = "importance_sampling"
 
     max_ratio: float | None = Field(default=None, gt=0)
-    """Upper bound of the importance weight; none: no bound."""
+    """Upper bound of the importance weight r. none: no bound."""
 
     @property
     def formula(self) -> str:
@@ -124,7 +125,7 @@ class ImportanceSampling(PolicyLoss):
 class Cispo(PolicyLoss):
     """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (2506.13585, equation 4).
 
-    The importance weight is clipped, not the update: clipped tokens keep a gradient.
+    Only the importance weight is clipped, so that clipped tokens have a gradient too.
     """
 
     name: Literal["cispo"] = "cispo"
@@ -164,7 +165,8 @@ class Topr(PolicyLoss):
 class Sapo(PolicyLoss):
     """SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a soft gate in place of a clip (2511.20347).
 
-    The gradient is largest at r = 1 and fades as r leaves it, at a rate tau that depends on the sign of A.
+    The gradient is largest at r = 1, and decreases as r moves away from 1. A larger tau makes the gradient decrease
+    faster. tau depends on the sign of A.
     """
 
     name: Literal["sapo"] = "sapo"
@@ -185,23 +187,23 @@ class Sapo(PolicyLoss):
 
 
 class Dppo(PolicyLoss):
-    """DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, masked if the probability moved too far (2602.04879).
+    """DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, masked after a large change of probability (2602.04879).
 
-    A token is masked if A > 0 and pi - pi_old > clip_high, or A <= 0 and pi_old - pi > clip_low: its update would
-    increase the total variation distance further.
+    A token is masked if A > 0 and pi - pi_old > clip_high, or if A <= 0 and pi_old - pi > clip_low. The update of a
+    masked token would increase the total variation distance further.
     """
 
     name: Literal["dppo"] = "dppo"
     levels: ClassVar[Set[Level]] = TOKEN_LEVEL
 
     clip_low: float = Field(default=0.2, gt=0)
-    """Largest decrease of a probability, if A <= 0."""
+    """If A <= 0, a token is masked when its probability decreased by more than this number."""
 
     clip_high: float = Field(default=0.2, gt=0)
-    """Largest increase of a probability, if A > 0."""
+    """If A > 0, a token is masked when its probability increased by more than this number."""
 
     max_ratio: float = Field(default=20.0, gt=0)
-    """Upper bound of the importance weight."""
+    """Upper bound of the importance weight r."""
 
     @property
     def formula(self) -> str:
@@ -222,15 +224,16 @@ class Dppo(PolicyLoss):
 class Gmpo(PolicyLoss):
     """GMPO: -A times the geometric mean of the unit's clipped token ratios (2507.20673, equation 4).
 
-    Each log-ratio is clipped on the side that its advantage favors, before the mean is taken. A clipped token has no
-    gradient.
+    Each token's log-ratio is clipped before the mean is computed: from above if A > 0, from below if A <= 0. A clipped
+    token has no gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     clip_log_ratio: float = Field(default=0.4, gt=0)
-    """Bound of a token's log-ratio: from above if A > 0, from below if A <= 0."""
+    """Bound of the log-ratio of a token. If A > 0, log r is clipped to at most this number. If A <= 0, log r is
+    clipped to at least minus this number."""
 
     @property
     def formula(self) -> str:
@@ -242,8 +245,10 @@ class Gmpo(PolicyLoss):
         bound = self.clip_log_ratio
         log_ratio = clamp_log_ratio(tokens.logprobs - tokens.old_logprobs)  # (n,) of each token
         clipped = torch.where(advantage > 0, log_ratio.clamp(max=bound), log_ratio.clamp(min=-bound))
-        mean = segment_mean(clipped.detach(), tokens.ratio_unit)[tokens.ratio_unit].exp()  # (n,) of its unit
-        # The value is the unit's. Averaged over the unit, 1 + x - sg(x) has the gradient of exp(mean of x).
+        # (n,) the geometric mean over the unit of each token
+        mean = segment_mean(clipped.detach(), tokens.ratio_unit)[tokens.ratio_unit].exp()
+        # The value is -A * mean. The factor 1 + x - sg(x) is 1 and has the gradient of x. So the average over a unit has
+        # the gradient of -A exp(mean of x).
         return -advantage * mean * (1 + clipped - clipped.detach())
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
