@@ -49,15 +49,16 @@ def train(
     resume: bool = False,
     **settings: Any,
 ) -> TrainReport:
-    """Train an agent in ``env`` on ``tasks`` and return the table of the trained agent and its baselines.
+    """Train an agent in ``env`` on ``tasks``, and return a report that compares the agent with the baselines.
 
-    A shortcut for ``Trainer(env, tasks, ..).train()``.
+    The call is a shortcut for ``Trainer(env, tasks, ..).train()``.
 
     Args:
-        resume: continue the run that the setting ``run`` names.
-        settings: every option of ``agent-r1 train``, such as ``steps=100``; nested ones as mappings.
+        resume: continue the run that the setting ``run`` names, instead of starting a new run.
+        settings: options of ``agent-r1 train``, for example ``steps=100`` or ``trainer={"learning_rate": 1e-5}``.
+            ``taskset``, ``data``, ``corpus`` and ``sandbox`` are not accepted.
 
-    The other arguments are those of :class:`Trainer`.
+    :class:`Trainer` explains the other arguments.
 
     Example:
         train(env, tasks, model="Qwen/Qwen2.5-3B-Instruct", eval_tasks=held_out, steps=100)
@@ -78,20 +79,20 @@ def train(
 
 
 class Trainer:
-    """Trains an agent of your own, evaluates it, and saves its model. Works in scripts and in notebooks.
+    """A trainer of your own agent: trains and evaluates the agent, and saves the model. Usable in notebooks.
 
     Args:
-        env: the environment; a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
-        tasks: the tasks. Those with the split "validation" choose the best checkpoint (set ``evaluate_every``), those
-            with another split than "train" are a column of the table.
-        eval_tasks: tasks to evaluate on; those that name no split become the split "test".
+        env: the environment: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
+        tasks: the tasks. The agent is trained on the tasks of the split "train". If ``evaluate_every`` is set, the
+            tasks of the split "validation" determine the best step. Each further split is a column of the table.
+        eval_tasks: tasks for the evaluation. A task of the split "train" (the default) gets the split "test".
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
-        rewards: reward functions, added to the environment's own.
-        callbacks: called with the :class:`StepReport` of each step; an exception stops the run.
-        progress: shows the progress; default: a bar or lines on stderr.
-        placement: where to sample and to train; default: this process.
-        settings: fields of :class:`~agent_r1.training.config.TrainConfig`; nested ones as mappings:
+        rewards: reward functions, in addition to the rewards of the environment.
+        callbacks: functions called with the :class:`StepReport` of each step. An exception in a callback stops the run.
+        progress: the display of the progress. Default: on stderr, a bar for a terminal, otherwise one line per step.
+        placement: factories of engine and trainer. Default: engine and trainer run in this process.
+        settings: fields of :class:`~agent_r1.training.config.TrainConfig`. A group of fields is a mapping:
             ``steps=20, trainer={"learning_rate": 1e-5}``.
 
     Example:
@@ -130,16 +131,16 @@ class Trainer:
         self._config: TrainConfig | None = None
 
     def train(self, resume: bool = False) -> TrainReport:
-        """Train and compare with the baselines.
+        """Train the agent, and return a report that compares the agent with the baselines.
 
         Args:
-            resume: continue the run that the setting ``run`` names, with its own settings; the few that may change are
-                :data:`agent_r1.training.resume.CHANGEABLE`.
+            resume: continue the run that the setting ``run`` names, with the stored settings of that run. Only the
+                settings in :data:`agent_r1.training.resume.CHANGEABLE` can differ from the stored settings.
 
         Raises:
-            InvalidInput: an argument cannot be used; nothing is written.
-            RunStopped: the monitor stopped the run, with a diagnosis.
-            Interrupted: a signal stopped the run, after the last step was saved.
+            InvalidInput: an argument cannot be used. Nothing was written.
+            RunStopped: the monitor stopped the run. The message is a diagnosis.
+            Interrupted: a signal stopped the run. The last step was saved, unless ``checkpoint_every`` is 0.
         """
 
         def work() -> TrainReport:
@@ -154,7 +155,10 @@ class Trainer:
         return report
 
     def evaluate(self) -> Table:
-        """Evaluate the trained agent and the baselines on the evaluation splits; before training, the base model."""
+        """Return a table of the trained agent and the baselines on the evaluation splits.
+
+        Before training, the table has only the baselines. The base model is one of the baselines.
+        """
         config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
         shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
         model = config.model if self._run is None else str(self._run)
@@ -162,7 +166,10 @@ class Trainer:
         return _run_outside_event_loop(lambda: evaluate(settings, self._taskset, self._progress, self._placement))
 
     def save_model(self, folder: str | Path) -> Path:
-        """Copy the trained model (Hugging Face format) to ``folder``, which must not exist yet."""
+        """Copy the trained model (Hugging Face format) to ``folder``, and return the path of ``folder``.
+
+        Raises InvalidInput if the trainer has not trained yet, or if ``folder`` exists.
+        """
         if self._run is None:
             raise InvalidInput("save_model", got="a trainer that has not trained", do="call train() first")
         target = Path(folder)
@@ -173,7 +180,10 @@ class Trainer:
 
 
 def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
-    """Raise InvalidInput for arguments that would be ignored, or fail later."""
+    """Raise InvalidInput if a setting conflicts with ``env`` and ``tasks``, or if an argument is no list of functions.
+
+    The check of ``rewards`` and ``callbacks`` reports an error that would otherwise occur during training.
+    """
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in settings:
             raise InvalidInput(name, got=repr(settings[name]), do="leave it out: env and tasks are the task set")
@@ -183,7 +193,7 @@ def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: ob
 
 
 class _CallbackProgress:
-    """Shows progress, and calls the callbacks with each step."""
+    """A progress display that also calls each callback with the report of each step."""
 
     def __init__(self, progress: Progress, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
@@ -198,9 +208,10 @@ class _CallbackProgress:
 
 
 def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Call ``work`` in this thread, or, if an event loop runs here (a notebook), in another one, and wait for it.
+    """Call ``work`` and return its result.
 
-    Interrupting the wait tells the run to stop, as a signal does.
+    If an event loop runs in this thread (as in a notebook), ``work`` runs in a new thread, and this thread waits for
+    the result. Ctrl-C during the wait asks the run to stop, as SIGINT does.
     """
     try:
         asyncio.get_running_loop()
@@ -225,7 +236,7 @@ def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
             done.wait()
         except KeyboardInterrupt:
             if not request_shutdown(signal.SIGINT):
-                raise  # nothing that could be saved is running
+                raise  # no run is in progress, so no step has to be saved first
     if errors:
         raise errors[0]
     return results[0]

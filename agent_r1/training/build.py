@@ -1,4 +1,4 @@
-"""Build the services of a run. Only this module of the package names implementations of engine and trainer."""
+"""Build the services of a run. No other module of the package names an implementation of engine or trainer."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ def _single_process_trainer(policy: Policy, config: TrainConfig, teacher: PreTra
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a run samples and where it trains: a factory for each service. The default is this process.
+    """The factories that make the engine and the trainer of a run. By default both run in this process.
 
     Attributes:
-        engine: makes an inference engine that serves the policy's weights, and may take its model over.
-        trainer: makes the trainer of the policy; its third argument is the teacher, if the algorithm needs one.
+        engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
+            the policy's module, because the caller does not use this module any more.
+        trainer: makes the trainer of the policy. The third argument is the teacher, or None if the algorithm needs no
+            teacher.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
@@ -55,21 +57,21 @@ class Placement:
 
 
 EMBEDDED = Placement()
-"""Engine and trainer in this process."""
+"""The default placement: engine and trainer run in this process."""
 
 
 def resolve_placement(placement: Placement | None) -> Placement:
-    """Return the placement, or the default one if none is given."""
+    """Return ``placement``, or the default placement if ``placement`` is None."""
     return EMBEDDED if placement is None else placement
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The services of a run, checked and built before anything is written.
+    """The services of a run. They are checked and built before the run writes a file.
 
     Attributes:
-        engines: by role: "policy" samples the attempts that are trained.
-        events: what was decided while the services were built, to be recorded.
+        engines: the inference engines by role. The engine "policy" samples the attempts that are trained.
+        events: the decisions made while the services were built. The run records these events first.
     """
 
     config: TrainConfig
@@ -87,21 +89,21 @@ class Runtime:
 
     @property
     def agent(self) -> Agent:
-        """The policy as it acts in training, with the configured temperature."""
+        """The agent that samples the attempts for training, at the configured temperature."""
         return self.policy.agent(self.engine, self.config, self.config.temperature)
 
 
 def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | None = None) -> Runtime:
-    """Check everything that can be checked, load the models, and build the services.
+    """Check the inputs of a run, load its models, and build its services.
 
-    Raises InvalidInput if settings, algorithm, model and tasks do not fit together.
+    Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
     placement = resolve_placement(placement)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
     check_reward_weights(config, taskset)
-    policy = load_policy(config, taskset)  # in float32: an optimizer step is smaller than a rounding of bfloat16
+    policy = load_policy(config, taskset)  # in float32, because bfloat16 would round optimizer steps away
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
     fitting = config.trainer.model_copy(update={"micro_tokens": plan.micro_tokens})
@@ -114,14 +116,14 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
         seed=config.seed,
         steps=config.steps,
     )
-    # The engine has weights of its own: the trainer changes the policy's while attempts are being sampled.
+    # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy.deepcopy(policy.model)), config)}
     events = (*precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype), *_events(config, plan))
     return Runtime(config, taskset, policy, trainer, updater, engines, placement, events)
 
 
 def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
-    """Return one event that says that micro-batches are smaller than configured; none if they are not."""
+    """Return one event if ``plan`` has smaller micro-batches than ``config``; otherwise no event."""
     tokens = config.trainer.micro_tokens
     if plan.micro_tokens >= tokens:
         return ()
@@ -130,14 +132,14 @@ def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
 
 
 def rollout_limits(config: RunConfig) -> RolloutLimits:
-    """Return the limits of attempts that a configuration sets."""
+    """Return the limits of attempts from a configuration."""
     return RolloutLimits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 
 def group_requests(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterator[GroupRequest]:
-    """Yield requests for groups without end, from group ``first`` on.
+    """Yield an endless sequence of group requests, from the group with the id ``first`` on.
 
-    Every epoch is a permutation of the tasks that depends only on the seed and the epoch.
+    Each epoch is a permutation of the tasks, which depends only on the seed and the number of the epoch.
     """
     for epoch in count(first // len(tasks)):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)

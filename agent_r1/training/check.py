@@ -1,4 +1,4 @@
-"""Check a task set: its gold solutions have to earn the expected rewards, its wrong ones must not."""
+"""Check a task set: gold solutions must earn the expected rewards, and wrong solutions must not earn them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from agent_r1.training.reward_totals import sum_rewards
 
 @dataclass(frozen=True, slots=True)
 class SolutionCheck:
-    """A solution to play: a gold one has to earn all ``expected_rewards``, a wrong one none of them.
+    """A solution to play, and the rewards with which the result is compared.
+
+    A gold solution has to earn all ``expected_rewards``. A wrong solution must not earn any of the expected rewards.
 
     Example:
         SolutionCheck(task, ReferenceSolution("the answer", respond), is_gold=True, expected_rewards={"em": 1.0})
@@ -41,7 +43,7 @@ class SolutionCheck:
     expected_rewards: Mapping[str, float]
 
     def failure(self, trajectory: Trajectory) -> str | None:
-        """Return why the played solution fails the check, or None if it passes."""
+        """Return why the solution, played as ``trajectory``, fails the check. Return None if the solution passes."""
         if not trajectory.rewards:
             return f"it was not scored: {trajectory.status}, {trajectory.reason}"
         earned = sum_rewards(trajectory)
@@ -58,7 +60,7 @@ class SolutionCheck:
             for name, expected in self.expected_rewards.items()
             if name not in reached
         ]
-        # A reward that is never given is most likely misspelled.
+        # A reward that no solution earns has probably a wrong name in expected_rewards.
         unknown = [name for name in self.expected_rewards if name not in earned]
         hint = f" (no reward {', '.join(unknown)} was given; there are: {', '.join(earned)})" if unknown else ""
         return f"gold, but earned {', '.join(short)}{hint}" if short else None
@@ -83,7 +85,7 @@ class CheckFailure:
 
 @dataclass(frozen=True, slots=True)
 class SolutionCount:
-    """The number of solutions played, and how many of them passed."""
+    """The number of solutions that were played, and the number of solutions that passed the check."""
 
     played: int
     passed: int
@@ -91,7 +93,7 @@ class SolutionCount:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of checking a task set. ``tasks`` is the number of tasks by split."""
+    """The result of checking a task set. ``tasks`` is the number of checked tasks by split."""
 
     taskset: str
     tasks: Mapping[str, int]
@@ -109,11 +111,11 @@ class CheckReport:
 
 
 MAX_FAILURES_SHOWN = 20
-"""More failures are not listed in the terminal; the JSON output has all of them."""
+"""The maximum number of failures that the terminal lists. The JSON output has all failures."""
 
 
 def render_report(report: CheckReport) -> Text:
-    """Return the counts and the failures for a terminal."""
+    """Return the report as text for a terminal: counts, and the first failures."""
     counts = ", ".join(f"{split} {count}" for split, count in report.tasks.items())
     failures, more = report.failures[:MAX_FAILURES_SHOWN], len(report.failures) - MAX_FAILURES_SHOWN
     lines = [
@@ -127,9 +129,9 @@ def render_report(report: CheckReport) -> Text:
 
 
 def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
-    """Play the solutions of ``config.n`` tasks of each split and compare their rewards with the expected ones.
+    """Play the solutions of ``config.n`` tasks of each split, and compare the rewards with the expected rewards.
 
-    Raises InvalidInput if the task set has no solutions, or if a task's solutions cannot be created.
+    Raises InvalidInput if the task set has no solutions, or if the task set cannot create the solutions of a task.
     """
     return run_protected(_check(config, taskset, progress))
 
@@ -152,7 +154,7 @@ async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> C
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
-    """Return the split with all tasks if there is one, or else every split of the task set that has tasks."""
+    """Return the splits to check: the split with all tasks, or, without such a split, every split that has tasks."""
     if taskset.whole is not None:
         return (taskset.whole,)
     splits = ("train", taskset.validation, *taskset.evaluation, *taskset.variants)
@@ -191,7 +193,7 @@ def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
 
 
 def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
-    """Return the solutions. Raises TypeError if a user's function returned anything else."""
+    """Return ``given`` unchanged. Raises TypeError if the value, made by a user's function, has a wrong type."""
     if not isinstance(given, ReferenceSolutions):
         raise TypeError(f"it returned an object of type {type(given).__name__}, not ReferenceSolutions")
     for solution in (*given.gold, *given.wrong):
@@ -204,7 +206,10 @@ def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
 
 
 def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
-    """Yield a failure if the task has no gold solution, no wrong one, or no expected rewards: it proves nothing."""
+    """Yield a failure for each part that is missing: a gold solution, a wrong solution, the expected rewards.
+
+    If a part is missing, playing the solutions of the task proves nothing.
+    """
     for name, is_gold in (("gold", True), ("wrong", False)):
         if not any(check.is_gold is is_gold for check in checks):
             yield CheckFailure(task.id, name, f"it has no {name} solution")
@@ -215,7 +220,10 @@ def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailu
 async def _play(
     checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env, config: CheckConfig
 ) -> list[tuple[SolutionCheck, str | None]]:
-    """Play each solution as a group of one attempt. Returns each check with the reason of its failure, or None."""
+    """Play each solution as a group of one attempt.
+
+    Return each check with the reason why its solution fails, or with None if the solution passes.
+    """
     agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
     limits = RolloutLimits(concurrency=config.concurrency, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)

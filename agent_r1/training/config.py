@@ -32,13 +32,13 @@ from agent_r1.training.monitor.config import MonitorConfig
 if TYPE_CHECKING:
     from agent_r1.algorithms.algorithm import Algorithm
 else:
-    Algorithm = Any  # the class imports torch; only its validator, below, needs it
+    Algorithm = Any  # importing the class would import torch; only the validator _as_algorithm needs the class
 
 DEFAULT_ALGORITHM = "grpo"
 
 
 def _absolute(data: Path) -> Path:
-    """Return the absolute path, which stays valid in any working directory; a name on the hub is left as it is."""
+    """Return ``data`` as an absolute path, which is valid in every working directory. Hub names stay unchanged."""
     return data if is_hub(data) else data.absolute()
 
 
@@ -57,20 +57,22 @@ class TasksetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """File of questions, for task sets that read one; or hf:NAME; or, for multihop, the TOML file of a mixture."""
+    """Questions, for task sets that read a file of questions: a file, hf:NAME or, for multihop, the TOML file of a
+    mixture."""
 
     corpus: str | None = None
-    """Corpus to search: a file of passages, a TOML file that describes a search, or the http://.. of a retriever."""
+    """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
 
     sandbox: SandboxLevel | None = None
-    """Isolation of code that the policy wrote, for task sets that run it: bubblewrap (their default) or none."""
+    """Isolation of code written by the policy, for task sets that execute such code: bubblewrap (the default of these
+    task sets) or none."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of generated task sets, sampling and initial weights."""
 
     @field_serializer("corpus", "data", when_used="json-unless-none")
     def _without_credentials(self, value: str | Path) -> str:
-        """A run stores its settings: user and password of an address are not among them."""
+        """Return the setting without the user and the password of an address, because a run stores its settings."""
         return redact(str(value))
 
 
@@ -80,7 +82,7 @@ class CheckConfig(TasksetConfig):
     section: ClassVar[str] = "Check"
 
     n: int = Field(default=50, ge=0)
-    """Tasks per split, drawn at random; 0: all."""
+    """Tasks per split, drawn at random; 0: all tasks."""
 
     concurrency: int = Field(default=32, ge=1)
     """Episodes that run at the same time."""
@@ -95,66 +97,67 @@ class PlayConfig(TasksetConfig):
     """Split of the task; empty: the first split of the table."""
 
     number: int | None = Field(default=None, ge=0)
-    """Index of the task in its split, from 0. If it is not given, the seed draws one."""
+    """Index of the task in its split, from 0. Without an index, the task is drawn at random with the seed."""
 
 
 class RunConfig(TasksetConfig):
-    """Settings that training and evaluation share: the task set, the model, and how it acts."""
+    """Settings that training and evaluation share: the task set, the model, and the limits of an attempt."""
 
     section: ClassVar[str] = "Model and rollout"
 
     taskset: str = "tinywiki"
-    """Task set: one that 'agent-r1 tasksets' lists."""
+    """Name of a task set; 'agent-r1 tasksets' lists the names."""
 
     splits: tuple[str, ...] = ()
-    """Splits of the table, separated by commas; empty: those that the task set names."""
+    """Splits of the table, separated by commas; empty: the evaluation splits of the task set."""
 
     model: str = ""
-    """Hugging Face name, folder, or tiny-base; for evaluation also a run. Task sets can have a default."""
+    """Model: a Hugging Face name, a folder, or tiny-base; for evaluation also a run. A task set can have a default
+    model."""
 
     max_tokens: int = Field(default=1024, ge=1)
     """New tokens per turn."""
 
     context: int = Field(default=8192, ge=2)
-    """Tokens per episode: prompts, actions and tool results."""
+    """Largest number of tokens in the context of the policy: prompts, actions and tool results."""
 
     context_policy: ContextPolicyConfig = ContextPolicyConfig()
     """How a long history is shortened."""
 
     engine: EngineConfig = EngineConfig()
-    """The embedded engine that generates."""
+    """The embedded engine, which generates tokens."""
 
     tool_format: str = "auto"
     """Format of tool calls: auto (detected from the chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony,
-    lfm2, response (the tokenizer's own response template), or tags, for models without a tool format."""
+    lfm2, response (the response template of the tokenizer), or tags (for models without a tool format)."""
 
     tags: TagsConfig = TagsConfig()
-    """Names in the tool format tags."""
+    """Names of the tags in the tool format 'tags'."""
 
     concurrency: int = Field(default=256, ge=1)
     """Episodes that run at the same time."""
 
     episode_seconds: float = Field(default=600.0, gt=0)
-    """Time limit of an episode in seconds. An episode that exceeds it is dropped."""
+    """Time limit of an episode in seconds. An episode that exceeds the limit is dropped."""
 
     score_seconds: float = Field(default=600.0, gt=0)
-    """Time limit of scoring a group in seconds. A group that exceeds it is dropped."""
+    """Time limit of each scorer for a group in seconds. If a scorer exceeds the limit, the group is dropped."""
 
     pass_k: int = Field(default=0, ge=0)
-    """k of pass@k, the chance that one of k sampled attempts is right; 0: not measured. After training it is measured
-    for the base model, on at most 50 questions per split."""
+    """k of pass@k, the probability that at least one of k sampled attempts is right; 0: pass@k is not measured.
+    Training measures pass@k of the base model, on at most 50 questions per split."""
 
     pass_attempts: int = Field(default=0, ge=0)
-    """Attempts per question from which pass@1 and pass@k are estimated without bias, at least k; 0: k."""
+    """Sampled attempts per question for the unbiased estimates of pass@1 and pass@k: at least k; 0: k attempts."""
 
     retries: int = Field(default=2, ge=0)
-    """Further attempts if the environment or the engine fails."""
+    """Maximum number of repetitions of an attempt if the environment or the engine fails."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     threads: int = Field(default=1, ge=1, le=256)
-    """Threads of torch. Results are bit-identical only for the same number."""
+    """Number of torch threads. Two runs are bit-identical only if they use the same number of threads."""
 
     @field_validator("tags")
     @classmethod
@@ -173,7 +176,7 @@ class RunConfig(TasksetConfig):
 
 
 class TrainSettings(RunConfig):
-    """Settings of training except the algorithm, so that they can be checked without importing torch."""
+    """Settings of training except the algorithm. These settings can be validated without importing torch."""
 
     section: ClassVar[str] = "Training"
 
@@ -184,10 +187,10 @@ class TrainSettings(RunConfig):
     """Optimizer and batches."""
 
     monitor: MonitorConfig = MonitorConfig()
-    """When a run warns and stops."""
+    """Limits at which a run warns or is stopped."""
 
     run: str = ""
-    """Name of the run, in runs/, or a folder for it; empty: made from task set, algorithm and time."""
+    """Name of the run's folder in runs/, or a path; empty: a name made from task set, algorithm and time."""
 
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
@@ -202,28 +205,30 @@ class TrainSettings(RunConfig):
     """Largest number of optimizer steps between an attempt's oldest token and its update; 0: synchronous training."""
 
     temperature: float = Field(default=1.0, ge=0.01, le=100)
-    """Sampling temperature in training. Evaluation is greedy."""
+    """Sampling temperature in training. Evaluation is greedy, except for pass@k (temperature 1)."""
 
     top_p: float = 1.0
-    """Only 1 is accepted: truncated sampling would bias the ratio."""
+    """Only 1 (off) is accepted, because truncated sampling would bias the importance ratio."""
 
     top_k: int = 0
-    """Only 0 is accepted: truncated sampling would bias the ratio."""
+    """Only 0 (off) is accepted, because truncated sampling would bias the importance ratio."""
 
     reward_weights: dict[str, float] = Field(default_factory=dict)
-    """Weights of rewards by name, as --reward_weights.NAME X. The default is 1; weight 0 ignores a reward."""
+    """Weights of rewards by name, as --reward_weights.NAME X. A reward without a weight has weight 1. A reward with
+    weight 0 is ignored."""
 
     evaluate_every: int = Field(default=0, ge=0)
-    """Steps between evaluations on the validation split; 0: none."""
+    """Optimizer steps between evaluations on the validation split; 0: no validation."""
 
     evaluate_n: int = Field(default=200, ge=1)
-    """Questions per split of each evaluation."""
+    """Maximum number of questions per split in each evaluation."""
 
     checkpoint_every: int = Field(default=5, ge=0)
-    """Steps between checkpoints; 0: only the final model is saved, and an interrupted run restarts from step 0."""
+    """Optimizer steps between checkpoints; 0: only the final model is saved, and an interrupted run restarts from step
+    0."""
 
     checkpoint_keep: int = Field(default=2, ge=1)
-    """Newest checkpoints to keep. The best one by validation is kept too."""
+    """Number of newest checkpoints to keep. The best checkpoint by validation is kept too."""
 
     @field_validator("top_p", "top_k")
     @classmethod
@@ -234,14 +239,14 @@ class TrainSettings(RunConfig):
 
 
 class TrainConfig(TrainSettings):
-    """Settings of a training run. The defaults fit a model of 3B parameters; task sets have their own."""
+    """Settings of a training run. The defaults fit a model of 3B parameters. Task sets can have other defaults."""
 
     section: ClassVar[str] = "Algorithm"
 
     algorithm: Annotated[Algorithm, NESTED_BY_NAME, PlainValidator(_as_algorithm)] = Field(
         default=DEFAULT_ALGORITHM, validate_default=True
     )
-    """Name of an algorithm ('agent-r1 algorithms' lists them), or your own as FILE.py:NAME."""
+    """Name of an algorithm ('agent-r1 algorithms' lists the names), or FILE.py:NAME for an algorithm of your own."""
 
 
 class EvalConfig(RunConfig):
@@ -250,19 +255,22 @@ class EvalConfig(RunConfig):
     section: ClassVar[str] = "Evaluation"
 
     methods: tuple[str, ...] = ()
-    """Rows of the table, separated by commas: naive-rag, base-tool-call, trained ..; empty: all."""
+    """Rows of the table, separated by commas, for example naive-rag,base-tool-call,trained; empty: all rows."""
 
     n: int = Field(default=200, ge=1)
-    """Questions per split."""
+    """Maximum number of questions per split."""
 
 
 Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
-    """Return the configuration for a task set: the layers, the strongest first, over the task set's defaults.
+    """Return the configuration made of ``layers``, the strongest first, and of the task set's defaults.
 
-    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if no layer names a model.
+    The defaults apply to settings that no layer has. A training algorithm gets an importance weight if trainer and
+    engine have different data types (see :func:`agent_r1.training.precision.with_correction`).
+
+    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if neither a layer nor the task set names a model.
     """
     defaults = restrict(Layer(f"defaults of {taskset.name}", taskset.recipe), cls, TrainConfig)
     config = resolve(cls, [*layers, defaults])
@@ -270,7 +278,7 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
     if not isinstance(config, TrainConfig):
         return config
-    from agent_r1.training.precision import with_correction  # here: it imports torch
+    from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 
     given = settings_of(TrainConfig, [*layers, defaults])
     algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)

@@ -1,4 +1,4 @@
-"""Fingerprints of a run's data: a resumed run must use the data it began with, wherever the files are now."""
+"""Fingerprints of a run's data. A resumed run must use the same data, but the files can be in another place."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from agent_r1.store.reader import RunReader
 from agent_r1.training.config import TrainConfig
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
-"""The kind of an event that holds a fingerprint: ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``."""
+"""The kind of an event with a fingerprint, and the name of the fingerprint of all tasks.
+
+The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``.
+"""
 
 
 def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
     """Return events with the hashes of a run's data.
 
-    These are the files of questions and passages, if they are local (not names on the hub), and the tasks for
-    training and for validation.
+    One event is for the tasks of training and validation. Further events are for ``config.data`` and ``config.corpus``,
+    if they are local files or folders (not names on the hub).
     """
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
@@ -38,7 +41,11 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
 
 
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
-    """Raise InvalidInput if some data differs from what the run used last, or cannot be compared with it."""
+    """Raise InvalidInput if the data differs from the data that the run used last, or if no comparison is possible.
+
+    Args:
+        events: the result of :func:`fingerprint_data` for the current data.
+    """
     with closing(RunReader(run)) as reader:
         recorded, own = _hashes(event for event in reader.events() if event.kind == FINGERPRINT), reader.config()
     current = _hashes(events)
@@ -48,19 +55,22 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
             got = f"others than the run's: sha256 {found[:12]}.., not {expected[:12]}.."
             raise InvalidInput(name, got=got, do="put back what the run began with, or start a new run")
     for name, value in config.model_dump(mode="json", include={"data", "corpus"}).items():
-        is_list = str(value).endswith(".toml")  # it names further files, which have no fingerprint
+        is_list = str(value).endswith(".toml")  # the TOML file names further files, which have no fingerprint
         if value != own[name] and (is_list or not (name in current and name in recorded)):
             do = f"leave it out: {run} continues with {own[name] or 'none'}, to which it cannot be compared"
             raise InvalidInput(name, got=value, do=do)
 
 
 def _hashes(events: Iterable[LogEvent]) -> dict[str, str]:
-    """Return the hashes by name; later events replace earlier ones."""
+    """Return the hashes of events by name. A later event replaces an earlier event with the same name."""
     return {event.detail.split()[0]: event.detail.split()[-1] for event in events}
 
 
 def _hash_path(path: Path) -> str:
-    """Return the sha256 of a file, or of the names and hashes of a folder's files, without hidden ones."""
+    """Return the sha256 of a file. For a folder, return the sha256 of the names and hashes of its files.
+
+    Files in a folder are ignored if their name begins with a dot.
+    """
     if path.is_file():
         return hash_file(path)
     files = sorted(one for one in path.rglob("*") if one.is_file() and not one.name.startswith("."))
@@ -69,7 +79,7 @@ def _hash_path(path: Path) -> str:
 
 
 def _hash_tasks(tasks: Iterable[Task]) -> str:
-    """Return the sha256 of tasks in their order."""
+    """Return the sha256 of a sequence of tasks, which depends on the order of the tasks."""
     total = hashlib.sha256()
     for task in tasks:
         try:
@@ -86,7 +96,7 @@ def _dump(value: object) -> str:
 
 
 def _to_json(value: object) -> object:
-    """Convert to JSON-serializable form. Unknown objects are represented by the name of their type."""
+    """Convert a value to a value that JSON can represent. An object of another type becomes the name of its type."""
     match value:
         case None | bool() | float() | str():
             return value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent_r1.core.trajectory import Rewards, Trajectory
 
 EXACT_MATCH_NAMES = ("em", "exact_match")
-"""Names under which task sets report exact match."""
+"""Names of the reward that is exact match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +16,11 @@ class EvalResult:
     """The evaluation of one attempt.
 
     Attributes:
-        em: exact match, or the task set's first reward if it reports no exact match; ``measure`` says which.
-        sub: the sub-match, None if the task set does not report one.
-        failure: why the attempt failed or could not be scored; it then counts as wrong. None otherwise.
+        em: exact match. If the task set reports no exact match, ``em`` is the first reward of the attempt.
+        f1: F1; equal to ``em`` if the task set does not report F1.
+        sub: the sub-match; None if the task set does not report a sub-match.
+        measure: the name of the number in ``em``: "exact match" or, for example, "reward 'solved'".
+        failure: why the attempt failed or could not be scored, or None. A failed attempt counts as wrong.
     """
 
     em: float
@@ -35,8 +37,11 @@ class EvalResult:
 def pass_at_k(attempts: int, right: int, k: int) -> float:
     """Return an unbiased estimate of the probability that at least one of k attempts at a question is right.
 
-    ``right`` of ``attempts`` observed attempts were right, and k <= attempts:
-    1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1).
+    The estimate is 1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1).
+
+    Args:
+        attempts: the number of observed attempts, at least ``k``.
+        right: the number of observed attempts that were right.
 
     Example:
         >>> pass_at_k(attempts=4, right=1, k=2)
@@ -46,7 +51,10 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
 
 
 def score_trajectory(trajectory: Trajectory) -> EvalResult:
-    """Return exact match, F1 and sub-match of an attempt; only the first reward if there is no exact match."""
+    """Return exact match, F1 and sub-match of an attempt.
+
+    If the attempt has no exact match, the first reward takes the place of exact match.
+    """
     rewards = trajectory.rewards
     if not rewards:
         return EvalResult(0.0, 0.0, failure=trajectory.reason or "it was not scored")

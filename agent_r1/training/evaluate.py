@@ -1,4 +1,4 @@
-"""Evaluation: every method on the splits of a task set, greedily, and pass@k by sampling."""
+"""Evaluation: each method makes greedy attempts at the tasks of each split, and sampled attempts for pass@k."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def attempts(
     limits: RolloutLimits,
     progress: Progress | None = None,
 ) -> list[Group]:
-    """Return ``size`` scored attempts at each task. Finished ones are shown on ``progress``."""
+    """Return one group of ``size`` scored attempts for each task. ``progress`` shows how many attempts are finished."""
     collector = Collector(
         AgentLoop(method.agent, method.env),
         scorers,
@@ -72,17 +72,21 @@ async def attempts(
 
 
 def greedy_agent(agent: Agent) -> Agent:
-    """Return the same agent with greedy decoding."""
+    """Return a copy of the agent that decodes greedily."""
     return replace(agent, params=replace(agent.params, temperature=0.0))
 
 
 def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
-    """Return a method's environment for a split: the task set's for agents, its own for baselines."""
+    """Return the environment of a method for a split.
+
+    A baseline with its own environment uses this environment for every split. Other methods use the environment that
+    the task set has for the split.
+    """
     return taskset.env_for_split(split) if method.env is taskset.env else method.env
 
 
 def sampling_agent(agent: Agent) -> Agent:
-    """Return the same agent sampling at temperature 1."""
+    """Return a copy of the agent that samples at temperature 1."""
     return replace(agent, params=replace(agent.params, temperature=1.0))
 
 
@@ -105,7 +109,11 @@ async def evaluate_split(
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Estimate pass@1 and pass@k on the evaluation splits from ``size`` sampled attempts at each task."""
+    """Return the mean of pass@1 and of pass@k for each evaluation split.
+
+    Each value is estimated from ``size`` attempts at each of the first ``count`` tasks of the split. The agent of
+    ``method`` has to sample.
+    """
     progress.print_line(f"pass@{k} of {method.name}")
     ones, shares = {}, {}
     for split in taskset.evaluation:
@@ -118,14 +126,14 @@ async def measure_pass_at_k(
 
 
 def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) -> list[Method]:
-    """Return the rows of the table: the task set's baselines, the base model with tools, then the trained agent."""
+    """Return the rows of the table: the baselines of the task set, the base model with tools, and the trained agent."""
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]
 
 
 def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
-    """Return the retriever's measures by evaluation split, if the task set has any."""
+    """Return the retriever's measures by evaluation split; an empty mapping if the task set has no such measures."""
     if taskset.retrieval is None:
         return {}
     measured = {split: taskset.retrieval(split) for split in taskset.evaluation}
@@ -135,7 +143,7 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Evaluate all methods on the evaluation splits."""
+    """Return the table of all methods on the first ``count`` tasks of each evaluation split."""
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = "exact match"
@@ -153,12 +161,15 @@ async def make_table(
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return the task set's own measures of scored attempts; empty if it has none."""
+    """Return the measures that the task set computes from scored attempts; an empty mapping if there are none."""
     return {} if taskset.measures is None else taskset.measures(trajectories)
 
 
 def _report_failures(method: str, split: str, answers: Sequence[EvalResult], progress: Progress) -> None:
-    """Print how many attempts failed: in the table they look the same as wrong answers."""
+    """Print how many attempts failed, and the most common reason.
+
+    The table does not show failures, because it counts failed attempts as wrong answers.
+    """
     reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
     for reason, count in reasons.most_common(1):
         progress.print_line(
@@ -167,7 +178,10 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
 
 
 def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
-    """Return the table of ``agent-r1 eval``. If the model is a run, its base and its trained model are compared."""
+    """Return the table of ``agent-r1 eval``.
+
+    If ``config.model`` is a run, the table compares the run's base model with the run's trained model.
+    """
     placement = resolve_placement(placement)
     torch.set_num_threads(config.threads)
     taskset = replace(taskset, evaluation=config.splits or taskset.evaluation)

@@ -1,4 +1,4 @@
-"""Conversion of typed lines to the messages of a policy."""
+"""Conversion of the lines that a person types to messages, as a policy sends them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Anything else is sent as it is, tags included. A line that ends with \\ continue
 
 
 def format_signature(tool: ToolSpec) -> str:
-    """Return a tool in one line.
+    """Return name, arguments and description of a tool in one line.
 
     Example:
         "search(query: string)  Find a page."
@@ -32,10 +32,10 @@ def format_signature(tool: ToolSpec) -> str:
 
 
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
-    """Return the message that a typed line stands for.
+    """Convert a typed line to a message.
 
-    If a call cannot be parsed, the message holds a malformed call, so that the person gets the same explanation as a
-    policy.
+    If a call cannot be parsed, the message contains a malformed call. The person then gets the same explanation as a
+    policy that sends a malformed call.
 
     Example:
         parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)
@@ -52,9 +52,11 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the text as the tool's only required argument, or its first one.
+    """Return the arguments of a call with ``text`` as the only argument; {} if ``text`` is empty.
 
-    If the tool has no arguments, the text gets an empty name, which the tool will refuse with an explanation.
+    The argument is the only required argument of the tool. If the tool has none or several required arguments, the
+    argument is the first argument of the tool. If the tool has no arguments, the text gets an empty name: the tool
+    refuses this name with an explanation.
     """
     required = tool.parameters.get("required", ())
     names = required if len(required) == 1 else list(tool.parameters.get("properties", {}))[:1]

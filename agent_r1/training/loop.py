@@ -1,4 +1,4 @@
-"""The training loop: groups in, weights out, and the record of each step."""
+"""The training loop: each step trains on groups, publishes the new weights, and is recorded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A run that is about to train: its services, its place on disk, and the state that it begins with."""
+    """A run that is ready to train: services, folder on disk, and the state at the beginning of training."""
 
     runtime: Runtime
     collector: Collector
@@ -44,16 +44,19 @@ class TrainingRun:
 
 
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
-    """Train until the last step; see :func:`_train_steps`. Folders of published weights are removed at the end."""
+    """Train until the last step, then remove the folders of published weights. See :func:`_train_steps`."""
     with closing(WeightPublisher(run.runtime.engine, run.folder)) as publisher:
         await _train_steps(run, publisher, shutdown)
 
 
 async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
-    """Train until the last step. Raises ShutdownRequested, with the last step saved, if the run is told to stop.
+    """Train until the last step.
 
-    Consumes groups in the order of their requests. Waits for the groups of a step, then for the update in its thread.
-    Unblocks the collector, whose next groups may start once the engine serves the new weights.
+    Each step takes groups in the order of their requests, runs the update in a thread, and publishes the new weights.
+    After the step is recorded, the collector can start further groups.
+
+    Raises:
+        ShutdownRequested: a shutdown was requested. The last step was saved, unless checkpoints are disabled.
     """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     progress = run.start.progress
@@ -102,7 +105,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Save the last step if the run is told to stop; after an error, wait for a save that is in progress."""
+    """Save the last step if the block raises ShutdownRequested. After another error, wait for a running save."""
     try:
         yield
     except ShutdownRequested:
@@ -120,7 +123,7 @@ async def _gather(
     monitor: HealthMonitor,
     progress: Progress,
 ) -> list[SelectedGroup]:
-    """Return the groups of one step, those without a training signal included."""
+    """Return all groups of one step, including groups without a training signal."""
     batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:
         selected = updater.select(await anext(groups))
@@ -141,7 +144,13 @@ async def _record_step(
     validation: dict[str, float],
     seconds: dict[str, float],
 ) -> None:
-    """Record the step in one transaction, and show it."""
+    """Record the events of a step in one transaction, and show the step on the progress display.
+
+    Args:
+        published: the event of the new weights, or () if the weights did not change.
+        validation: the validation metrics, or {} if the step was not validated.
+        seconds: the duration of each phase of the step.
+    """
     groups = [selected.group for selected in batch]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     results = [score_trajectory(trajectory) for trajectory in trajectories]
@@ -173,14 +182,14 @@ async def _record_step(
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:
-    """Return the fate that the run records for the outcome of an attempt in step ``step``."""
+    """Return the fate of an attempt, to be recorded, from the outcome of the update in step ``step``."""
     if isinstance(outcome, Trained):
         return AttemptFate(outcome.attempt, "trained", step, credit=outcome.advantage_sum)
     return AttemptFate(outcome.attempt, "dropped", step, outcome.reason)
 
 
 class Stopwatch:
-    """Measures seconds by phase since the last ``take``."""
+    """A stopwatch that sums the seconds of each phase since the last call of ``take``."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()

@@ -1,4 +1,4 @@
-"""An estimate, made before a run begins, of the memory that it takes: the micro-batches that fit are chosen from it."""
+"""Estimate, before a run begins, the memory that the run takes, and choose micro-batches that fit into memory."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ FLOAT32 = 4
 GIB = 2**30
 
 OVERHEAD = 1.1
-"""Memory that allocators hold besides the tensors, as a factor."""
+"""The factor from the memory of the tensors to the memory that allocators hold."""
 
 KEPT = 192 * 2**20
-"""Most bytes of freed tensors that allocators keep: each update has a thread of its own, with a heap of its own."""
+"""The maximum number of bytes that allocators keep after tensors are freed. Each update runs in a new thread, and a
+thread can have its own heap, which keeps freed memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """A part of the required memory, and its size in bytes."""
+    """A part of the memory that a run needs: name, and size in bytes."""
 
     name: str
     size: int
@@ -41,14 +42,14 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory that a run takes with micro-batches of ``micro_tokens`` tokens."""
+    """The memory that a run needs with micro-batches of ``micro_tokens`` tokens."""
 
     micro_tokens: int
     uses: tuple[MemoryUse, ...]
 
     @property
     def total(self) -> int:
-        """The sum in bytes, with what allocators hold besides."""
+        """The sum of all parts in bytes, including the memory that allocators hold in addition to the tensors."""
         return int(OVERHEAD * sum(use.size for use in self.uses))
 
     def __str__(self) -> str:
@@ -56,13 +57,14 @@ class MemoryPlan:
 
 
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
-    """Return the memory that training ``model`` takes, with the largest micro-batches that fit in ``available`` bytes.
+    """Return the memory that training ``model`` needs, with the largest micro-batches that fit into memory.
 
-    They have ``config.trainer.micro_tokens`` tokens, or a half, a quarter .. of it, and at least one sequence of
-    ``context`` tokens. The model itself is already loaded and does not count.
+    The size of the micro-batches is ``config.trainer.micro_tokens`` tokens. The size is halved until the plan needs at
+    most ``available`` bytes. The smallest size is one sequence of ``context`` tokens. The weights of ``model`` do not
+    count, because they are already in memory.
 
     Raises:
-        InvalidInput: a single sequence does not fit. The error names the settings with which it would.
+        InvalidInput: the smallest micro-batch does not fit. The error suggests settings that need less memory.
     """
     for tokens in _candidates(config, context):
         plan = _plan(model, config, context, tokens)
@@ -73,7 +75,7 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
 
 
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
-    """Yield numbers of tokens per micro-batch, from the configured one down to one sequence."""
+    """Yield the possible sizes of micro-batches in tokens, from the configured size down to one sequence."""
     tokens = config.trainer.micro_tokens
     while tokens > context:
         yield tokens
@@ -86,7 +88,7 @@ def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> Iterator[MemoryUse]:
-    """Yield the memory that a run takes besides the policy's weights."""
+    """Yield the parts of the memory that a run needs, except the weights of ``model``."""
     needs, kl = config.algorithm.needs, config.algorithm.kl
     parameters = sum(parameter.numel() for parameter in model.parameters())
     computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
@@ -97,7 +99,7 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
     weights = served + copies + (trained - 1 + changing) * FLOAT32 + frozen * computed
     yield MemoryUse("further weights", weights * parameters)
     yield MemoryUse("gradients and moments", 3 * trained * FLOAT32 * parameters)
-    if model.device.type == "cpu":  # elsewhere they do not share the device's memory
+    if model.device.type == "cpu":  # the copies are in CPU memory, which a GPU does not use
         saved = (1 + 2 * trained + (trained - 1)) * (config.checkpoint_every > 0) + (config.evaluate_every > 0)
         yield MemoryUse("copies to save", saved * FLOAT32 * parameters)
     attempts = min(config.concurrency, config.groups_per_step * config.group_size)
@@ -110,19 +112,21 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return the bytes that ``compute()`` finds, 0 with a warning for a model that cannot run without data."""
+    """Return the number of bytes from ``compute()``. If the model cannot run without data, warn and return 0."""
     try:
         return compute()
     except InvalidInput:
         raise
-    except Exception as error:  # the operations of some models depend on the numbers, and fail in many ways
+    except (
+        Exception
+    ) as error:  # some models have operations that depend on the data, and raise various errors without data
         name, reason = type(model).__name__, type(error).__name__
         log.warning("the memory of %s cannot be estimated (%s): its micro-batches may not fit", name, reason)
         return 0
 
 
 def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> PassShape:
-    """Return the largest micro-batch of ``tokens`` tokens: sequences of ``context`` tokens."""
+    """Return the shape of a pass over a micro-batch of ``tokens`` tokens in sequences of ``context`` tokens."""
     length = min(context, tokens)
     return PassShape(
         model_type=type(model),
@@ -138,7 +142,10 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 
 
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
-    """Return the first settings with which a single sequence fits, each added to the ones before."""
+    """Return advice for a run that does not fit: settings with which one sequence fits, if there are any.
+
+    Settings that save memory are added one after the other until one sequence fits. At last the context is halved.
+    """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
     steps: list[dict[str, Any]] = [
@@ -171,14 +178,14 @@ def _options(settings: Mapping[str, Any]) -> str:
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
-    """Return the memory in bytes that can still be used: of the GPU, or of the machine and its control groups."""
+    """Return the available memory in bytes: of the GPU, or the minimum of the machine and of its control groups."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_machine_memory(root), *_group_memory(root))
 
 
 def _machine_memory(root: Path) -> int:
-    """Return the available memory of the machine; the physical memory if the system does not say."""
+    """Return the available memory of the machine in bytes; the physical memory if /proc/meminfo cannot be read."""
     try:
         lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text("ascii").splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024  # given in kB
@@ -187,7 +194,10 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free memory of the control groups that the process is in (versions 1 and 2); [] without limits."""
+    """Return the free bytes of each control group (version 1 or 2) that contains this process and limits memory.
+
+    If no control group limits memory, return the available memory of the machine.
+    """
     free = []
     for base, limit, used in (
         (root / "sys/fs/cgroup", "memory.max", "memory.current"),
@@ -197,7 +207,7 @@ def _group_memory(root: Path) -> list[int]:
             try:
                 limited, taken = int((folder / limit).read_text()), int((folder / used).read_text())
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                # Pages of files that nobody uses are given back when memory is short.
+                # The kernel frees inactive pages of files when memory is short.
                 cached = int(stat.get("inactive_file", stat.get("total_inactive_file", "0")))
             except (OSError, ValueError):  # no such group, or "max"
                 continue
@@ -206,7 +216,7 @@ def _group_memory(root: Path) -> list[int]:
 
 
 def _groups(root: Path, base: Path) -> Iterator[Path]:
-    """Yield the folders of the process's control group below ``base`` and of the groups that contain it."""
+    """Yield the folders of the control groups that contain this process: its group, and all parents up to ``base``."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

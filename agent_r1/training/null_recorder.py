@@ -1,4 +1,4 @@
-"""Attempts that belong to no run: evaluations, checks and human play."""
+"""A recorder and a gate for attempts that belong to no run: attempts of evaluations, checks and human play."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class NullRecorder:
 
 
 async def no_gate(request: GroupRequest) -> int:
-    """Return version 0 at once: groups start with the current weights, without waiting for an update."""
+    """Return version 0 without waiting, so that each group starts at once with the current weights."""
     return 0

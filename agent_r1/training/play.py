@@ -1,4 +1,4 @@
-"""Play an episode in the terminal: a person sees what a policy sees, acts in its place, and is scored like one."""
+"""Play an episode in the terminal: a person acts instead of the policy, sees the same messages, and is scored."""
 
 from __future__ import annotations
 
@@ -28,15 +28,20 @@ from agent_r1.training.null_recorder import NullRecorder, no_gate
 from agent_r1.training.reward_totals import RewardTotals, sum_rewards
 
 EPISODE_SECONDS = 86400.0
-"""The time limit of an episode of human play (24 h)."""
+"""The time limit of an episode that a person plays (24 h)."""
 
 LEFT = "left"
-"""The status of an episode that the person left before its end."""
+"""The status of an episode that the person left before the episode ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """The result of an episode of human play, with the right answers if the task has any.
+    """The result of an episode that a person played.
+
+    Attributes:
+        rewards: the total of each reward; empty if the episode was not scored.
+        answers: the right answers, if they are known.
+        reason: why the episode failed, if it failed.
 
     Example:
         PlayResult("style-a/7", "completed", 3, {"em": 1.0, "f1": 1.0}, ("Bruno",))
@@ -68,14 +73,14 @@ class PlayResult:
 
 
 class HumanPlayer:
-    """A responder that shows the new messages of the conversation and reads the next message from the terminal.
+    """A responder that shows the new messages of the conversation, and reads the next action from the terminal.
 
-    If the person leaves (Ctrl-D, Ctrl-C, or the end of a pipe), it raises EngineError, which ends the episode.
+    If the person leaves (Ctrl-D, Ctrl-C, or the end of a pipe), ``respond`` raises EngineError, which ends the episode.
 
     Attributes:
-        shown: the number of messages already on the screen.
+        shown: the number of messages that are on the screen.
         turns: the number of completed turns.
-        has_left: whether the person has left.
+        has_left: whether the person has left the episode.
     """
 
     def __init__(self, console: Console, tools: Sequence[ToolSpec]) -> None:
@@ -93,11 +98,11 @@ class HumanPlayer:
             self.has_left = True
             self._print("")  # end the line of the open prompt
             raise EngineError("the person left") from None
-        self.shown += 1  # the typed message is on the screen already
+        self.shown += 1  # the message is on the screen, because the person typed it there
         return parse_line(line, self._tools)
 
     def show(self, messages: Sequence[Message]) -> None:
-        """Print messages with their calls, and images as their MIME type."""
+        """Print messages with their calls. An image is printed as its MIME type."""
         for message in messages:
             parts = (f"[{part.mime}]" if isinstance(part, Media) else part.text for part in message.parts)
             calls = (f" {call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
@@ -107,7 +112,10 @@ class HumanPlayer:
         self._print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
 
     def _read(self) -> str:
-        """Return the next input that is not empty. A line that ends with a backslash continues on the next one."""
+        """Read lines until one is not empty and not ``?``, and return the text. A ``?`` prints the help.
+
+        If a line ends with a backslash, the text continues on the next line.
+        """
         while True:
             text = _read_line("> ", self._print)
             if text.strip() == "?":
@@ -118,16 +126,16 @@ class HumanPlayer:
                 return text
 
     def _print(self, text: str) -> None:
-        # A page must not be able to control the terminal: replace control characters.
+        # Replace control characters, so that the text of a page cannot control the terminal.
         safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
         self._console.print(Line(safe), soft_wrap=True)
 
 
 def _read_line(prompt: str, echo: Callable[[str], None]) -> str:
-    """Return a line of standard input; echo it if it comes from a pipe, as a terminal does.
+    """Return a line of standard input. If standard input is not a terminal, pass the line to ``echo``.
 
-    Blocks in the thread of the event loop. Ctrl-C has to raise here: the handler of asyncio would only notify the loop,
-    which is blocked by this call.
+    The function blocks the thread of the event loop. Ctrl-C raises KeyboardInterrupt during the call. The signal
+    handler of asyncio cannot be used, because this handler only notifies the event loop, which is blocked.
     """
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -140,7 +148,10 @@ def _read_line(prompt: str, echo: Callable[[str], None]) -> str:
 
 
 def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
-    """Play one episode in the terminal or from a pipe. Raises InvalidInput if there is no such task."""
+    """Play one episode in the terminal or from a pipe, and return the result.
+
+    Raises InvalidInput if the split has no task with the index ``config.number``.
+    """
     tasks = taskset.tasks(config.split or taskset.evaluation[0])
     if config.number is None:
         task = random.Random(config.seed).choice(tasks)
@@ -165,17 +176,21 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
     if person.has_left:
         return PlayResult(task.id, LEFT, person.turns)
     person.show(trajectory.messages[person.shown :])
-    rewards = sum_rewards(trajectory) if trajectory.rewards else {}  # a failed episode earns nothing
+    rewards = sum_rewards(trajectory) if trajectory.rewards else {}  # a failed episode has no rewards
     status, turns = trajectory.status.value, len(trajectory.turns)
     return PlayResult(task.id, status, turns, rewards, _gold_answers(taskset, task), trajectory.reason)
 
 
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
-    """Return the answers in the task's data, or else the text of the first gold solution that needs no tool."""
+    """Return the right answers of a task, or () if they are not known.
+
+    The answers are the value of ``answers`` in the task's data. Without this value, the answer is the text of the first
+    gold solution that calls no tool in its first message.
+    """
     answers = task.data.get("answers", ())
     if answers:
         return (answers,) if isinstance(answers, str) else tuple(map(str, answers))
-    with suppress(Exception):  # solutions may be user code: the result of the episode must not be lost
+    with suppress(Exception):  # an error in a user's solutions must not lose the result of the episode
         solutions = taskset.solutions(task).gold if taskset.solutions else ()
         messages = [solution.respond(task.messages, 0) for solution in solutions]
         return tuple(message.text for message in messages if not message.calls)[:1]

@@ -1,4 +1,4 @@
-"""Load the models of a run: the policy with its tokenizer and renderer, and a teacher."""
+"""Load the models of a run: the policy with tokenizer and renderer, and the teacher of a distillation algorithm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from agent_r1.training.config import RunConfig, TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model that can converse: weights, tokenizer, renderer, and the most tokens of a prompt and its action."""
+    """A model with all parts that are needed to act.
+
+    Attributes:
+        context_length: the maximum number of tokens in a prompt and its action together.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -31,16 +35,19 @@ class Policy:
     context_length: int
 
     def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
-        """Return this policy as an agent that samples with ``engine``."""
+        """Return an agent that samples this policy's actions from ``engine`` at the given temperature."""
         params = SamplingParams(temperature, max_tokens=config.max_tokens)
         context_policy = build_context_policy(config.context_policy)
         return Agent(engine, self.renderer, params, self.context_length, config.seed, context_policy)
 
 
 def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -> Policy:
-    """Load the configured model for a task set, with weights of type ``dtype``. Raises InvalidInput if it cannot act.
+    """Load the model ``config.model`` with weights of type ``dtype``.
 
-    ``config.context`` bounds the tokens of an episode; the model's own bound may be lower.
+    The context length is the smallest of ``config.context`` and the limits of the model itself.
+
+    Raises InvalidInput if the chat template cannot render the tools of the task set, if model and tokenizer do not
+    belong together, or if the device does not exist.
     """
     name = _model_name(config.model)
     tokenizer = load_tokenizer(name)
@@ -59,7 +66,11 @@ def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
-    """Load the model to distill from; None if the algorithm needs none. Raises InvalidInput if it does not fit."""
+    """Load the teacher, from which the policy learns. Return None if the algorithm needs no teacher.
+
+    Raises InvalidInput if a teacher is given but not needed, if a teacher is needed but not given, or if teacher and
+    policy have different vocabularies.
+    """
     algorithm = config.algorithm
     if "teacher" not in algorithm.needs:
         if config.teacher:
@@ -79,7 +90,7 @@ def _model_name(name: str) -> str:
 
 
 def _device(name: str) -> str:
-    """Return the device to compute on; 'auto' is a GPU if there is one."""
+    """Return the torch device for a setting; for 'auto', a GPU if there is one, otherwise the CPU."""
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         return "cuda" if has_gpu else "cpu"
@@ -89,7 +100,7 @@ def _device(name: str) -> str:
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:
-    """Return the model's own bounds on a sequence: its positions and its sliding window."""
+    """Return the limits that the model has for the length of a sequence: number of positions, sliding window."""
     settings = model.config.get_text_config()
     window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
     bounds = (getattr(settings, "max_position_embeddings", None), window)

@@ -1,4 +1,4 @@
-"""What a run does about the rounding by which an engine and a trainer of different data types differ."""
+"""Treatment of the difference in rounding between an engine and a trainer that have different data types."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from agent_r1.core.events import LogEvent
 from agent_r1.core.weights import Dtype
 
 PRECISION = "precision"
-"""The kind of the event that reports different data types."""
+"""The kind of the event that reports different data types of engine and trainer."""
 
 
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
 
-    ``given`` are the keys of the settings that the user gave. A correction among them stays, also ``none``, and so does
-    an algorithm that a correction does not fit.
+    The algorithm is returned unchanged if the data types are equal, if the user set ``algorithm.correction`` (also to
+    ``none``), if the algorithm already has a correction, or if the algorithm cannot be combined with a correction.
+
+    Args:
+        trainer: the data type in which the trainer computes.
+        engine: the data type in which the engine computes.
+        given: the keys of the settings that the user or the task set gave.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm
@@ -29,7 +34,10 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
 
 
 def precision_events(algorithm: Algorithm, trainer: Dtype, engine: Dtype) -> tuple[LogEvent, ...]:
-    """Return one event that says how different data types are treated; none if they are equal."""
+    """Return one event that says how a difference between the data types of engine and trainer is treated.
+
+    Return no event if the data types are equal.
+    """
     if trainer == engine:
         return ()
     if algorithm.correction is not None:

@@ -1,4 +1,4 @@
-"""Checks before a run writes anything: whether settings, algorithm, policy and tasks fit together."""
+"""Checks before a run writes files: whether settings, algorithm, policy and tasks fit together."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.policy import Policy
 
 OPEN_SECONDS = 60.0
-"""Time in which an environment has to open a task before a run begins."""
+"""The time limit in seconds for opening a task in the check before a run."""
 
 CHECKED_PROMPTS = 8
-"""Prompts per split whose tokens are counted before a run begins: those with the most characters."""
+"""The number of prompts per split whose tokens are counted before a run: the prompts with the most characters."""
 
 MAX_CHARACTERS_PER_TOKEN = 256
-"""A prompt with more characters than this per token of the context cannot fit: vocabularies have no longer tokens."""
+"""An upper bound of the characters in a token. A prompt with more characters per token of the context cannot fit."""
 
 RATIO_SETTINGS = ("loss", "ratio_level", "ratio_denominator", "kl_cov")
-"""Settings of an algorithm that have an effect only if the policy differs from the denominator of the ratio."""
+"""Settings of an algorithm that have an effect only if the importance ratio can differ from 1."""
 
 
 def check_algorithm_settings(config: TrainConfig) -> None:
-    """Raise InvalidInput if the algorithm cannot be used with these settings, or a setting would have no effect."""
+    """Raise InvalidInput if the algorithm conflicts with other settings, or has a setting without an effect."""
     algorithm = config.algorithm
     if "group" in algorithm.needs and config.group_size < 2:
         do = f"give at least 2: {algorithm.name} compares attempts"
@@ -43,11 +43,14 @@ def check_algorithm_settings(config: TrainConfig) -> None:
         check_context_rewriting(algorithm)
     reuses_samples, is_stale = algorithm.epochs * config.trainer.minibatches > 1, config.max_staleness > 0
     if not algorithm.loss.uses_ratio:
-        # A correction weighs with pi_old / mu, which is fixed during the update: it accounts for stale samples, but not
-        # for the distance from pi_old that several optimizer steps on the same samples lead to.
+        # A correction is the weight pi_old / mu (mu: the policy that sampled), which is fixed during the update. The
+        # weight corrects stale samples. The weight does not correct the difference between the current policy and
+        # pi_old, which grows with each optimizer step on the same samples.
         do = "name a loss with a ratio (clip, importance_sampling): A log pi is right for one pass over fresh samples"
         if reuses_samples:
-            got = f"{algorithm.loss.name} with several optimizer steps per batch (trainer.minibatches, algorithm.epochs)"
+            got = (
+                f"{algorithm.loss.name} with several optimizer steps per batch (trainer.minibatches, algorithm.epochs)"
+            )
             raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=do)
         if is_stale and algorithm.correction is None:
             got = f"{algorithm.loss.name} with stale samples"
@@ -63,7 +66,10 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 
 
 def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
-    """Raise InvalidInput if a weight is given for a reward that the task set does not have."""
+    """Raise InvalidInput if a weight is given for a reward that the task set does not have.
+
+    A task set without a list of rewards is not checked.
+    """
     for name in config.reward_weights:
         if taskset.rewards and name not in taskset.rewards:
             do = f"{suggest(name, taskset.rewards)} there are: {', '.join(taskset.rewards)}".strip()
@@ -71,7 +77,10 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
 
 
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
-    """Return the split to validate on, if any. Raises InvalidInput if validation is set but there is no split."""
+    """Return the validation split in a list; [] if the run has no validation.
+
+    Raises InvalidInput if ``evaluate_every`` is set, but the task set has no validation split.
+    """
     if config.evaluate_every == 0:
         return []
     if taskset.validation is None:
@@ -81,7 +90,7 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
 
 
 def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
-    """Raise InvalidInput if a split does not exist, is empty, or has a prompt that is too long."""
+    """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that is too long for the policy."""
     for split in splits:
         tasks = taskset.tasks(split)
         if not tasks:
@@ -90,11 +99,11 @@ def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> No
 
 
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
-    """Raise InvalidInput if the opening of one of the longest tasks leaves no token for an answer."""
+    """Raise InvalidInput if the opening messages of one of the longest tasks leave no token for an action."""
     longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
     for task in longest:
         characters = sum(len(message.text) for message in task.messages)
-        if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing them could take minutes
+        if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing the prompt could take minutes
             got = f"a prompt of {characters} characters, but the context has {policy.context_length} tokens"
             raise InvalidInput(f"task {task.id}", got=got, do="shorten it")
         messages = run_protected(_opening_messages(env, task))
@@ -108,7 +117,10 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
 
 
 async def _opening_messages(env: Env, task: Task) -> tuple[Message, ...]:
-    """Return the first messages of a task. Raises InvalidInput if the environment cannot open it in time."""
+    """Open an episode of the task, and return its opening messages.
+
+    Raises InvalidInput if the environment raises an error, or takes longer than ``OPEN_SECONDS``.
+    """
 
     def invalid(reason: str) -> InvalidInput:
         do = f"fix the environment, or the task: it is opened once before a run begins (in {OPEN_SECONDS:g} s)"

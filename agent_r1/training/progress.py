@@ -1,4 +1,4 @@
-"""Progress of a run, as it is shown on a terminal or in a log."""
+"""The progress of a run or an evaluation, shown on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from agent_r1.training.reward_totals import REWARD_MEAN
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The figures of one optimizer step.
+    """The results of one optimizer step.
 
-    ``em`` is None if there is no exact match. ``metrics`` are all metrics of the step by name.
+    Attributes:
+        reward: the mean reward.
+        em: the mean exact match; None if the task set reports no exact match.
+        metrics: all metrics of the step, by name.
     """
 
     step: int
@@ -30,29 +33,31 @@ class StepReport:
 
 
 class Progress(Protocol):
-    """Shows the progress of a run."""
+    """A display of the progress of a run or an evaluation."""
 
     def print_line(self, text: str) -> None:
-        """Print a line: a phase that begins, or a warning."""
+        """Print a line, for example the name of the next phase, or a warning."""
         ...
 
     def start(self, steps: int, taken: int = 0) -> None:
-        """Training starts: ``steps`` in all, of which ``taken`` are done."""
+        """Begin to show training. The run has ``steps`` steps in total; ``taken`` of them were taken before."""
         ...
 
     def on_attempts(self, done: int, total: int) -> None:
-        """``done`` of the ``total`` attempts of a step, or of an evaluation, are finished."""
+        """Show that ``done`` of the ``total`` attempts of a step or an evaluation are finished."""
         ...
 
-    def on_step(self, report: StepReport) -> None: ...
+    def on_step(self, report: StepReport) -> None:
+        """Show the results of a step."""
+        ...
 
     def finish(self) -> None:
-        """Training is over or was interrupted. May be called again."""
+        """End the display of training, which is complete or was interrupted. A second call has no effect."""
         ...
 
 
 class SilentProgress:
-    """Shows nothing."""
+    """A display that shows nothing."""
 
     def print_line(self, text: str) -> None:
         return None
@@ -71,7 +76,7 @@ class SilentProgress:
 
 
 class LineProgress:
-    """Prints one line per step: for logs and pipes."""
+    """A display for logs and pipes, which prints one line per step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -84,7 +89,7 @@ class LineProgress:
         self._steps, self._taken, self._began = steps, taken, time.monotonic()
 
     def on_attempts(self, done: int, total: int) -> None:
-        return None  # a log needs no line for them
+        return None  # a log needs no line for each group
 
     def on_step(self, report: StepReport) -> None:
         self.print_line(format_step(report, self._steps, time.monotonic() - self._began, self._taken))
@@ -94,7 +99,11 @@ class LineProgress:
 
 
 class ProgressBar:
-    """A progress bar for terminals, below a line for each step. It moves with every finished group of attempts."""
+    """A display for terminals: one line for each step, and below the lines a bar.
+
+    In training the bar advances with each step, and its text with each finished group. In an evaluation the bar
+    advances with each finished group.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -149,7 +158,12 @@ class ProgressBar:
 
 
 def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) -> str:
-    """Return a step as one line. ``elapsed`` seconds have passed since ``taken`` steps were done.
+    """Return the results of a step as one line, with an estimate of the time left.
+
+    Args:
+        steps: the number of steps of the run.
+        elapsed: the seconds that the steps after step ``taken`` took.
+        taken: the number of steps that were taken before the time was measured.
 
     Example:
         >>> format_step(StepReport(3, 0.5, 0.25, 1234.5, {"reward/f1": 0.4}), steps=12, elapsed=6.0)
@@ -172,7 +186,7 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units.
+    """Return a duration as text: seconds, minutes with seconds, or hours with minutes.
 
     Example:
         >>> [format_duration(seconds) for seconds in (18.4, 90, 39_700)]
@@ -186,5 +200,5 @@ def format_duration(seconds: float) -> str:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return the progress for a console: a bar on a terminal, lines elsewhere."""
+    """Return a display for a console: a bar if the console is a terminal, otherwise lines."""
     return ProgressBar(console) if console.is_terminal else LineProgress(console)

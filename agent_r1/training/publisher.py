@@ -1,4 +1,4 @@
-"""Bring new weights to an engine, by a transport that it supports."""
+"""Send new weights to an engine, by a transport that the engine supports."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from agent_r1.model.precision import DTYPES
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 2
-"""Folders of weights that stay: the engine may still read the one before the newest."""
+"""Number of newest weight folders that are kept. The engine can still be reading the second newest folder."""
 
 
 class WeightPublisher:
-    """Sends weight updates to an engine.
+    """A sender of weight updates to an engine.
 
-    An engine in this process takes the trainer's module. For one that does not share memory, the weights are written as
-    a safetensors folder (in /dev/shm if there is one, else beside the run), complete before it gets its name.
+    An engine in this process gets the trainer's module. For an engine that does not share memory with the trainer, the
+    weights are written to a safetensors folder. The folder is in /dev/shm if /dev/shm has enough room, otherwise in the
+    run's folder. The folder gets its final name when all files are written.
 
-    The trainer's weights are in float32. An engine with another data type gets the update with the checksum of the
-    weights in that type, because it can prove only what it holds.
+    The trainer's weights are in float32. If the engine has another data type, the update has the checksum of the
+    weights in the engine's data type, because the engine computes a checksum of the weights that it holds.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -40,7 +41,12 @@ class WeightPublisher:
         self._folders: list[Path] = []
 
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
-        """Send the weights; return the version that the engine then serves. Raises EngineError if it cannot."""
+        """Send the weights of ``update`` to the engine. Return the version that the engine serves afterwards.
+
+        If the engine serves the weights that were sent, the version is ``update.version``.
+
+        Raises EngineError if the engine supports no suitable transport, or if the weights cannot be written or loaded.
+        """
         transports = self._engine.capabilities.transports
         sent = await run_in_thread(self._for_engine, update)
         if update.transport in transports:
@@ -54,7 +60,10 @@ class WeightPublisher:
         return update.version if served == sent.version else served
 
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with the checksum of the weights in the engine's data type, if it has a checksum."""
+        """Return the update with the checksum of the weights in the engine's data type.
+
+        An update without a checksum or without a module is returned unchanged.
+        """
         dtype = self._engine.capabilities.dtype
         if dtype is None or update.version.checksum is None or not isinstance(update.handle, PreTrainedModel):
             return update
@@ -64,18 +73,18 @@ class WeightPublisher:
         return replace(update, version=replace(update.version, checksum=checksum))
 
     def close(self) -> None:
-        """Remove the folders of weights."""
+        """Remove all folders of weights that were written."""
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def _make_root(self, model: PreTrainedModel) -> Path:
-        """Return a new folder in shared memory, or beside the run if shared memory has too little room."""
+        """Return a new folder in shared memory, or in the run's folder if shared memory has too little room."""
         needed = (KEPT_VERSIONS + 1) * sum(tensor.nbytes for tensor in model.state_dict().values())
         fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
         return Path(tempfile.mkdtemp(prefix="agent-r1-weights-", dir=SHARED_MEMORY if fits else self._run_folder))
 
     def _weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights in the engine's data type. Tied weights stay tied."""
+        """Return the weights by name, in the engine's data type. Tied weights stay tied."""
         dtype = self._engine.capabilities.dtype
         state = model.state_dict()
         if dtype is None:

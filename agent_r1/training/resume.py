@@ -1,4 +1,4 @@
-"""The configuration of a resumed run: the stored one, except for the few settings that can change."""
+"""The configuration of a resumed run: the stored configuration, and new values of settings that can change."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ CHANGEABLE = (
     *(f"engine.{name}" for name in EngineConfig.model_fields if name != "dtype"),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
-"""The settings that can differ from the run's own: its folder, the number of steps (not below those taken),
-checkpoints and reports, settings for the machine (``trainer.micro_tokens`` changes results by rounding only), the
-bounds of the monitor, and the places of its files. The contents of these files must be the same: they are compared by
-:mod:`agent_r1.training.data_fingerprint`, and the initial weights by their checksum."""
+"""The settings that can differ from the stored configuration of a run.
+
+- the folder of the run
+- the number of steps (at least the number of steps that the run has taken)
+- settings of checkpoints and reports
+- settings for the machine (``trainer.micro_tokens`` changes results only by rounding)
+- limits of the monitor
+- the paths of data, corpus and model. Their contents must be unchanged: :mod:`agent_r1.training.data_fingerprint`
+  compares the data files, and a checksum compares the initial weights.
+"""
 
 
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
-    """Return the configuration to resume a run with: the run's own, with the settings of ``layers`` over it.
+    """Return the configuration for resuming a run: the stored configuration, changed by the settings of ``layers``.
 
-    Raises InvalidInput if the layers name no run, if the run does not exist or is complete, or if a setting differs
-    from the run's that cannot change.
+    Raises InvalidInput if the layers name no run, if the run does not exist, if the run is complete and gets no further
+    steps, if ``steps`` is below the number of steps taken, or if the layers change a setting that cannot change.
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:
@@ -61,7 +67,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
-    """Raise InvalidInput if the layers change the algorithm: its name, or the value of a parameter."""
+    """Raise InvalidInput if the layers change the name of the algorithm or the value of one of its parameters."""
     from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters  # here: it imports torch
 
     algorithm = config.algorithm
@@ -70,7 +76,7 @@ def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[
         setting, _, parameter = key.partition(".")
         if setting != "algorithm" or own.get(parameter or "name") == value:
             continue
-        # The text "2" on the command line is the number 2 of the run.
+        # The command line gives the text "2" for the stored number 2, so compare the algorithms.
         if not parameter or with_parameters(algorithm, {parameter: value}) != algorithm:
             raise _unchangeable(folder, key, value, own.get(parameter or "name", "none"))
 
@@ -88,7 +94,7 @@ def _unchangeable(folder: Path, key: str, value: object, own: object) -> Invalid
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted key."""
+    """Yield the dotted key and the value of each setting."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Total rewards of an episode, one number per reward, whether it was given per trajectory, turn or call."""
+"""Total rewards of an episode: one number for each reward, from rewards per trajectory, per turn and per call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from agent_r1.core.trajectory import Trajectory
 
 REWARD_MEAN = "reward/"
-"""Beginning of the metrics that are the mean of one reward, followed by its name."""
+"""The prefix of a metric that is the mean of a reward. The name of the reward follows the prefix."""
 
 RewardTotals = Mapping[str, float | None]
-"""The sum of each reward over the episode, by name; None if the reward could not be computed."""
+"""The sum of each reward over an episode, by name; None for a reward that could not be computed."""
 
 
 def sum_rewards(trajectory: Trajectory) -> RewardTotals:
-    """Return the totals of all rewards: of the trajectory, of its turns and of their calls.
+    """Return the totals of all rewards: of the trajectory, of each turn and of each call.
 
     Example:
         sum_rewards(trajectory) == {"em": 1.0, "found": 2.0}
@@ -31,10 +31,10 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
 
 
 def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Return the mean of each reward over the scored attempts, as metrics.
+    """Return the mean of each reward over the attempts that were scored, as metrics.
 
-    An attempt without a reward that others have counts as 0 (a call that was never made earns nothing); one whose
-    reward could not be computed does not count.
+    If other attempts have the reward, an attempt without the reward counts as 0 (for example, an attempt without calls
+    has no reward for calls). An attempt does not count if the reward could not be computed or is not finite.
 
     Example:
         reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}

@@ -1,4 +1,4 @@
-"""Metrics of the attempts of one step: how they ended, and how their tool calls ended."""
+"""Metrics of the attempts of one step: counts of the attempts by status, and counts of their tool calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the number of attempts by status, and counts of tool calls.
+    """Return the number of attempts by status, and the numbers of tool calls.
 
-    Every attempt counts, retried ones too (``retried``), but not greedy baseline attempts. ``unscored`` attempts ended
-    normally and have a reward that is missing or not finite. Of the calls that failed, ``invalid_calls`` are errors
-    of the agent, ``failed_calls`` errors of the tool.
+    All attempts count, including attempts that were retried, except greedy attempts. Further counts:
+
+    - ``retried``: attempts that were retried.
+    - ``unscored``: attempts that ended normally and have a reward that is missing or not finite.
+    - ``calls``: tool calls.
+    - ``invalid_calls``: tool calls that failed because of an error of the agent.
+    - ``failed_calls``: tool calls that failed because of an error of the tool.
 
     Example:
         compute_rollout_metrics(groups) == {"completed": 15.0, "engine_failed": 1.0, .., "retried": 1.0, "calls": 31.0}

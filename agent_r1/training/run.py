@@ -1,4 +1,4 @@
-"""A run: start it or resume it, train, and compare the result with the baselines."""
+"""Start or resume a run: train the policy, and compare the trained model with the baselines."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from agent_r1.training.tables import PassAtK, TrainReport
 log = logging.getLogger(__name__)
 
 PASS_AT_K_QUESTIONS = 50
-"""Questions per split for the base model's pass@k, at most."""
+"""The maximum number of questions per split for pass@k of the base model after training."""
 
 
 def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
-    """Train a new run, then compare its model with the baselines.
+    """Train a policy in a new run, then compare the trained model with the baselines.
 
-    On SIGINT or SIGTERM the last step is saved first.
+    After SIGINT or SIGTERM, the last step is saved before the run stops, unless ``checkpoint_every`` is 0.
 
     Raises:
-        InvalidInput: the input cannot be used; nothing is written.
-        RunStopped: the monitor stopped a run that learned nothing, or something wrong.
-        Interrupted: a signal stopped the run. It is a KeyboardInterrupt.
+        InvalidInput: the input cannot be used. Nothing was written.
+        RunStopped: the monitor stopped the run. The message is a diagnosis.
+        Interrupted: a signal stopped the run. The class is a subclass of KeyboardInterrupt.
     """
     taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
@@ -65,26 +65,28 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 def resume(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> TrainReport:
-    """Continue the run that ``config.run`` names in a new segment, then compare as :func:`train` does.
+    """Continue the run ``config.run`` in a new segment, then compare the trained model with the baselines.
 
     Args:
         config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
 
     Raises:
-        InvalidInput: the task set, the model, a data file or a checkpoint is not the run's, or another process writes
-            the run; nothing is written.
+        InvalidInput: the task set, the model, a data file or a checkpoint differs from the run's, no checkpoint is
+            intact, or another process is writing to the run.
+        RunStopped: as for :func:`train`.
+        Interrupted: as for :func:`train`.
     """
     if taskset.name != config.taskset:
         do = f"resume with the task set of the run, {config.taskset!r}"
         raise InvalidInput("taskset", got=repr(taskset.name), do=do)
     taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run)
-    writer = reopen_run(folder)  # takes the lock before anything large is loaded
+    writer = reopen_run(folder)  # locks the run before the models are loaded
     try:
         data_events = fingerprint_data(config, taskset)
         check_data_unchanged(folder, config, data_events)
         runtime = build_runtime(config, taskset, placement)
-        # Another process may have changed the run between reading its configuration and taking the lock.
+        # Check again: another process can have changed the run after its configuration was read, before it was locked.
         resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
         start = restore_run(folder, runtime.policy, runtime.updater)
         start = replace(start, events=(*start.events, *data_events, *runtime.events))
@@ -95,7 +97,7 @@ def resume(
 
 
 def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
-    """Return the task set with these splits as the columns of its table; unchanged if none are given."""
+    """Return the task set with ``splits`` as its evaluation splits. Without ``splits``, the task set is unchanged."""
     return replace(taskset, evaluation=splits) if splits else taskset
 
 
@@ -129,7 +131,7 @@ def _train_and_close(
 
 
 async def _run(run: TrainingRun) -> TrainReport:
-    """Train, save and compare. The last event of the run records how it ended."""
+    """Train, then compare the trained model with the baselines. The last event records how the run ended."""
     with handle_signals(run.progress) as shutdown:
         try:
             return await _train_and_compare(run, shutdown)
@@ -141,7 +143,7 @@ async def _run(run: TrainingRun) -> TrainReport:
             message = f"stopped by {name}{' without checkpoints: it would start from step 0' if restarts else ''}"
             raise Interrupted(shutdown.signal, message, run.folder) from None
         except BaseException as error:
-            with suppress(RunWriteError):  # the error may be the writer's own
+            with suppress(RunWriteError):  # the writer cannot record the event if ``error`` is an error of the writer
                 await run.writer.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
@@ -163,7 +165,10 @@ async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> Tr
 
 
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
-    """Evaluate all methods. The base model is loaded again: training has changed the policy's weights."""
+    """Return the report of the run, after evaluating all methods.
+
+    The base model is loaded again, because training has changed the weights of the policy.
+    """
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
     base_policy = load_policy(config, taskset, config.engine.dtype)
     base_engine = runtime.placement.engine(base_policy, config)

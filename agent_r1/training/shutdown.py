@@ -1,4 +1,4 @@
-"""Graceful shutdown: after the first SIGINT or SIGTERM a run saves its last step and stops; a second one ends it."""
+"""Graceful shutdown: after the first SIGINT or SIGTERM a run saves its last step. A second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ShutdownRequested(AgentR1Error):
-    """A shutdown was requested, and no update, validation or recording is half done."""
+    """The error that stops a run after a shutdown request, when no update, validation or recording is in progress."""
 
 
 class GracefulShutdown:
-    """The state of a requested shutdown.
+    """The shutdown of a run, which a signal can request.
 
-    A shutdown takes effect only inside :meth:`interruptible` blocks. Rollouts can be cancelled, because they can be
-    repeated; an update, its events and its validation belong together and are finished first.
+    A shutdown takes effect only inside :meth:`interruptible` blocks. Rollouts run inside such a block, because a
+    resumed run can repeat rollouts. An update, its events and its validation run outside of such blocks, so that the
+    step is completed before the shutdown.
 
     Attributes:
-        signal: the number of the signal that requested it, None if there was none.
+        signal: the number of the signal that requested the shutdown; None if no shutdown was requested.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -40,10 +41,10 @@ class GracefulShutdown:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Mark a block that may be cancelled at any await.
+        """Mark a block that a shutdown can cancel at any await.
 
         Raises:
-            ShutdownRequested: if a shutdown was requested before the block, or is requested inside it.
+            ShutdownRequested: if a shutdown was requested before the block, or is requested inside the block.
         """
         if self.signal is not None:
             raise ShutdownRequested
@@ -51,7 +52,7 @@ class GracefulShutdown:
         try:
             yield
         except asyncio.CancelledError:
-            # More requests than this one: the caller cancelled the task too.
+            # If uncancel() is above 0, the caller of the task cancelled the task too.
             if self.signal is None or task is None or task.uncancel() > 0:
                 raise
             raise ShutdownRequested from None
@@ -59,10 +60,14 @@ class GracefulShutdown:
             self._task = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Python may call this between any two instructions of the main thread."""
+        """Handle a signal: the first signal requests a shutdown, the second signal stops the run at once.
+
+        Python can call this method between any two instructions of the main thread.
+        """
         if self.signal is None:
             self.signal = number
-            # In the context of the run: the signal may have interrupted user code, which cannot cancel the run.
+            # Use the context of the run. If the signal interrupted user code, the current context is that of user
+            # code, in which the task of the run cannot be cancelled.
             self._loop.call_soon_threadsafe(self._cancel, context=self._context)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -82,7 +87,7 @@ _active: list[GracefulShutdown] = []
 
 
 def request_shutdown(number: int) -> bool:
-    """Ask the runs in other threads to stop, as the signal ``number`` does; return whether there is any."""
+    """Request the shutdown of all active runs, as the signal ``number`` does. Return whether a run was active."""
     active = list(_active)
     for shutdown in active:
         shutdown.handle(number, None)
@@ -91,9 +96,9 @@ def request_shutdown(number: int) -> bool:
 
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
-    """Install SIGINT and SIGTERM handlers for the duration of the block.
+    """Install handlers of SIGINT and SIGTERM during the block, and yield the shutdown that the handlers request.
 
-    Outside the main thread none is installed, and a signal that is ignored stays ignored.
+    In other threads than the main thread, no handlers are installed. A signal that the process ignores stays ignored.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

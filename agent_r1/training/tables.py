@@ -1,4 +1,4 @@
-"""The table of methods: its values, its confidence intervals, and how it is printed."""
+"""The table of methods: values, confidence intervals, and text for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 EXACT_MATCH = "exact match"
-"""The measure of a table, unless the task set has another."""
+"""The measure of a table, if the task set reports exact match."""
 
 NORMAL_95 = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
@@ -23,11 +23,16 @@ NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method on one split: mean exact match, F1 and sub-match over ``n`` questions.
+    """The results of one method on one split.
 
-    ``sub`` is the mean sub-match (a right answer occurs somewhere in the given one), None if the task set has none.
-    ``low`` and ``high`` bound the exact match: a 95 % Wilson interval, or a normal one if the measure is a reward with
-    values other than 0 and 1.
+    Attributes:
+        em: the mean exact match, or the mean reward if the task set reports no exact match.
+        f1: the mean F1.
+        n: the number of questions.
+        low: the lower end of the 95 % confidence interval of ``em``. The interval is a Wilson interval if all values
+            are 0 or 1, otherwise a normal interval.
+        high: the upper end of the interval.
+        sub: the mean sub-match (a right answer occurs somewhere in the given answer); None if there is no sub-match.
 
     Example:
         Cell(em=0.9, f1=0.93, n=200, low=0.8505, high=0.9343)
@@ -43,9 +48,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """pass@k by split (``shares``): the probability that at least one of ``k`` sampled attempts is right.
+    """pass@k of a method: the probability that at least one of ``k`` sampled attempts at a question is right.
 
-    Estimated from ``attempts`` attempts at each question; ``ones`` is pass@1 from the same attempts.
+    Attributes:
+        shares: pass@k by split.
+        attempts: the number of attempts at each question from which pass@k and pass@1 were estimated.
+        ones: pass@1 by split.
     """
 
     k: int
@@ -56,10 +64,14 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells by method and split, and the retriever's measures by split and name (``recall@5``).
+    """The table of methods.
 
-    ``measure`` is the name of the number in the field ``em`` of each cell: exact match, or a reward. ``measures`` are
-    the task set's own, by method, split and name (``fix_rate``); ``passed`` is pass@k by method, if requested.
+    Attributes:
+        cells: the results by method and split.
+        retrieval: the measures of the retriever by split and name (``recall@5``).
+        measure: the name of the number in the field ``em`` of each cell: exact match, or a reward.
+        measures: further measures of the task set, by method, split and name (``fix_rate``).
+        passed: pass@k by method; empty if pass@k was not requested.
     """
 
     cells: Mapping[str, Mapping[str, Cell]]
@@ -70,7 +82,7 @@ class Table:
 
     @property
     def exact(self) -> bool:
-        """Whether the task set reports exact match, and with it F1."""
+        """Whether the task set reports exact match. Only then the table shows F1."""
         return self.measure == EXACT_MATCH
 
 
@@ -78,8 +90,13 @@ class Table:
 class TrainReport:
     """The result of a training run.
 
-    ``pass_at_k`` is the base model's, None if it was not measured. ``train_seconds`` covers the steps after
-    ``resumed_from``, the step at which the run was last resumed.
+    Attributes:
+        run: the folder of the run.
+        steps: the number of optimizer steps.
+        train_seconds: the seconds that the steps after step ``resumed_from`` took.
+        table: the trained agent and the baselines.
+        pass_at_k: pass@k of the base model; None if pass@k was not measured.
+        resumed_from: the step from which the run was last resumed; 0 if the run was not resumed.
     """
 
     run: Path
@@ -104,7 +121,7 @@ class Scored(Protocol):
 
 
 def make_cell(answers: Sequence[Scored]) -> Cell:
-    """Return the cell of a method's scored attempts. Raises ValueError if there are none."""
+    """Return the cell for the scored attempts of a method on a split. Raises ValueError if there are no attempts."""
     if not answers:
         raise ValueError("a cell needs at least one answer")
     n = len(answers)
@@ -115,12 +132,12 @@ def make_cell(answers: Sequence[Scored]) -> Cell:
         else normal_interval([a.em for a in answers])
     )
     subs = [answer.sub for answer in answers if answer.sub is not None]
-    # A failed attempt has no sub-match; it counts as wrong, as in em and F1.
+    # A failed attempt has no sub-match. The attempt counts as wrong (0), as for em and F1.
     return Cell(em, sum(answer.f1 for answer in answers) / n, n, low, high, sum(subs) / n if subs else None)
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % Wilson interval (1927) of a share in ``n`` trials; it stays within 0..1, also at 0 and 1.
+    """Return the 95 % Wilson interval (1927) of a share in ``n`` trials. The interval lies within 0 and 1.
 
     Example:
         >>> wilson_interval(1.0, 200)
@@ -133,7 +150,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def normal_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % normal interval of a mean; a single value has width 0.
+    """Return the 95 % normal interval of the mean of ``values``. For a single value, the interval has width 0.
 
     Example:
         >>> normal_interval([0.5, -0.5, 0.5, -0.5])
@@ -145,12 +162,12 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table_json(table: Table) -> dict[str, Any]:
-    """Return the JSON of ``eval``.
+    """Return the JSON output of ``agent-r1 eval``.
 
     ``{"table": {method: {split: {em, f1, n, low, high}}}, "retrieval": {split: {..}}}``
 
-    A cell has ``sub`` if the task set reports a sub-match. ``measures`` and ``pass_at_k``, by method, are present if
-    there are any.
+    A cell also has ``sub`` if the task set reports a sub-match. The output has ``measures`` (by method and split) if
+    the task set has further measures, and ``pass_at_k`` (by method) if pass@k was requested.
     """
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
@@ -168,14 +185,14 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def report_json(report: TrainReport) -> dict[str, Any]:
-    """Return the JSON of ``train``: its table, the run, the steps and the time."""
+    """Return the JSON output of ``agent-r1 train``: table, run, number of steps, seconds, pass@k of the base model."""
     base = None if report.pass_at_k is None else asdict(report.pass_at_k)
     about = {"run": str(report.run), "steps": report.steps, "train_seconds": report.train_seconds, "pass_at_k": base}
     return table_json(report.table) | about
 
 
 def render_table(table: Table) -> Group:
-    """Return the table for a terminal: one row per method, one column per split."""
+    """Return the table for a terminal: one row per method and one column per split, then lines of further measures."""
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
     for method, row in table.cells.items():
@@ -203,7 +220,7 @@ def _pass_lines(method: str, passed: PassAtK) -> list[str]:
 
 
 def render_report(report: TrainReport) -> Group:
-    """Return the result of a training run for a terminal: its table, the base model's pass@k, and the folder."""
+    """Return the report for a terminal: the table, pass@k of the base model, steps, seconds and folder of the run."""
     lines = [] if report.pass_at_k is None else _pass_lines("base model", report.pass_at_k)
     since = f", those after step {report.resumed_from}" if report.resumed_from else ""
     where = f"{report.steps} steps{since} in {report.train_seconds:.1f} s, all in {escape(str(report.run))}"

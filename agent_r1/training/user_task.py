@@ -1,4 +1,4 @@
-"""A user's own task set: from Python values, or from a file that defines ``env`` and ``tasks``."""
+"""Task sets of users, made from Python objects or from a file that defines ``env`` and ``tasks``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agent_r1.tasksets import TASKSETS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 VALIDATION = "validation"
-"""The split whose tasks choose the best checkpoint."""
+"""The split whose tasks determine the best step."""
 
 FILE_MODULE = "agent_file"
 """The module name under which a user's file is imported."""
@@ -40,17 +40,21 @@ def make_taskset(
     rewards: Sequence[RewardFunction] = (),
     solutions: Callable[[Task], ReferenceSolutions] | None = None,
 ) -> TaskSet:
-    """Return a task set of an environment and tasks, which are validated because a user gives them.
+    """Build a task set from a user's environment and tasks, after validating both.
 
-    The columns of the table are the splits of the tasks other than ``train`` and ``validation``; if there are none, the
-    column is ``train``. Tasks of the split ``validation`` choose the best checkpoint.
+    The table has one column for each split of the tasks, except ``train`` and ``validation``. If the tasks have no
+    other split, the table has the column ``train``. The tasks of the split ``validation`` determine the best step.
 
     Args:
-        model: the requested model. For tiny-base, or "", the task set takes its defaults for tiny-base.
-        rewards: reward functions, added to the environment's own.
+        name: the name of the task set.
+        model: the requested model. If it is tiny-base or "", the task set has default settings for tiny-base.
+        rewards: reward functions, in addition to the rewards of the environment.
+        solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
     Raises:
-        InvalidInput: if ``env`` is no environment, there are no rewards, or the tasks cannot be used.
+        InvalidInput: if ``env`` is not an environment, if there are no rewards, if ``rewards`` is not a list of
+            functions, if ``tasks`` is not a list of tasks, if two tasks have the same id, or if no task has the split
+            ``train``.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
@@ -78,28 +82,32 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest sandbox in which the environment, the scorers or the tasks execute code.
+    """Return the weakest isolation level that environment, scorers or tasks declare; None if they execute no code.
 
-    An unconfined sandbox that none of them declares is found too.
+    An unconfined sandbox counts even if no environment, scorer or task declares the sandbox.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the ``sandbox: none`` declarations of tasks. Other values may be data with another meaning."""
+    """Return the values of ``sandbox`` in the data of tasks, if the values declare the level ``none``.
+
+    Other values are ignored, because the key ``sandbox`` can have another meaning in a user's data.
+    """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
 
 
 def load_task_file(file: Path, model: str) -> TaskSet:
-    """Return the task set that a Python file defines by the names ``env`` and ``tasks``.
+    """Return the task set that a Python file defines with the names ``env`` and ``tasks``.
 
-    It may define ``rewards``, if the environment has none, and ``solutions``, so that it can be checked. The file is
-    run like a script in its own folder.
+    The file can also define ``rewards`` (a list of reward functions) and ``solutions`` (for ``agent-r1 check``). The
+    file is imported, with its folder at the beginning of ``sys.path``.
 
     Raises:
-        InvalidInput: if the file does not exist, cannot be run, or does not define a name.
+        InvalidInput: if the file does not exist, raises an error, or does not define ``env`` and ``tasks``, or if
+            :func:`make_taskset` refuses the values.
     """
     if not os.path.isfile(file):
         is_model = os.path.isdir(file) or is_run(run_folder(str(file)))
@@ -125,7 +133,11 @@ def check_tasks(name: str, tasks: Any) -> None:
 
 
 def _validate(tasks: Any) -> tuple[Task, ...]:
-    """Return the tasks. Raise InvalidInput if they are no tasks, share an id, or none is in the split train."""
+    """Return the tasks as a tuple.
+
+    Raises InvalidInput if ``tasks`` is not a list of tasks, if two tasks have the same id, or if no task has the split
+    ``train``.
+    """
     check_tasks("tasks", tasks)
     ids: set[str] = set()
     for index, task in enumerate(tasks):
@@ -138,11 +150,11 @@ def _validate(tasks: Any) -> tuple[Task, ...]:
 
 
 def _run(file: Path) -> dict[str, Any]:
-    """Return the names that a file defines."""
+    """Import a Python file, and return the values of its global names. Raises InvalidInput if the import fails."""
     loader = SourceFileLoader(FILE_MODULE, str(file))
     spec = spec_from_loader(FILE_MODULE, loader)
     assert spec is not None
-    module = sys.modules[FILE_MODULE] = module_from_spec(spec)  # dataclasses look their module up in sys.modules
+    module = sys.modules[FILE_MODULE] = module_from_spec(spec)  # dataclasses need their module in sys.modules
     sys.path.insert(0, str(file.parent.absolute()))
     try:
         loader.exec_module(module)
@@ -158,6 +170,6 @@ def _run(file: Path) -> dict[str, Any]:
 
 
 def _failing_line(file: Path, error: BaseException) -> int | None:
-    """Return the line of ``file`` that raised an error or called the function that did."""
+    """Return the last line of ``file`` in the traceback of ``error``; None if the traceback has no line of ``file``."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return lines[-1] if lines else None

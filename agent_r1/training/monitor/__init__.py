@@ -1,6 +1,6 @@
 """Health monitoring of a training run: checks of groups and steps, and a circuit breaker for failing attempts.
 
-Only the settings are exported here, because they must load without torch.
+This module exports only the settings, because importing the settings must not import torch.
 """
 
 from agent_r1.training.monitor.config import MonitorConfig

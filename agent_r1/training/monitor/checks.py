@@ -1,4 +1,4 @@
-"""Health checks of groups and steps. Each finding has the value, its limit and advice."""
+"""Health checks of groups and steps. Each finding states the value, the limit of the value, and advice."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ class Finding:
     """A problem that a check found.
 
     Attributes:
-        patience: the run is stopped if the check finds something in this many consecutive steps; None: only warn.
-        warn_after: the number of consecutive steps in which the check must find something before it is a warning.
+        check: the name of the check.
+        what: what is wrong.
+        value: the value that was found.
+        limit: the limit of the value.
+        do: advice.
+        patience: the number of consecutive steps with a finding after which the run is stopped; None: only warn.
+        warn_after: the number of consecutive steps with a finding after which the monitor warns.
 
     Example:
         Finding("logprob_gap", "engine and trainer disagree", "0.2", "at most 0.01", "compare their models", 3)
@@ -49,7 +54,12 @@ class HealthCheck:
     """A maximum for one metric.
 
     Attributes:
-        on_policy_only: skip steps with tokens of older weights, for which the metric is larger by design.
+        metric: the name of the metric, which is also the name of the check.
+        maximum: the largest value without a finding.
+        what: what is wrong if the metric exceeds the maximum.
+        do: advice.
+        patience: the number of consecutive steps with a finding after which the run is stopped.
+        on_policy_only: do not check steps with tokens from older weights, because older weights increase the metric.
     """
 
     metric: str
@@ -60,6 +70,7 @@ class HealthCheck:
     on_policy_only: bool = False
 
     def check(self, metrics: Mapping[str, float]) -> Finding | None:
+        """Return a finding if the metric exceeds the maximum or is NaN; None if the step has no such metric."""
         value = metrics.get(self.metric)
         # NaN fails the comparison, so it is a finding.
         if value is None or value <= self.maximum or (self.on_policy_only and metrics["staleness"] > 0):
@@ -70,7 +81,12 @@ class HealthCheck:
 def metric_checks(
     config: MonitorConfig, max_staleness: int, trainer: Dtype = "float32", engine: Dtype = "float32"
 ) -> tuple[HealthCheck, ...]:
-    """Return the checks of a step's metrics, for a trainer and an engine that compute in these data types."""
+    """Return the checks of the metrics of a step.
+
+    Args:
+        trainer: the data type in which the trainer computes.
+        engine: the data type in which the engine computes.
+    """
     return (
         HealthCheck(
             metric="skipped_steps",
@@ -106,7 +122,13 @@ def metric_checks(
 
 
 class GradientSpikeDetector:
-    """Warns of a gradient norm far above the recent median. Gradients are clipped, so a spike never stops the run."""
+    """A check that warns if a gradient norm is far above the median of recent gradient norms.
+
+    A finding never stops the run, because the trainer clips gradients.
+
+    Attributes:
+        norms: the recent gradient norms.
+    """
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -126,7 +148,7 @@ class GradientSpikeDetector:
 
 
 def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | None:
-    """Return a finding if the engine does not serve the weights that the trainer published, by number and checksum."""
+    """Return a finding if the version that the engine serves differs from the published one in number or checksum."""
     if (served.number, served.checksum) == (published.number, published.checksum):
         return None
     return Finding(
@@ -140,9 +162,14 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained: all were excluded, or none had an advantage.
+    """Return a finding if no attempt of a step was trained, because all were excluded or all had advantage 0.
 
-    ``patience`` such steps in a row stop the run; None: they only cause warnings. Steps with numbers that are not finite have their own check.
+    A step with a loss or gradient that is not finite has no finding here, but a finding of the check
+    ``skipped_steps``.
+
+    Args:
+        patience: the number of consecutive steps without a trained attempt after which the run is stopped; None: only
+            warn.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None
@@ -163,9 +190,10 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 
 
 def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
-    """Return a finding if the critic predicted nothing of a step's returns, to be reported after ``steps`` of them.
+    """Return a finding if the critic explained almost none of the variance of a step's returns.
 
-    The step has no such metric without a critic, or if all its returns are equal.
+    The monitor warns after ``steps`` consecutive findings. There is no finding without a critic, or if all returns of
+    the step are equal.
     """
     explained = metrics.get("critic/explained_variance")
     # NaN fails the comparison, so it is a finding.
@@ -184,7 +212,12 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
 
 
 def check_memory_reduced(before: int, now: int) -> Finding | None:
-    """Return a finding if memory ran out, so that micro-batches are smaller from now on."""
+    """Return a finding if the maximum size of micro-batches was reduced, because memory ran out.
+
+    Args:
+        before: the maximum number of tokens in a micro-batch before the update.
+        now: the maximum after the update.
+    """
     if now >= before:
         return None
     return Finding(
@@ -198,7 +231,10 @@ def check_memory_reduced(before: int, now: int) -> Finding | None:
 
 
 def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
-    """Yield warnings of failures that do not stop the run: too few so far, or possibly errors of the agent."""
+    """Yield warnings about failures that do not stop the run.
+
+    These are calls of a tool that all failed for several causes, and failures before the breaker's window is full.
+    """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"
         do = "call it by hand; for errors of the agent it should return text instead of raising"
@@ -209,13 +245,15 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
 
 
 def check_group_integrity(group: Group, group_id: int, size: int, greedy: bool) -> Finding | None:
-    """Return a finding if a group is not the requested one.
+    """Return a finding if a group differs from the requested group.
 
-    Ids only increase and each position holds one attempt, so this also proves that no attempt is trained twice.
+    The check also proves that no attempt is trained twice, because group ids only increase, and each index of a group
+    has one attempt.
 
     Args:
-        size: the number of attempts to compare.
-        greedy: whether the group has a greedy attempt in addition.
+        group_id: the id of the requested group.
+        size: the requested number of sampled attempts.
+        greedy: whether the group also needs a greedy attempt.
     """
     what = "a group is not the requested one: comparing its attempts would be wrong"
     do = "report it: attempts were lost, duplicated or mixed up"
@@ -228,7 +266,7 @@ def check_group_integrity(group: Group, group_id: int, size: int, greedy: bool) 
         got += f" of {len(origins)} different (run, group, task)"
         limit = f"group {group_id} with indices 0 to {len(expected) - 1}"
         return Finding("group", what, got, limit, do, _STOP_AT_ONCE)
-    # Before the attempt that counts, each position must have exactly its earlier retries, from 0 on.
+    # If the attempt of an index is retry n, the group must have exactly the earlier retries 0 to n - 1 of this index.
     retries = sorted((t.attempt.sample_index, t.attempt.retry) for t in group.retried)
     complete = sorted((t.attempt.sample_index, retry) for t in trajectories for retry in range(t.attempt.retry))
     if retries != complete:

@@ -1,4 +1,4 @@
-"""The circuit breaker: it stops a run whose attempts keep failing, with a diagnosis that fits on one screen."""
+"""The circuit breaker, which stops a run if too many attempts fail, with a diagnosis that fits on one screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL_WINDOW = 64
 """Number of consecutive calls of a tool that must fail before the run is stopped, even in a short run."""
 
 MAX_REASONS = 5
-"""Number of reasons in a diagnosis, the most common first."""
+"""The maximum number of reasons in a diagnosis. The most common reasons are shown."""
 
 MAX_REASON_LENGTH = 110
 
@@ -40,7 +40,7 @@ _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolE
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt that cannot be trained for a reason other than the algorithm."""
+    """An attempt that cannot be trained, for a reason other than a filter of the algorithm."""
 
     attempt: AttemptId
     status: Status
@@ -61,12 +61,15 @@ class FailedToolCall:
 
     @property
     def cause(self) -> str:
-        """The tool's name and the exception's type. The rest of the message often quotes the call's arguments."""
+        """The cause of the failure: the first two parts of the reason, usually tool and type of the exception.
+
+        The rest of the reason is left out, because it often contains the arguments of the call.
+        """
         return normalize_reason(": ".join(self.reason.split(": ")[:2]))
 
 
 def normalize_reason(reason: str) -> str:
-    """Return a reason without the numbers that differ between attempts, shortened.
+    """Return a shortened reason in which ``#`` replaces each number, because numbers differ between attempts.
 
     Example:
         >>> normalize_reason("timeout after 2.5 s at 0x7f3a")
@@ -77,7 +80,11 @@ def normalize_reason(reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CircuitBreakerState:
-    """The recent attempts, and the recent calls of each tool, oldest first; None stands for a success.
+    """The state of a circuit breaker.
+
+    Attributes:
+        attempts: the recent attempts, oldest first; None for an attempt that did not fail.
+        calls: the recent calls of each tool, oldest first; None for a call that did not fail.
 
     Example:
         CircuitBreakerState((None, FailedAttempt(..)), {"search": (FailedToolCall(..), None)})
@@ -88,11 +95,16 @@ class CircuitBreakerState:
 
 
 class CircuitBreaker:
-    """Opens if more than ``share`` of the last ``window`` attempts failed, or if a tool always fails.
+    """A breaker that opens if too many recent attempts failed, or if a tool always fails.
 
-    A tool always fails if its last ``call_window`` calls failed for the same cause. Of an attempt that was retried
-    only the last retry counts. The window must span many groups, because a failing scorer fails a whole group. The
-    breaker sees groups before they are trained on, so a stopped run keeps the weights of the last step.
+    If an attempt was retried, only the last retry counts. The breaker gets each group before the group is trained on,
+    so that a stopped run keeps the weights of the last step.
+
+    Args:
+        share: the breaker opens if more than this share of ``window`` attempts failed; 1: the breaker never opens.
+        window: the number of recent attempts. The window must contain many groups, because an error of a scorer is a
+            failure of all attempts of a group.
+        call_window: the breaker opens if the last ``call_window`` calls of a tool failed for the same cause.
     """
 
     def __init__(self, share: float, window: int, call_window: int = CALL_WINDOW) -> None:
@@ -124,14 +136,20 @@ class CircuitBreaker:
         return next(filter(None, (self._diagnose_tool(name) for name in self._calls)), None)
 
     def tools_failing_for_several_causes(self) -> Iterator[tuple[str, int]]:
-        """Yield each tool whose recent calls all failed, with the number of causes: the agent may be at fault."""
+        """Yield each tool whose recent calls all failed for more than one cause, with the number of causes.
+
+        Such failures do not stop the run, because they can be errors of the agent.
+        """
         for name in self._calls:
             causes = {call.cause for call in self._failed_calls(name)}
             if len(causes) > 1:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return the numbers of failed and of all attempts if too many failed before the window is full."""
+        """Return the number of failed attempts and of all attempts, if too many failed before the window is full.
+
+        Otherwise return None.
+        """
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None
 
@@ -159,13 +177,19 @@ class CircuitBreaker:
         )
 
     def _failed_calls(self, name: str) -> list[FailedToolCall]:
-        """Return the recent calls of a tool if there are enough of them and all failed; otherwise an empty list."""
+        """Return the last ``call_window`` calls of a tool if all failed. Otherwise return an empty list."""
         failed = [call for call in self._calls[name] if call is not None]
         return failed if len(failed) == self._call_window else []
 
 
 def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str) -> Iterator[str]:
-    """Yield the lines of a diagnosis: the reasons, how often each occurred, an example, and what to do."""
+    """Yield the lines of a diagnosis: each reason with its count and an example, and advice.
+
+    Args:
+        failures: the failed attempts.
+        total: the number of attempts of which ``failures`` failed.
+        limit: the limit that was exceeded, as text.
+    """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:
         by_reason.setdefault(normalize_reason(failure.reason), []).append(failure)
@@ -183,7 +207,7 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str) -> Itera
 
 
 def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall | None]]:
-    """Yield the valid calls of an attempt by the name of their tool."""
+    """Yield each valid call of an attempt: the name of the tool, and the failure or None if the call did not fail."""
     for turn in trajectory.turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):
             if result.error in _TOOL_FAILURES:

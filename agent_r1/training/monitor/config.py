@@ -8,41 +8,43 @@ from agent_r1.core.weights import Dtype
 
 
 class MonitorConfig(BaseModel):
-    """Limits at which a run gets a warning or is stopped."""
+    """Limits at which the monitor of a run warns or stops the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     failure_share: float = Field(default=0.5, gt=0, le=1)
-    """Stop the run if more than this share of recent attempts failed, or all recent calls of a tool; 1: never."""
+    """Stop the run if more than this share of the recent attempts failed, or if all recent calls of a tool failed. 1:
+    failures never stop the run."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts considered, at most three steps of them. It should span a dozen groups."""
+    """Number of recent attempts that failure_share refers to, at most the attempts of three steps. The recent attempts
+    should contain about twelve groups."""
 
     patience: int = Field(default=3, ge=1)
-    """Stop the run if a metric exceeds its limit in this many consecutive steps; warn before."""
+    """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
 
     idle_steps: int = Field(default=20, ge=1)
-    """Stop the run if nothing was learned in this many consecutive steps; warn before. A run that has no more steps
-    than this is only warned."""
+    """Stop the run if no attempt was trained in this many consecutive steps. Warn in the steps before. A run with at
+    most this many steps only gets warnings."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
-    """Limit of abs(ratio - 1) of a token before any update, in batches sampled with the newest weights. None: 0.001, or
-    1 if the trainer computes in bfloat16."""
+    """Limit of abs(importance ratio - 1) before a step changes the weights, in batches sampled with the newest weights.
+    None: 0.001, or 1 if the trainer computes in bfloat16."""
 
     logprob_gap: float | None = Field(default=None, gt=0)
-    """Limit of the difference between a token's log-probabilities in engine and trainer, in such batches. None: 0.01,
-    or 1 if one of them computes in bfloat16."""
+    """Limit of the difference between a token's log-probabilities in engine and trainer, in batches sampled with the
+    newest weights. None: 0.01, or 1 if the engine or the trainer computes in bfloat16."""
 
     gradient_spike: float = Field(default=10.0, gt=1)
-    """Warn if a gradient norm exceeds this many times the median of the last twenty."""
+    """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
 
     critic_steps: int = Field(default=10, ge=1)
-    """Warn if the critic explained nothing in this many consecutive steps: less than 5 % of the variance of returns."""
+    """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
 
     def ratio_limit(self, trainer: Dtype) -> float:
-        """Return the limit of the ratio's deviation for a trainer that computes in ``trainer``."""
+        """Return the limit of abs(importance ratio - 1) for a trainer that computes in the data type ``trainer``."""
         return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)
 
     def gap_limit(self, trainer: Dtype, engine: Dtype) -> float:
-        """Return the limit of the difference of log-probabilities for these data types."""
+        """Return the limit of the difference between log-probabilities in a trainer and an engine of these types."""
         return self.logprob_gap or (1e-2 if trainer == engine == "float32" else 1.0)

@@ -1,4 +1,4 @@
-"""The health monitor of a run. It checks every group before it is trained on, and every step after it."""
+"""The health monitor of a run: checks each group before the group is trained on, and each step after its update."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from agent_r1.training.monitor.state import MonitorState
 _log = logging.getLogger(__name__)
 
 MAX_WINDOW_STEPS = 3
-"""Maximum window of the circuit breaker, in steps, so that short runs have one too."""
+"""The maximum window of the circuit breaker in steps. The maximum lets the window become full in short runs."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""Minimum window: 4 groups or 32 attempts, whichever is less. Below it failures only warn."""
+"""The minimum window of the circuit breaker: the smaller number of 4 groups and 32 attempts."""
 
 
 class HealthMonitor:
-    """Checks the groups and steps of a run. A finding is a warning, or stops the run with RunStopped."""
+    """A monitor that checks the groups and the steps of a run. Findings lead to a warning, or to RunStopped."""
 
     def __init__(self, config: TrainConfig, updater: PolicyUpdater, recorder: Recorder, folder: Path) -> None:
         limits = config.monitor
         self._updater, self._recorder, self._folder = updater, recorder, folder
         self._group_size = config.group_size
-        # A trial run of a few steps is only warned.
+        # A run of few steps, for example a trial, only gets warnings.
         self._idle_patience = limits.idle_steps if config.steps > limits.idle_steps else None
         longest = config.groups_per_step * config.group_size * min(MAX_WINDOW_STEPS, config.steps)
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
@@ -54,11 +54,11 @@ class HealthMonitor:
         self._streaks: dict[str, int] = {}
 
     def on_group(self, selected: SelectedGroup) -> None:
-        """Check a group before it is trained on.
+        """Check a group before the group is trained on.
 
         Raises:
-            RunStopped: if it is not the requested group, or if too many recent attempts failed. The weights of
-                the last step stay in place.
+            RunStopped: if the group is not the requested group, if too many recent attempts failed, or if a tool always
+                fails. The weights are those of the last step.
         """
         finding = check_group_integrity(selected.group, self._groups, self._group_size, self._updater.needs_greedy)
         if finding is not None:
@@ -69,7 +69,12 @@ class HealthMonitor:
             raise self._stopped(diagnosis)
 
     def on_step(self, update: UpdateReport, served: PolicyVersion) -> tuple[Finding, ...]:
-        """Return the findings to report on a step; ``served`` is the version that the engine serves after it."""
+        """Check a step, and return the findings to report.
+
+        Args:
+            update: the result of the step's update.
+            served: the version that the engine serves after the update.
+        """
         before, self._micro_tokens = self._micro_tokens, update.micro_tokens
         results = (
             check_weights(served, self._updater.publish().version),
@@ -85,7 +90,11 @@ class HealthMonitor:
         return tuple(finding for finding in findings if self._streaks[finding.check] >= finding.warn_after)
 
     async def report(self, findings: Sequence[Finding]) -> None:
-        """Record and log the findings of the last step. Raises RunStopped if one of them exhausts its patience."""
+        """Record and log the findings of the last step.
+
+        Raises:
+            RunStopped: if the number of consecutive steps with a finding reaches the patience of this finding.
+        """
         await self._recorder.record(*(LogEvent("warning", str(finding)) for finding in findings))
         for finding in findings:
             streak = self._streaks[finding.check]
@@ -94,11 +103,11 @@ class HealthMonitor:
             _log.warning("%s", finding)
 
     def state(self) -> MonitorState:
-        """Return the state after the last step."""
+        """Return the state of the monitor after the last step."""
         return MonitorState(self._groups, self._breaker.state(), tuple(self._spikes.norms), self._streaks)
 
     def load_state(self, state: MonitorState) -> None:
-        """Continue from ``state``. Call it before the first group."""
+        """Continue from ``state``. Call this method before the first group."""
         self._groups, self._streaks = state.groups, dict(state.streaks)
         self._breaker.load_state(state.breaker)
         self._spikes.norms.extend(state.gradient_norms)

@@ -1,4 +1,4 @@
-"""The state that the health monitor carries from step to step."""
+"""The state of the health monitor between two steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState
 
 @dataclass(frozen=True, slots=True)
 class MonitorState:
-    """The state of a health monitor. It is part of a checkpoint, so that a resumed run is warned and stopped at the
-    same step as an uninterrupted one.
+    """The state of a health monitor.
+
+    A checkpoint contains the state, so that a resumed run gets warnings and is stopped at the same steps as a run
+    without an interruption.
 
     Attributes:
         groups: the number of groups seen, which is the id of the next group.
         breaker: the state of the circuit breaker.
-        gradient_norms: the last gradient norms.
-        streaks: for each check, the number of consecutive steps, up to the last one, in which it found something.
+        gradient_norms: the recent gradient norms, oldest first.
+        streaks: for each check with a finding in the last step, the number of consecutive steps with a finding.
 
     Example:
         MonitorState(16, CircuitBreakerState((None, FailedAttempt(..), None)), (0.42, 0.4), {"logprob_gap": 2})
