@@ -1,4 +1,4 @@
-"""Mathematics: problems with one right answer (GSM8K, MATH), and a Python interpreter to compute with."""
+"""Mathematics: problems with one right answer (GSM8K, MATH), and a Python tool for the computations."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 
     Args:
         data: a file, a folder with a file per split, or a data set on the hub (see ``problems`` and
-        ``tasksets.splits``).
-        corpus: must be None; nothing is searched.
+            ``tasksets.splits``).
+        corpus: must be None, because the task set has no search.
         seed: orders the training problems.
-        level: sandbox level of the python tool.
+        level: the sandbox level of the Python tool.
 
     Raises:
-        InvalidInput: a file is missing or malformed, math-verify is missing, or the sandbox level is not available.
+        InvalidInput: a file is missing or malformed, a corpus is given, math-verify is not installed, or the sandbox
+            level is not available.
     """
     if data is None:
         raise InvalidInput(

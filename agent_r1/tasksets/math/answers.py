@@ -1,4 +1,4 @@
-r"""Where the answer stands in a text: in ``\boxed{..}``, or behind GSM8K's ``#### ``."""
+r"""Find the answer in a text: the content of ``\boxed{..}``, or the text after ``#### `` (GSM8K)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _BRACE = re.compile(r"(?:\\\\)|(?:\\[{}])|(?P<brace>[{}])")
 
 
 def stated_answer(text: str) -> str | None:
-    r"""Return the content of the last complete ``\boxed{..}``; if there is none, the text after the last ``#### ``;
-    else None.
+    r"""Return the content of the last complete ``\boxed{..}``; without a box, the text after the last ``#### ``.
 
-    Strict: a box whose braces do not close, or that is blank, does not count.
+    Return None if the text has neither a box nor ``#### `` at the start of a line. A box is ignored if its braces do
+    not close or if it is blank.
 
     Example:
         >>> stated_answer(r"Either \boxed{2} or \boxed{\frac{1}{2}}."), stated_answer("So 6 * 3 = 18.\n#### 18")
@@ -27,7 +27,9 @@ def stated_answer(text: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last closed ``\boxed{..}`` or ``\fbox{..}``; a single character needs no braces.
+    r"""Return the content of the last complete ``\boxed{..}`` or ``\fbox{..}``; None if there is no such box.
+
+    A single character needs no braces. A blank box is ignored.
 
     Example:
         >>> boxed_answer(r"\boxed{\{1, 2\}}"), boxed_answer(r"\boxed 7"), boxed_answer(r"\boxed{1")
@@ -35,7 +37,7 @@ def boxed_answer(text: str) -> str | None:
     """
     closing = _closing_braces(text)
     for box in reversed(list(_BOX.finditer(text))):
-        # a box without a bare character ends with its brace
+        # Without a bare character, the match ends with the opening brace of the box.
         answer = box["bare"] or text[box.end() : closing.get(box.end() - 1, box.end())]
         if answer.strip():
             return answer.strip()
@@ -43,9 +45,9 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Return the index of the closing brace of each opening brace that is closed. Escaped braces are text.
+    """Return the index of the closing brace by the index of its opening brace. Escaped braces are ignored.
 
-    One pass over the text: a policy may write any number of boxes that are not closed.
+    The function needs only one pass over the text, because a policy can write many boxes that are not closed.
     """
     closing: dict[int, int] = {}
     opened: list[int] = []

@@ -1,7 +1,8 @@
-r"""What is no answer, whatever its value: the question said again, a sum that is not added up, another kind of thing.
+r"""Rules that refuse an answer because of its form, even if its value is right.
 
-math-verify computes what it is given. Without these rules a policy earns full marks for ``\sqrt{242}`` where
-``11\sqrt{2}`` is wanted, by copying it out of the question.
+Refused are, for example, an expression of the question, a sum that is not computed, and a set in place of a tuple.
+math-verify computes the value of every answer. Without these rules, a policy gets the full reward if it copies
+``\sqrt{242}`` from the question and the gold answer is ``11\sqrt{2}``.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 
 
 def refusal_reason(gold: str, said: str, question: str) -> str | None:
-    """Return why ``said`` cannot be an answer to ``question`` whatever its value; None if it may be one.
+    """Return why the form of the answer ``said`` is refused; None if the form is acceptable.
 
-    Both answers are :func:`normal`. An answer that reads the same as the gold answer is never refused.
+    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the same text as the gold answer
+    (:func:`same_text`) is never refused.
     """
     if same_text(gold, said):
         return None
@@ -46,7 +48,7 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
 
 
 def match_shape(gold: str, said: str) -> str:
-    """Return the gold answer, with a column or row vector as a tuple if a tuple was given."""
+    """Return the gold answer. If the gold answer is a vector and ``said`` is a tuple, return the vector as a tuple."""
     found = _VECTOR.fullmatch(gold.strip())
     if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
         return gold
@@ -55,12 +57,12 @@ def match_shape(gold: str, said: str) -> str:
 
 
 def expressions(question: str) -> tuple[str, ...]:
-    """Return the mathematical expressions of a question, as they stand between dollars or brackets."""
+    r"""Return the mathematical expressions of a question: the texts in ``$..$``, ``$$..$$``, ``\[..\]`` or ``\(..\)``."""
     return tuple(next(filter(None, found)).strip() for found in _EXPRESSION.findall(question))
 
 
 def same_text(gold: str, said: str) -> bool:
-    """Return whether two answers, both :func:`normal`, read the same."""
+    """Return whether two normalized answers have the same text, apart from notation such as spaces and braces."""
     return _key(said) == _key(gold)
 
 
@@ -79,8 +81,11 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the number of operations left to compute. An answer with letters is symbolic and may be a sum of
-    terms."""
+    """Return the names of the operations that an answer leaves to compute.
+
+    An answer with letters is symbolic and can be a sum of terms. In such an answer, only named operations such as
+    ``gcd`` are returned.
+    """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)
     if re.search("[a-zA-Z]", _LETTERS.sub("", text)):
@@ -106,5 +111,8 @@ def _kind(answer: str) -> str:
 
 
 def _may_equal(gold: str, said: str) -> bool:
-    """Return whether two kinds may be equal: a list may be a set written without braces; other kinds must agree."""
+    """Return whether answers of these kinds can be equal.
+
+    A set can be written without braces, as a list or as its only element. Other kinds must be the same.
+    """
     return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

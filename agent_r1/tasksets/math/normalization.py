@@ -1,4 +1,4 @@
-"""Normalize answers: strip the text that people write around mathematics, and write numbers uniformly."""
+"""Normalize answers: remove units, currency signs and other text around the mathematics, and write numbers in one way."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NAME = re.compile(r"[a-zA-Z]")
 
 
 def normalize_answer(answer: str) -> str:
-    r"""Return the answer in the form that math-verify reads. Unknown notation is left unchanged.
+    r"""Return the answer in the form that math-verify can parse. Unknown notation is left unchanged.
 
     Example:
         >>> normalize_answer("£1,000."), normalize_answer("1 1/2"), normalize_answer("x<2")
@@ -64,8 +64,9 @@ def normalize_answer(answer: str) -> str:
 
 
 def repeating_decimal(answer: str) -> str:
-    r"""Return a repeating decimal as a fraction, because math-verify does not know them; other answers are
-    unchanged.
+    r"""Return a repeating decimal as a fraction. Return another answer unchanged.
+
+    math-verify cannot parse repeating decimals.
 
     Example:
         >>> repeating_decimal(r"0.1\overline{6}")
@@ -80,7 +81,10 @@ def repeating_decimal(answer: str) -> str:
 
 
 def strip_notation(text: str) -> str:
-    """Return a text without spaces, braces and layout marks, for comparison with another."""
+    """Return a text without spaces, braces and layout commands, in lower case and with simple fractions as ``a/b``.
+
+    The result is for comparison with other texts.
+    """
     text = _FRACTION.sub(_over, text)
     bare = re.sub(r"\\(?:left|right|text|mathrm|mathbf|displaystyle)\b|\\[,!;: ]|\^\{?\\circ\}?|[\s{}$]", "", text)
     return re.sub(r"\\[dt]frac\b", r"\\frac", bare).casefold()
@@ -116,7 +120,10 @@ def _over(found: re.Match[str]) -> str:
 
 
 def _as_intervals(text: str) -> str:
-    r"""Write inequalities of one letter as intervals: ``x<2 or x>3``, ``1 \le x < 2``."""
+    r"""Return inequalities of one letter, such as ``x<2 or x>3`` or ``1 \le x < 2``, as intervals.
+
+    Other texts are returned unchanged.
+    """
     parts = re.split(r"\s*(?:\bor\b|\\text\s*\{\s*or\s*\}|\\cup)\s*", text)
     intervals = [_interval(part) for part in parts]
     return r"\cup".join(each for each in intervals if each) if all(intervals) else text

@@ -1,4 +1,4 @@
-"""Problems with one right answer, as in the benchmarks' files: GSM8K, MATH."""
+"""Problems with one right answer, as in the files of the benchmarks GSM8K and MATH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.tasksets.math.answers import stated_answer
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    r"""One row of a file of problems. ``answer`` is the gold answer, as mathematics without the working.
+    r"""One row of a file of problems. ``answer`` is the gold answer, without the calculation.
 
     Example:
         Problem("row-1", "What is half of a third?", r"\frac{1}{6}")
@@ -28,7 +28,7 @@ class Problem:
     answer: str
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task. Its data are for scorers and never shown to the agent."""
+        """Return the problem as a task. The data of the task are for scorers; the agent never sees the data."""
         return Task(f"{split}/{self.id}", (Message.user(self.text),), {"answer": self.answer}, split)
 
 
@@ -37,12 +37,13 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
 
     The fields of a row decide its format:
 
-    - GSM8K's own: ``question``, and ``answer`` whose last line is ``#### 18``
-    - MATH's own: ``problem``, and ``solution`` with the answer in ``\boxed{..}``; one file per problem, in folders
-    - MATH-500's: the same, with the bare answer under ``answer``
-    - rows of ``question`` and ``answer``: bare (in JSON it may be a number), or worked, with a box
+    - GSM8K: ``question``, and ``answer`` with a last line such as ``#### 18``
+    - MATH: ``problem``, and ``solution`` with the answer in ``\boxed{..}``; a folder with one file per problem
+    - MATH-500: the fields of MATH, and ``answer`` with only the answer
+    - other files: ``question``, and ``answer`` with only the answer (a text or a number), or with a solution that has
+      the answer in ``\boxed{..}`` or after ``#### ``
 
-    Raises InvalidInput that names the file and the row.
+    Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """
     problems: dict[str, Problem] = {}
     for row in _rows_below(source) if source.is_dir() else read_rows_or_hub(source):
@@ -77,7 +78,7 @@ def _answer(row: JsonRecord) -> str:
     told = row.get_text("answer") if bare else row.get_text("solution", "answer")
     answer = told if bare else stated_answer(told)
     if answer is None and "solution" not in row.values and "\n" not in told:
-        answer = told  # a bare answer
+        answer = told  # a row of ``question`` and ``answer`` with only the answer
     if answer is None:
         raise row.error("no answer in the working", r"end it with a line '#### 18', or put it into \boxed{..}")
     return answer

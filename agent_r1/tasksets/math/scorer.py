@@ -1,4 +1,4 @@
-"""Score the final answer of an attempt: whether it equals the gold answer, and whether it has the required form."""
+"""The scorer of mathematics: whether the final answer of an attempt equals the gold answer and has the right form."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 _log = logging.getLogger(__name__)
 
 SECONDS = 5.0
-"""Limits of comparing two answers. A comparison usually takes milliseconds."""
+"""The time limit for the comparison of two answers. A comparison usually takes milliseconds."""
 
 LONGEST = 1000
-"""Characters of an answer; no benchmark has one half as long. Longer answers are wrong without being parsed."""
+"""The largest number of characters of an answer. A longer answer is wrong and is not parsed.
+
+No benchmark has a gold answer of half this length.
+"""
 
 _VERIFIER = "agent_r1.tasksets.math.verifier"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Whether an answer is right; None if that could not be decided, with the ``reason``.
+    """The result of a comparison of two answers.
+
+    Attributes:
+        correct: whether the answer is right; None if the comparison failed.
+        reason: why the answer was refused or the comparison failed; "" for another result.
 
     Example:
         Checked(None, "score timed out")
@@ -39,13 +46,17 @@ class Checked:
 
 
 class AnswerChecker:
-    """Compares answers in separate processes, which are killed if they hang (:class:`Pool`)."""
+    """Compares answers in separate processes (:class:`WorkerPool`), which are killed if they exceed the time limit."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Return whether ``said`` is right. If only the gold answer can be computed, ``said`` is wrong."""
+        """Return whether the answer ``said`` to ``question`` is right.
+
+        If the comparison fails, but the gold answer alone can be computed, then ``said`` is wrong. If the gold answer
+        cannot be computed either, the result is not decided.
+        """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
         match await self._pool.call("check", gold, said, question):
@@ -63,12 +74,11 @@ class AnswerChecker:
 
 
 class MathScorer:
-    """Implements core ``Scorer``. Rewards:
+    """A scorer (core ``Scorer``) with two rewards.
 
-    - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see ``form``),
-    else 0,
-      also if there is no answer; None if it cannot be decided because the gold answer cannot be computed
-    - ``form``: 1 if the last action states an answer and every call was valid, else 0, whatever the answer is
+    - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and its form is not refused (see the module
+      ``form``); 0 if the answer is wrong or there is no answer; None if the gold answer cannot be computed
+    - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0
     """
 
     def __init__(self, checker: AnswerChecker) -> None:
@@ -78,7 +88,7 @@ class MathScorer:
         said = await run_in_thread(lambda: [_answer_of(trajectory) for trajectory in group])
         different = [
             answer for answer in dict.fromkeys(said) if answer is not None
-        ]  # answers within a group are often equal
+        ]  # the answers of a group are often equal
         gold, question = task.data["answer"], task.messages[-1].text
         checks = await asyncio.gather(*(self._checker.check(gold, answer, question) for answer in different))
         checked = dict(zip(different, checks, strict=True))

@@ -1,4 +1,4 @@
-"""Right and wrong solutions of a problem, with which the task set is checked."""
+"""Right and wrong reference solutions of a problem. The task set is checked with these solutions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return the gold answer in its forms as right solutions.
+    """Return the function that returns the reference solutions of a task.
 
-    Wrong are another problem's answer, the answer plus one, an expression of the question, an uncomputed sum, and
-    answers of the wrong form.
+    The right solutions state the gold answer. The wrong solutions state, for example, the answer of another problem,
+    the gold answer plus one, an expression of the question, or a sum that is not computed, or have the wrong form.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
@@ -52,13 +52,15 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
 
 
 def boxed_message(answer: str) -> Message:
-    """Return the assistant's final message."""
+    """Return the final message of the assistant, with ``answer`` in a box."""
     return Message.assistant(rf"The answer is \boxed{{{answer}}}.")
 
 
 def plus_one(answer: str) -> tuple[str, ...]:
-    r"""Return the answer plus one: the sum of an integer, the written sum of other mathematics, nothing for
-    infinity.
+    r"""Return a tuple with the answer plus one.
+
+    For an integer the sum is computed. For another answer the sum is written with ``+ 1``. For an answer with infinity
+    the tuple is empty, because infinity plus one is infinity.
 
     Example:
         >>> plus_one("1,999"), plus_one(r"\frac{1}{2}"), plus_one(r"\infty")
@@ -71,8 +73,9 @@ def plus_one(answer: str) -> tuple[str, ...]:
 
 
 def uncomputed_sum(answer: str) -> str:
-    """Return an integer as a sum, which has its value but is not an answer; for other answers a sum with another
-    value.
+    """Return a sum that is not computed, and that is therefore a wrong answer.
+
+    For an integer, the sum has the value of the answer. For another answer, the sum is ``1 + 1 + 1``.
 
     Example:
         >>> uncomputed_sum("18")
@@ -85,13 +88,15 @@ def uncomputed_sum(answer: str) -> str:
 
 
 def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
-    """Return the expressions of a question, except those that read the same as the answer."""
+    """Return the expressions of a question that are not equal to the answer after normalization."""
     return tuple(
         each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))
     )
 
 
 def have_different_digits(one: str, other: str) -> bool:
-    """Return whether two answers have different digits; answers that differ otherwise may mean the same (``x=5``
-    and ``5``)."""
+    """Return whether the digits of two answers are different.
+
+    Answers with the same digits can have the same meaning, such as ``x=5`` and ``5``.
+    """
     return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

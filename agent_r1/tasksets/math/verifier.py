@@ -1,7 +1,7 @@
-"""The process behind ``scorer``: compares two answers with math-verify.
+"""The code of the processes that ``scorer`` starts: compare two answers with math-verify.
 
-Only processes that may be killed import this: sympy may take forever, or all memory, on an answer, and so may a
-regular expression.
+Import this module only in a process that can be killed. For some answers, sympy or a regular expression runs forever or
+takes all memory.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from agent_r1.tasksets.math.form import match_shape, refusal_reason
 from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
 
 MEMORY = 4 * 2**30
-"""Bytes of address space; beyond it a MemoryError is raised."""
+"""The largest address space of the process, in bytes. If the process needs more, Python raises MemoryError."""
 
 
 class Verifier:
-    """Compares answers in a process with limited memory. Answers are bare LaTeX or plain numbers."""
+    """Compares answers in a process with limited memory. An answer is LaTeX without dollars, or a number."""
 
     def __init__(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Return whether ``said`` is right, and why its form is refused ("" if it is not)."""
+        """Return whether ``said`` is right, and the reason if its form is refused ("" if its form is acceptable)."""
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
         if refused is not None:
@@ -32,7 +32,10 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether the gold answer, in the form in which it is compared with ``said``, equals itself."""
+        """Return whether math-verify can compute the gold answer: whether it finds the gold answer equal to itself.
+
+        The gold answer has the form in which :meth:`check` compares it with ``said``.
+        """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
 
@@ -43,9 +46,9 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 
 
 def _are_equal(gold: str, said: str) -> bool:
-    """Return whether math-verify finds two answers equal. It depends on their order.
+    """Return whether math-verify finds two answers equal. The result can change if the two answers are exchanged.
 
-    Its own time limits are disabled: they would turn an undecided comparison into a wrong answer.
+    The time limits of math-verify are disabled, because they would turn an undecided comparison into a wrong answer.
     """
     return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 
