@@ -30,8 +30,10 @@ _log = logging.getLogger(__name__)
 
 MAX_TURNS = 5
 MAX_OUTPUT = 4000
-"""Characters of a search result: five passages of the usual Wikipedia length. The paper's 2048 cut off the last
-ones."""
+"""The largest number of characters of a search result: five passages of the usual Wikipedia length.
+
+The limit of the paper, 2048 characters, cuts off the last passages.
+"""
 
 AGENT_SYSTEM = (
     "Answer the question. Look facts up with the search tool, one at a time and as often as you need. "
@@ -45,7 +47,13 @@ RAG_SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Questions by split; ``evaluation`` are the splits of the table, ``whole`` is the split of all questions."""
+    """Questions by split.
+
+    Attributes:
+        splits: the questions of each split.
+        evaluation: the splits that are columns of the table.
+        whole: the split of all questions; None if there is no such split.
+    """
 
     splits: Splits[Question]
     evaluation: tuple[str, ...]
@@ -56,10 +64,10 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
     """Build the task set of one benchmark, or of a mixture.
 
     Args:
-        name: name of the task set, such as ``hotpotqa``. data: a file of questions, a folder with a file per split
-        (see ``splits``), a data set on the hub (see ``hub``), or
-            a TOML file that mixes several (see ``mixture``).
-        corpus: the corpus to search (see ``retrieval.open``); if None, the passages that came with the questions.
+        name: the name of the task set, such as ``hotpotqa``.
+        data: a file of questions, a folder with a file per split (see ``splits``), a data set on the hub (see ``hub``),
+            or a TOML file that describes a mixture of data sets (see ``mixture``).
+        corpus: the corpus to search (see ``retrieval.open``). If None: the passages in the files of questions.
         seed: draws and orders the training questions.
 
     Raises:
@@ -105,10 +113,11 @@ def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
 
 
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
-    """Return the solutions: right is the answer after one search; wrong is, for example, the answer of another
-    question.
+    """Return the function that returns the reference solutions of a task.
 
-    Sub-match is not part of the full reward: a question may contain the answer, and so a copy of it would earn it.
+    The right solutions give the answer, with or without a search. The wrong solutions give, for example, the answer of
+    another question. The expected rewards do not contain sub-match, because a question can contain its answer. The
+    wrong solution that copies the question would then get the full sub-match.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
@@ -122,7 +131,10 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 
 
 def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
-    """Return a function that measures recall of the supporting titles; None if no question names any."""
+    """Return a function that measures the recall of the supporting titles in a split.
+
+    Return None if no question of the task set has supporting titles.
+    """
     if not any(question.supporting for question in all_questions(splits)):
         return None
 
@@ -138,8 +150,11 @@ def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str]
 
 
 def recall(questions: Sequence[Question], retriever: Retriever) -> float:
-    """Return the mean share of a question's supporting titles among the ``TOP_K`` passages found by searching for
-    it."""
+    """Return the mean recall of the supporting titles over the questions, in [0, 1].
+
+    The recall of a question is the share of its supporting titles among the passages that a search for the question
+    returns (``TOP_K`` passages).
+    """
     found = retriever.search([question.text for question in questions])
     shares = [
         len(set(question.supporting) & {passage.title for passage in passages}) / len(question.supporting)

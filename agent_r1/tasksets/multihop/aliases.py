@@ -15,9 +15,11 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return other names of the entities in ``wanted`` by Wikidata id: aliases and demonyms, as in 2Wiki's script.
+    """Return the other names of the entities in ``wanted``, by the Wikidata id of the entity.
 
-    Rows are ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises InvalidInput that names the row.
+    Other names are aliases and demonyms, as in the evaluation script of 2WikiMultihopQA. A row of the file is
+    ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises InvalidInput, which names the row, if a row
+    cannot be used.
     """
     names: dict[str, tuple[str, ...]] = {}
     for row in read_records(path):

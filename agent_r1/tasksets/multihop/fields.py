@@ -1,4 +1,4 @@
-"""The fields of the benchmarks' rows, validated as they are read."""
+"""Read and validate the fields of a row in the files of the benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_r1.retrieval.passages import Passage
 
 
 class Paragraph(BaseModel):
-    """One of MuSiQue's ``paragraphs``."""
+    """One paragraph in MuSiQue's field ``paragraphs``."""
 
     title: str
     paragraph_text: str
@@ -19,7 +19,7 @@ class Paragraph(BaseModel):
 
 
 class Hop(BaseModel):
-    """One step of MuSiQue's ``question_decomposition`` with its answer."""
+    """One hop in MuSiQue's field ``question_decomposition``."""
 
     answer: str
 
@@ -35,7 +35,10 @@ _ALIASES = TypeAdapter(list[str])
 
 
 def parse_answers(row: JsonRecord) -> tuple[str, ...]:
-    """Return all right answers, with MuSiQue's ``answer_aliases``. Raises InvalidInput if there is none."""
+    """Return all right answers, including MuSiQue's ``answer_aliases``.
+
+    Raises InvalidInput if the row has no answer.
+    """
     given = next((row.values[name] for name in ("answer", "answers", "golden_answers") if name in row.values), None)
     answers = [given] if isinstance(given, str) else given
     if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
@@ -45,7 +48,7 @@ def parse_answers(row: JsonRecord) -> tuple[str, ...]:
 
 
 def parse_context(row: JsonRecord) -> tuple[Passage, ...]:
-    """Return HotpotQA's ``context``."""
+    """Return the passages in HotpotQA's field ``context``; () if the row has no such field."""
     pairs = _columns(row.values.get("context"), "title", "sentences")
     return tuple(
         Passage(title, "".join(sentences).strip())
@@ -54,18 +57,21 @@ def parse_context(row: JsonRecord) -> tuple[Passage, ...]:
 
 
 def parse_supporting(row: JsonRecord) -> list[str]:
-    """Return the titles in HotpotQA's ``supporting_facts``."""
+    """Return the titles in HotpotQA's field ``supporting_facts``; [] if the row has no such field."""
     pairs = _columns(row.values.get("supporting_facts"), "title", "sent_id")
     return [title for title, _ in _checked(row, "supporting_facts", _SUPPORTING, pairs, "HotpotQA's")]
 
 
 def parse_paragraphs(row: JsonRecord) -> list[Paragraph]:
-    """Return MuSiQue's ``paragraphs``."""
+    """Return the paragraphs in MuSiQue's field ``paragraphs``; [] if the row has no such field."""
     return _checked(row, "paragraphs", _PARAGRAPHS, row.values.get("paragraphs"), "MuSiQue's")
 
 
 def parse_hops(row: JsonRecord) -> tuple[str, ...]:
-    """Return the answer of each step: of MuSiQue's decomposition, or the objects of 2Wiki's evidences."""
+    """Return the answer of each hop; () if the row has none.
+
+    The answers come from MuSiQue's ``question_decomposition``, or are the objects in 2WikiMultihopQA's ``evidences``.
+    """
     steps = row.values.get("question_decomposition")
     triples = row.values.get("evidences")
     return (
@@ -75,8 +81,10 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Convert the hub's columns to rows: ``{"title": ["X"], "sent_id": [0]}`` becomes ``[["X", 0]]``; other values
-    are unchanged."""
+    """Return the columns of a value from the hub as rows: ``{"title": ["X"], "sent_id": [0]}`` as ``[["X", 0]]``.
+
+    Other values are returned unchanged.
+    """
     if not isinstance(value, dict) or not all(isinstance(value.get(name), list) for name in names):
         return value
     if len({len(value[name]) for name in names}) != 1:
@@ -85,7 +93,10 @@ def _columns(value: Any, *names: str) -> Any:
 
 
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
-    """Return the validated value under ``name``; [] if the row has none."""
+    """Return the validated value of the field ``name``; [] if the value is empty or missing.
+
+    Raises InvalidInput, which names the row, if the value is not of the expected form.
+    """
     try:
         return kind.validate_python(value or [])
     except ValidationError as error:

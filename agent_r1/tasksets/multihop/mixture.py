@@ -1,4 +1,7 @@
-"""A mixture of data sets, described by a TOML file: the training questions, and the columns of the table.
+"""A mixture of data sets, described by a TOML file.
+
+The file names the data sets of the training, validation and test questions. Each test data set is a column of the
+table. An example of a file:
 
 [train.hotpotqa]
 data = "hotpot_train_v1.1.json"
@@ -32,12 +35,14 @@ from agent_r1.tasksets.multihop.questions import Question, read_questions
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Splits of every multi-hop task set. No data set may have such a name, because its test questions form a split of
-its name."""
+"""Names that a data set of a mixture must not have, because every multi-hop task set can have splits of these names.
+
+The test questions of a data set are a split with the name of the data set.
+"""
 
 
 class Portion(BaseModel):
-    """``count`` questions of one data set, drawn at random; all of them if it is None."""
+    """A part of one data set: ``count`` questions, drawn at random, or all questions if ``count`` is None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,7 +51,7 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """Portions by the name of their data set."""
+    """The content of a mixture file: for each split, the portions by the name of their data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,19 +62,20 @@ class MixtureFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Questions by split; ``tests`` are the splits of the table, one per tested data set, with its name."""
+    """Questions by split. ``tests`` are the splits that are columns of the table: the names of the test data sets."""
 
     splits: Splits[Question]
     tests: tuple[str, ...]
 
 
 def read_mixture(path: Path, seed: int) -> Mixture:
-    """Read the file and the questions that it names; paths are relative to its folder.
+    """Read a mixture file and the questions of its data sets. Paths in the file are relative to its folder.
 
-    Test questions are the same for every seed, even if only a number of them is drawn; ``seed`` draws the training
-    questions. Questions that are tested are used neither for validation nor for training, whatever file they are in.
+    ``seed`` draws the training questions. The test and validation questions are the same for every seed. Test questions
+    are not used for validation or training, and validation questions are not used for training. This is also true if a
+    question is in several data sets.
 
-    Raises InvalidInput if the file is malformed, or a data set cannot be read or has too few questions.
+    Raises InvalidInput if the file is malformed, a data set cannot be read, or a data set has too few questions.
     """
     file = _read(path)
     draw = _Draw(path)
@@ -77,13 +83,13 @@ def read_mixture(path: Path, seed: int) -> Mixture:
     held = _joined(tests)
     validations = draw.portions("validation", file.validation, "split", held)
     trained = draw.portions("train", file.train, str(seed), (*held, *_joined(validations)))
-    # Shuffle once more: in the order of drawing, questions of the larger data set would come first.
+    # Mix the data sets: without this line, all questions of the first data set would come first.
     train = hash_order(_joined(trained), f"mixed by {seed}")
     return Mixture({"train": train, "validation": _joined(validations), **tests}, tuple(tests))
 
 
 class _Draw:
-    """Draws questions from the data sets that a file names; each is read once."""
+    """Draws questions from the data sets that a mixture file names. Each data set is read only once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,7 +98,11 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Return the questions of each portion of a split in the order that ``salt`` gives, without reserved ones."""
+        """Return the questions of each portion of a split, without the questions in ``held``.
+
+        ``salt`` decides which questions are drawn, and their order. Raises InvalidInput if a portion has too few
+        questions.
+        """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 
     def _portion(
@@ -107,7 +117,7 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Return the source of a portion's questions; a file name is relative to the mixture file."""
+    """Return the source of the questions of a portion. A file name is relative to the folder of the mixture file."""
     return Path(data) if is_hub(Path(data)) else path.parent / data
 
 

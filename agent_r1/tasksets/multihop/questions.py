@@ -1,4 +1,4 @@
-"""Multi-hop questions with their answers, as in the benchmarks' files."""
+"""Multi-hop questions with their answers, as in the files of the benchmarks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ _log = logging.getLogger(__name__)
 class Question:
     """One row of a question file.
 
-    ``answers`` are all right answers. ``supporting`` are the titles of the passages that prove the answer, ``context``
-    the passages that came with the question, and ``hops`` the answers of all steps including the last; () if the file
-    has none.
+    Attributes:
+        answers: all right answers.
+        supporting: the titles of the passages that prove the answer; () if the file does not name them.
+        context: the passages that the file gives with the question; () if the file gives no passages.
+        hops: the answers of all hops, including the last hop; () if the file does not give them.
 
     Example:
         Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...),
@@ -46,25 +48,25 @@ class Question:
     hops: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
-        """Return the question as a task. Its data are for scorers and never shown to the agent."""
+        """Return the question as a task. The data of the task are for scorers; the agent never sees the data."""
         data = {"answers": self.answers, "supporting": self.supporting, "hops": self.hops}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
 def read_questions(source: Path) -> tuple[Question, ...]:
-    """Read a file of questions, or a split on the hub (see ``hub``); the fields of its rows decide the format.
+    """Read a file of questions, or a split on the hub (see ``hub``). The fields of a row decide its format.
 
-    - HotpotQA's own, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]]
-      pairs, ``supporting_facts`` as [title, sentence number] pairs, ``_id``
-    - 2WikiMultihopQA's own: the same, with ``evidences`` as [subject, relation, object] triples and ``answer_id``,
-      with which ``id_aliases.json`` beside the file gives other names of the answer
-    - MuSiQue's own: ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``; rows that are
-      not answerable are left out, as in its answer metric
-    - the hub's versions of these, in which lists of pairs are columns: ``{"title": [..], "sentences": [..]}``
-    - rows with a question (``question``, ``Question`` or ``query``) and an answer, a text or a list of all right ones
-      (``answer``, ``answers`` or ``golden_answers``)
+    - HotpotQA, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]] pairs,
+      ``supporting_facts`` as [title, sentence number] pairs, ``_id``
+    - 2WikiMultihopQA: the fields of HotpotQA, ``evidences`` as [subject, relation, object] triples, ``answer_id``. The
+      file ``id_aliases.json`` in the same folder gives other names of the answer with this id
+    - MuSiQue: ``question``, ``answer``, ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``.
+      Rows that are not answerable are left out, as in MuSiQue's answer metric
+    - versions of these files on the hub, in which lists of pairs are columns: ``{"title": [..], "sentences": [..]}``
+    - other files: a question (``question``, ``Question`` or ``query``), and the answer as a text or all right answers
+      as a list of texts (``answer``, ``answers`` or ``golden_answers``)
 
-    Raises InvalidInput that names the file and the row.
+    Raises InvalidInput, which names the file and the row, if a row cannot be used or no question is answerable.
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}
@@ -100,7 +102,13 @@ def _once(titles: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
-    """Return the questions with the other names of the entity that is the answer added to their answers."""
+    """Return the questions by their ids, with other names of the answer added to ``answers``.
+
+    Args:
+        questions: the questions by their ids.
+        entities: the Wikidata id of the answer, by the id of the question.
+        file: the file with other names of entities. If the file is missing, the questions are returned unchanged.
+    """
     if not entities:
         return questions
     if not file.is_file():
