@@ -1,6 +1,6 @@
-"""Renderers: messages to tokens and back, tool-call formats, and stop strings.
+"""Renderers, which convert messages to tokens and tokens to messages, tool-call formats, and stop strings.
 
-The names are imported on first use, so that ``agent_r1.renderers.config`` does not load transformers.
+Each name is imported when it is first used. So an import of ``agent_r1.renderers.config`` does not load transformers.
 """
 
 from typing import TYPE_CHECKING

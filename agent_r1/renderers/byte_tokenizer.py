@@ -29,9 +29,9 @@ TEMPLATE = """\
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per byte, so that any text round-trips.
+    """Return a tokenizer with one token per byte. Decoding the tokens of any text gives the same text.
 
-    ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens.
+    ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens with one token each.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

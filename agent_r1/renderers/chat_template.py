@@ -1,6 +1,7 @@
-"""Chat templates, rendered as transformers renders them, with limits: a template is a program from a model's folder.
+"""Chat templates, rendered as transformers renders them, but with limits on steps, characters and time.
 
-Steps and characters are counted, so that the same template is refused on every machine.
+The limits are needed because a template is a program from a model's folder. Steps and characters are counted, so that a
+template that exceeds these limits is refused on every machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agent_r1.renderers.template_budget import Budget, BudgetExceeded
 from agent_r1.renderers.template_environment import LimitedEnvironment
 
 MAX_TEMPLATE = 200_000
-"""Characters of a template. Those of current models have up to 30,000."""
+"""The largest number of characters of a template. The templates of current models have up to 30,000 characters."""
 
 
 def apply_chat_template(
@@ -28,10 +29,13 @@ def apply_chat_template(
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """Return a conversation as the tokenizer's chat template writes it.
+    """Return the text that the tokenizer's chat template writes for a conversation.
 
-    Messages and tools are OpenAI-style dictionaries. Raises UnsupportedChat if the template fails, and InvalidInput if
-    it takes too much time or memory; both name the line of the template.
+    Messages and tools are OpenAI-style dictionaries. The errors name the line of the template if the line is known.
+
+    Raises:
+        UnsupportedChat: the tokenizer has no default template, or the template is invalid or fails.
+        InvalidInput: the template is too long, or needs too many steps, too many characters or too much time.
     """
     try:
         source = tokenizer.get_chat_template(tools=[*tools] or None)
@@ -50,7 +54,7 @@ def apply_chat_template(
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with its reasoning under both names that templates read."""
+    """Return a message with its reasoning in both fields that templates read: reasoning_content and thinking."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 
@@ -61,7 +65,12 @@ def _compile(source: str) -> ChatTemplate:
 
 
 class ChatTemplate:
-    """A compiled chat template. Raises UnsupportedChat if it cannot be compiled."""
+    """A compiled chat template.
+
+    Raises:
+        UnsupportedChat: the template cannot be compiled.
+        InvalidInput: the template has more than MAX_TEMPLATE characters.
+    """
 
     def __init__(self, source: str) -> None:
         self._environment = LimitedEnvironment()
@@ -69,14 +78,17 @@ class ChatTemplate:
             raise InvalidInput("chat template", got=f"{len(source)} characters", do=f"use at most {MAX_TEMPLATE}")
         try:
             self._template = self._environment.from_string(source)
-        except Exception as error:  # a template that is nested too deeply fails in several ways
+        except Exception as error:  # a template that is nested too deeply causes exceptions of several types
             raise UnsupportedChat(f"the chat template is not valid: {_describe(error)}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Return the text of the template.
+        """Return the text that the template writes for its variables.
 
-        Raises UnsupportedChat if the template fails, and InvalidInput if it takes too much time or memory; both name
-        the line of the template.
+        The errors name the line of the template if the line is known.
+
+        Raises:
+            UnsupportedChat: the template fails.
+            InvalidInput: the template needs too many steps, too many characters or too much time.
         """
         try:
             data = json.dumps(variables, default=_placeholder)
@@ -85,12 +97,12 @@ class ChatTemplate:
         except BudgetExceeded as error:
             do = "use another template (chat_template.jinja in the model's folder), or shorten the conversation"
             raise InvalidInput("chat template", got=_describe(error), do=do) from error
-        except Exception as error:  # a template may raise anything
+        except Exception as error:  # a template can raise an exception of any type
             raise UnsupportedChat(f"the chat template cannot render this conversation: {_describe(error)}") from error
 
 
 def _describe(error: Exception) -> str:
-    """Return one line about an error: the line of the template, and the message."""
+    """Return one line of text about an error: the line number in the template, and the message of the error."""
     message = " ".join(str(error).split())[:300]
     name = "" if isinstance(error, TemplateError | BudgetExceeded) else f"{type(error).__name__}: "
     line = error.lineno if isinstance(error, TemplateSyntaxError) else _template_line(error)
@@ -98,7 +110,10 @@ def _describe(error: Exception) -> str:
 
 
 def _template_line(error: Exception) -> int | None:
-    """Return the innermost line of the template in the traceback of an error; jinja2 puts template lines there."""
+    """Return the innermost line number of the template in the traceback of an error, or None if there is none.
+
+    jinja2 adds the lines of templates to tracebacks.
+    """
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename in ("<template>", "<unknown>"):
@@ -108,5 +123,8 @@ def _template_line(error: Exception) -> int | None:
 
 
 def _placeholder(value: object) -> object:
-    """Return what a template sees of an object that JSON cannot hold; its methods do not reach the template."""
+    """Return the value that a template gets in place of an object that JSON cannot hold.
+
+    So a template cannot call the methods of such an object.
+    """
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"

@@ -1,11 +1,11 @@
-"""Settings of the renderers. This module imports no torch."""
+"""Settings of the renderers. This module does not import torch."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
 FENCE = "```"
-"""The prefix that distinguishes a fenced block from a tag."""
+"""The prefix by which a fenced block is distinguished from a tag."""
 
 
 class TagsConfig(BaseModel):
@@ -14,10 +14,10 @@ class TagsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     observation: str = Field(default="information", min_length=1)
-    """The tag around a tool's result."""
+    """The tag around a tool result."""
 
     answer: str = Field(default="answer", min_length=1)
-    """The tag around a final answer, which ends an action."""
+    """The tag around a final answer. A closed answer ends the action."""
 
     names: dict[str, str] = Field(default_factory=dict)
-    """The tag of each tool whose tag is not its name. A tag that begins with three backticks is a fence."""
+    """The tag of each tool whose tag differs from its name. A tag that begins with three backticks is a fence."""

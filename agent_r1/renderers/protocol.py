@@ -1,4 +1,4 @@
-"""The contract between conversations and tokens."""
+"""The interface of renderers, which convert conversations to tokens and sampled tokens to messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agent_r1.core.tool import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A rendered conversation, up to the point where the assistant writes.
+    """A rendered conversation, which ends at the place at which the assistant begins to write.
 
     Attributes:
-        text: the whole conversation as text.
-        token_ids: the tokens to add to the context: all of them for a new prompt, those after the last action for a
-            bridge.
+        text: the text of the whole conversation.
+        token_ids: the tokens to add to the context. For a new prompt, all tokens of the conversation; for a bridge to
+            the next turn, the tokens after the last action.
 
     Example:
         RenderedPrompt(text="...<|im_end|>\\n<|im_start|>user\\n...assistant\\n", token_ids=(198, 7, ...))
@@ -28,22 +28,27 @@ class RenderedPrompt:
 
 
 class Renderer(Protocol):
-    """Converts messages to the tokens that a policy sees, and sampled tokens back to messages.
+    """Converts messages to the tokens that a policy sees, and sampled tokens to messages.
 
-    Sampled tokens are never tokenized again: a turn continues with the tokens of :meth:`bridge_to_next_turn`.
+    Sampled tokens are never converted to text and tokenized again. The prompt of the next turn is the sampled tokens,
+    followed by the tokens that :meth:`bridge_to_next_turn` returns.
     """
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an action. The first is the one that the template writes."""
+        """The tokens that end an action. The first token is the end token that the template writes."""
         ...
 
     def stop_condition(self, tools: tuple[ToolSpec, ...]) -> StopCondition | None:
-        """Return the condition by which text ends an action, or None if only tokens do."""
+        """Return the condition under which a text ends an action. Return None if only end tokens end an action."""
         ...
 
     def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> RenderedPrompt:
-        """Return the prompt for the assistant's next message. Raises UnsupportedChat if it cannot be rendered."""
+        """Return the prompt for the assistant's next message.
+
+        Raises:
+            UnsupportedChat: the conversation cannot be rendered.
+        """
         ...
 
     def bridge_to_next_turn(
@@ -55,31 +60,35 @@ class Renderer(Protocol):
         observation: tuple[Message, ...],
         tools: tuple[ToolSpec, ...] = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt that follows an action, with the tokens after those sampled.
+        """Return the prompt after an action and its observation.
 
         Args:
-            prompt: the prompt of the action, for ``messages``.
+            prompt: the prompt for which the action was sampled; the rendered ``messages``.
             messages: the conversation before the action.
             action: the action, parsed from ``action_ids``.
-            action_ids: its sampled tokens, the end token included if one was sampled.
+            action_ids: the sampled tokens of the action, with the end token if one was sampled.
             observation: the messages that follow the action.
             tools: the tools that the prompt describes.
 
         Returns:
-            None if the template changes earlier text. The next turn is then a new branch from :meth:`render`.
+            The text of the whole conversation, and the tokens that follow the sampled tokens. None if the template
+            changes earlier text; then the next turn starts a new branch with :meth:`render`.
         """
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Return the message that sampled tokens form. Never raises: a call that cannot be read has an ``error``."""
+        """Return the action that sampled tokens form. ``turn`` is a part of the ids of its calls.
+
+        This method raises no exception. A call that cannot be read has an ``error``.
+        """
         ...
 
     def call_ends(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> tuple[int, ...]:
-        """Return, for each call of an action, the index of the token that completes it."""
+        """Return the index of the token that completes the call, for each call of an action."""
         ...
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
-        """Return how many of the sampled tokens belong to the action."""
+        """Return how many of the first sampled tokens belong to the action."""
         ...
 
     def spoken_text(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:

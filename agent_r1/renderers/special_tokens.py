@@ -11,24 +11,30 @@ from agent_r1.core.tool import ToolSpec
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
-    """Return (id, text) of each special token."""
+    """Return the pair (id, text) of each special token."""
     added: dict[int, Any] = tokenizer.added_tokens_decoder
     return [(index, str(token)) for index, token in added.items() if token.special]
 
 
 def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the longest token that a text ends with, ignoring white space after it; None if there is none."""
+    """Return the longest token at the end of a text, or None if no token is at the end.
+
+    White space at the end of the text is ignored.
+    """
     return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
 
 
 def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the token that comes first in a text, the longest if several begin there; None if there is none."""
+    """Return the token that occurs first in a text, or None if no token occurs.
+
+    If several tokens begin at the same position, return the longest token.
+    """
     found = [(text.find(token), -len(token), token) for token in tokens if token in text]
     return min(found)[2] if found else None
 
 
 def break_tokens(text: str, tokens: Iterable[str]) -> str:
-    """Return a text with a space after the first character of each of these tokens; the text stays readable.
+    """Return a text in which a space follows the first character of each token, so that the text holds no token.
 
     Example:
         >>> break_tokens("Fine.<|im_end|>", ["<|im_end|>"])
@@ -41,9 +47,10 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Iterable[str]) -> ToolSpec:
-    """Return the description of a tool with these tokens broken, in its names, descriptions, defaults and choices.
+    """Return the description of a tool with the tokens broken by a space, as :func:`break_tokens` does.
 
-    Somebody else may have written it, for example an MCP server.
+    The tokens are broken in names, descriptions, defaults and choices, because the description can come from a source
+    that is not trusted, for example an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
     return ToolSpec(name, description, _break_in_json(tool.parameters, tuple(tokens)))

@@ -1,4 +1,4 @@
-"""Detection of stop strings. It runs after every sampled token, so the cheap checks come first."""
+"""Detection of stop strings. The detection runs after every sampled token, so the cheap checks run first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import cast
 Decode = Callable[[Sequence[int]], str]
 
 _EXTRA_TOKENS = 4
-"""Tokens to decode beyond those that the longest string can have, because some tokens decode to no text."""
+"""How many additional earlier tokens are decoded, because some tokens decode to no text."""
 
 
 class StopStringMatcher:
-    """Checks whether the last of some tokens completes one of ``strings``. Its cost does not grow with the tokens.
+    """Checks whether the last token of a generation completes one of ``strings``.
 
-    A token has at least one byte, so the longest string has at most as many tokens as bytes.
+    Only the last ``window`` tokens are decoded, so the cost of a check does not grow with the number of tokens. The
+    window is long enough for the longest string, because a string has at most as many tokens as bytes.
 
     Example:
         StopStringMatcher(("</search>",), decode).matches(token_ids)
@@ -28,7 +29,10 @@ class StopStringMatcher:
         self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
     def matches(self, ids: Sequence[int]) -> bool:
-        """Return whether a stop string is complete and the last token may have completed it."""
+        """Return whether the last tokens contain a stop string that the last token can have completed.
+
+        The last token can have completed a stop string if its text contains the last character of a stop string.
+        """
         if not self._can_complete(ids[-1]):
             return False
         text = self._decode(ids[-self.window :])
@@ -36,9 +40,10 @@ class StopStringMatcher:
 
 
 class GrowingText:
-    """Gives the text of a generation part by part to a check, which is made anew for each generation.
+    """Gives the text of a growing generation to a check, one new part at a time.
 
-    A few tokens before a part are decoded with it, because the text of a token may depend on them.
+    For each new generation, ``make_check`` makes a new check. The new tokens are decoded together with the last tokens
+    before them, because the text of a token can depend on earlier tokens.
 
     Example:
         GrowingText(decode, lambda: check).check(token_ids)
@@ -49,7 +54,10 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Return what the check says about the text of these tokens."""
+        """Return the result of the check for the text of all tokens of a generation.
+
+        If ``ids`` do not begin with the ids of the last call, a new generation begins.
+        """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:
             self._check, self._count = self._make_check(), 0

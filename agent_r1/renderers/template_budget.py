@@ -1,4 +1,4 @@
-"""How much a chat template may compute: steps, characters and processor time of one render."""
+"""Limits on the work of a chat template: the steps, characters and processor time of one render."""
 
 from __future__ import annotations
 
@@ -9,33 +9,42 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 
 STEPS, STEPS_PER_CHARACTER = 100_000, 100
-"""Steps that a render may take, and further ones for each character of the conversation. A step is an iteration of a
-loop, a call, an operator or an output; templates of current models take fewer than 5 per character."""
+"""The largest number of steps of a render: STEPS + STEPS_PER_CHARACTER * characters of the conversation.
+
+A step is an iteration of a loop, a call, an operator or an output. Templates of current models take fewer than 5 steps
+per character.
+"""
 
 CHARACTERS, CHARACTERS_PER_CHARACTER = 10_000_000, 1000
-"""Characters that a render may produce in all, and further ones for each character of the conversation."""
+"""The largest number of characters that the operations of a render produce together.
+
+The limit is CHARACTERS + CHARACTERS_PER_CHARACTER * characters of the conversation.
+"""
 
 SECONDS = 5.0
-"""Processor time of a render, which usually takes milliseconds. Work that others give to the machine does not count."""
+"""The largest processor time of a render, in seconds. A render usually takes milliseconds.
+
+Only the processor time of the thread that renders is counted, and not the time of other work on the machine.
+"""
 
 MAX_INTEGER_BITS = 4096
 
 _STEPS_PER_CHECK = 50
-"""Steps between two looks at the clock."""
+"""The number of steps between two checks of the processor time."""
 
 _CHARACTERS_PER_NODE = 8
-"""Characters that a value in a list counts beside its text: quotes, commas, braces."""
+"""The characters that are counted for each value in a container, in addition to its text: quotes, commas, braces."""
 
 _WIDTH = re.compile(r"\d{4}|\*|\{[^{}]*\{")
-"""Widths in format strings that are large, or come from an argument."""
+"""Matches four digits (a large width), and an asterisk or a nested brace (a width that comes from an argument)."""
 
 
 class BudgetExceeded(Exception):
-    """A template computes too much."""
+    """A render of a template needs more steps, characters or time than its budget."""
 
 
 class Budget:
-    """What is left of the steps, characters and time of one render, for a conversation of ``size`` characters."""
+    """The remaining steps, characters and time of one render, for a conversation of ``size`` characters."""
 
     def __init__(self, size: int) -> None:
         self.limit_steps = STEPS + STEPS_PER_CHARACTER * size
@@ -45,7 +54,12 @@ class Budget:
         self._next_check = self._steps - _STEPS_PER_CHECK
 
     def spend(self, steps: int, characters: int = 0) -> None:
-        """Raise BudgetExceeded if there are not so many steps and characters left."""
+        """Subtract steps and characters from the budget.
+
+        Raises:
+            BudgetExceeded: the render has used more steps, characters or time than its budget. Steps and time are
+                checked after every ``_STEPS_PER_CHECK`` steps.
+        """
         self._steps -= steps
         self._characters -= characters
         if self._characters < 0:
@@ -61,16 +75,25 @@ class Budget:
             raise BudgetExceeded(f"it takes more than {SECONDS:g} s")
 
     def require(self, characters: int) -> None:
-        """Raise BudgetExceeded if an operation could produce more characters than are left."""
+        """Raise BudgetExceeded if fewer than ``characters`` characters are left. Nothing is subtracted."""
         if characters > self._characters:
             raise BudgetExceeded(f"it could produce {float(characters):.2g} characters at once")
 
     def nodes_of(self, value: Any) -> int:
-        """Return how many values a container holds, counting a part that occurs twice twice."""
+        """Return the number of values in a tree of containers.
+
+        A container that occurs at two places of the tree is counted twice. The count stops when it reaches
+        ``limit_steps``.
+        """
         return _traverse(value, self.limit_steps, characters=0)
 
     def allow_operation(self, operator: str, left: Any, right: Any) -> None:
-        """Raise BudgetExceeded if the operation produces too much, before it runs."""
+        """Spend the cost of an operation with two operands, before the operation runs.
+
+        Raises:
+            BudgetExceeded: the cost of the operation is larger than the remaining budget.
+            SecurityError: the operation formats a text with a large or computed width.
+        """
         if isinstance(left, int | float) and isinstance(right, int | float):
             self.spend(1)
             _require_small(operator, left, right)
@@ -90,7 +113,7 @@ class Budget:
 
 
 def _require_small(operator: str, left: float, right: float) -> None:
-    """Raise BudgetExceeded if the result is an integer with too many digits."""
+    """Raise BudgetExceeded if the result could be an integer with more than MAX_INTEGER_BITS bits."""
     if isinstance(left, int) and isinstance(right, int):
         bits = {"**": left.bit_length() * max(right, 0), "*": left.bit_length() + right.bit_length()}
         if bits.get(operator, 0) > MAX_INTEGER_BITS:
@@ -98,18 +121,25 @@ def _require_small(operator: str, left: float, right: float) -> None:
 
 
 def check_format(text: str) -> None:
-    """Raise SecurityError if a format string has large widths, or takes them from its arguments."""
+    """Raise SecurityError if a format string can have a large or computed width.
+
+    This is the case for any text with four digits in a row, with an asterisk, or with a brace inside braces.
+    """
     if _WIDTH.search(text):
         raise SecurityError("chat templates cannot use large or computed widths in formats")
 
 
 def size_of(value: Any, limit: int = 2**62) -> int:
-    """Return about how many characters writing out a value takes, or ``limit`` if it takes at least as many."""
+    """Return the length of a text, or about how many characters the text of another value has, at most ``limit``."""
     return len(value) if isinstance(value, str) else min(limit, _traverse(value, limit, _CHARACTERS_PER_NODE))
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in a tree of containers, or their characters, or something above ``limit``."""
+    """Return the number of values in a tree of containers, or about how many characters the text of the tree has.
+
+    Characters are counted if ``characters`` is not 0; then each value counts ``characters`` in addition to its text.
+    The count stops when it reaches ``limit``.
+    """
     total, waiting = 0, [value]
     while waiting and total < limit:
         item = waiting.pop()

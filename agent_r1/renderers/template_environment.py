@@ -1,7 +1,8 @@
-"""The environment that transformers gives to chat templates, with limits on what a template computes.
+"""The jinja2 environment that transformers gives to chat templates, with limits on the work of a template.
 
-Each loop, call, operator, filter and output spends some of a :class:`~agent_r1.renderers.template_budget.Budget`,
-before it allocates anything. What jinja2 has no hook for is counted by filters that are put into the syntax tree.
+Each loop, call, operator, filter and output spends a part of a :class:`~agent_r1.renderers.template_budget.Budget`
+before it runs. For loops, literals and other operations without a hook in jinja2, this module adds filters to the
+syntax tree of the template. The filters count these operations.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from jinja2.utils import Namespace, pass_context
 from agent_r1.renderers.template_budget import Budget, check_format, size_of
 
 _REMOVED_FILTERS = ("random", "striptags", "urlize", "wordwrap", "xmlattr")
-"""Filters for web pages, whose cost is not linear, and a random one."""
+"""Removed filters: a random filter, and filters for web pages, whose cost is not linear in the length of a text."""
 
 _NODES_PER_STEP = 8
-"""Nodes of the syntax tree that count as one step when the loop or macro around them runs."""
+"""The number of nodes of the syntax tree that count as one step when a loop or macro with these nodes runs."""
 
 _CHARACTERS_PER_STEP = 64
-"""Characters of a text that count as one step when it is searched or split."""
+"""The number of characters that count as one step when a text is searched or split."""
 
 # fmt: off
 _LINEAR = frozenset({
@@ -41,14 +42,14 @@ _LINEAR = frozenset({
     "string", "strip", "swapcase", "title", "trim", "truncate", "unique", "upper", "values", "wordcount",
 })
 # fmt: on
-"""Filters and methods whose result is not longer than their arguments together."""
+"""Filters and methods whose result is not longer than all arguments together."""
 
 _STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace", "pprint"})
-"""Filters and methods that write out all that their arguments contain."""
+"""Filters and methods whose result is a text with all values that their arguments contain."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that transformers gives to chat templates, in which all work is counted."""
+    """The jinja2 environment that transformers gives to chat templates. All work of a template is counted."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -60,7 +61,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             finalize=_output,
             extensions=[_Generation, loopcontrols],
         )
-        self._state = local()  # a renderer may be used by several threads
+        self._state = local()  # several threads can use one renderer
         self.macro_steps = 1
         self.filters = {name: self._counted(name, f) for name, f in self.filters.items()}
         for name in _REMOVED_FILTERS:
@@ -93,7 +94,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, macro or method of a template."""
+        """Call a function, macro or method for a template, and spend the cost of the call and of its result."""
         budget = __self.budget
         budget.spend(__self.macro_steps if isinstance(__obj, Macro) else 1)
         if isinstance(__obj, LoopContext) and args:
@@ -108,7 +109,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return a replacement for ``str.format`` that allows no large widths."""
+        """Return a replacement for the method ``format`` of a text, or None if ``value`` is not such a method.
+
+        The replacement raises SecurityError if the format string has a large or computed width, or if ``value`` is the
+        method ``format_map``.
+        """
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -123,7 +128,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return format_text
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that first checks whether its result can become too large."""
+        """Return a filter that calls ``function`` if the budget allows the call, and spends the size of the result."""
 
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
 
@@ -145,7 +150,15 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _allow_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise BudgetExceeded if a filter or method could produce too much, before it runs."""
+    """Spend the cost of a call of the filter or method ``name``, before the call runs.
+
+    ``value`` is the value that is filtered, or the object of the method.
+
+    Raises:
+        BudgetExceeded: the call costs more than the remaining budget, or its result could have more characters or
+            items than the budget has characters.
+        SecurityError: chat templates are not allowed to use this method, format string or argument.
+    """
     if name in ("translate", "maketrans"):
         raise SecurityError(f"chat templates cannot use {name}")
     if name == "format" and isinstance(value, str):
@@ -166,13 +179,13 @@ def _allow_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kw
 
 
 def _steps_through(value: Any) -> int:
-    """Return the steps that one pass over a value counts."""
+    """Return the cost of one pass over a value, in steps."""
     length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
     return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
 
 
 def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
-    """Yield the numbers and texts among arguments, and in lists of them."""
+    """Yield the numbers and texts in a value and in its tuples. Lists and dictionaries inside the value are skipped."""
     if isinstance(value, int | float | str):
         yield value
     elif isinstance(value, list | tuple | dict):
@@ -181,14 +194,14 @@ def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
                 yield from _numbers_and_texts(item)
 
 
-# ---- what is put into the syntax tree of a template
+# ---- filters that are added to the syntax tree of a template
 
 _LOOP, _CONCAT, _CONTAINER, _TEXT = "agent_r1_loop", "agent_r1_concat", "agent_r1_container", "agent_r1_text"
 _SCANNED = "agent_r1_scanned"
 
 
 class _CountedIterable:
-    """An iterable that spends steps for each item; it has a length if the iterable has one."""
+    """An iterable that spends ``steps`` for each item. ``len`` works if the wrapped iterable has a length."""
 
     def __init__(self, iterable: Any, budget: Budget, steps: int) -> None:
         self._iterable, self._budget, self._steps = iterable, budget, steps
@@ -204,13 +217,13 @@ class _CountedIterable:
 
 @pass_context
 def _count_iterations(context: Any, iterable: Any, steps: int) -> _CountedIterable:
-    iter(iterable)  # what cannot be iterated fails as it does in a loop
+    iter(iterable)  # raises TypeError for a value that is not iterable, as a loop without a count does
     return _CountedIterable(iterable, context.environment.budget, steps)
 
 
 @pass_context
 def _concat(context: Any, values: list[Any]) -> str:
-    """Return what the operator ``~`` returns."""
+    """Return the concatenation of values as one text, as the operator ``~`` does, and spend its size."""
     budget = context.environment.budget
     budget.spend(1, size_of(values, budget.limit_characters))
     return "".join(map(str, values))
@@ -218,7 +231,10 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return a list or dictionary that a template wrote, whose size as a tree is spent: it may repeat its parts."""
+    """Return a list, tuple or dictionary that is a literal in a template, and spend its size.
+
+    The size is the number of values in the tree. A part that occurs twice is counted twice.
+    """
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
     return value
@@ -226,14 +242,14 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return a value that is searched or sliced."""
+    """Return a value that is searched or sliced, and spend the cost of one pass over the value."""
     context.environment.budget.spend(_steps_through(value), len(value) if isinstance(value, str) else 0)
     return value
 
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return the text that a template outputs for a value."""
+    """Return the text that a template writes for a value, and spend its size."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)
@@ -244,7 +260,10 @@ def _steps_of(node: nodes.Node) -> int:
 
 
 def _count_in(node: nodes.Node) -> None:
-    """Put counting filters around the iterables, concatenations, containers and texts below a node."""
+    """Add counting filters to the part of the syntax tree below a node.
+
+    The filters count loops, concatenations, literals, texts, slices and the operators ``in`` and ``not in``.
+    """
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
             _count_in(value)
@@ -263,7 +282,7 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return the node with a counting filter around it if it needs one."""
+    """Return a filter that counts the node if the node is a concatenation, a text or a literal, else the node."""
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
     if isinstance(node, nodes.TemplateData):
@@ -277,11 +296,11 @@ def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
-# ---- what transformers gives to templates
+# ---- functions and blocks that transformers gives to templates
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which marks the assistant's text for training, and renders its content."""
+    """The block ``{% generation %}``, with which templates mark the assistant's text. Only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -291,7 +310,7 @@ class _Generation(Extension):
 
 
 class _TemplateDict:
-    """The function ``dict`` of templates, without the attributes of the type."""
+    """The function ``dict`` of templates. Templates cannot reach other attributes of the type ``dict`` with it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -301,9 +320,9 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """A namespace without names that begin with an underscore."""
+    """A namespace of a template. Names that begin with an underscore raise SecurityError."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that a template may use the name self
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no parameter is named self, so a template can use this name
         self, *rest = args
         values = dict(*rest, **kwargs)
         for name in values:
@@ -339,7 +358,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without the escapes for web pages that jinja2's filter adds."""
+    """Return a value as JSON. The filter of jinja2 also adds escapes for web pages, and this filter does not."""
     budget = context.environment.budget
     width = indent if isinstance(indent, int) else len(indent or "")
     budget.spend(1, size_of(value, budget.limit_characters) * (1 + max(0, width)))

@@ -1,8 +1,8 @@
-"""A renderer for any chat template: it learns how the template behaves by rendering probes.
+"""A renderer for any chat template. The renderer renders probes to find out how the template behaves.
 
 Sampled tokens are never tokenized again. The tokens between two actions (the end of a turn, tool results, the header
 of the next turn) are the difference between two renders of the template. If a template changes earlier text (for
-example, it drops earlier reasoning), there is no such difference and the turn starts a new branch.
+example, if the template drops earlier reasoning), the difference does not exist, and the turn starts a new branch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """What a template does with a message that follows an action, and the reason."""
+    """The behavior of a template when a message follows an action.
+
+    Attributes:
+        kind: "append" if the next render starts with the previous prompt; "rewrite" if the next render changes earlier
+            text; "unsupported" if the template cannot render the messages, or the calls that it writes cannot be read.
+        reason: an explanation of ``kind`` for users.
+    """
 
     kind: Literal["append", "rewrite", "unsupported"]
     reason: str
@@ -48,9 +54,14 @@ class TemplateBehavior:
 class TemplateRenderer:
     """Implements :class:`~agent_r1.renderers.protocol.Renderer` for a tokenizer's chat template and a tool format.
 
-    ``stop_token_ids`` adds to the tokens that end an action: those that the template writes after an answer and after
-    a call (mostly the same token), and the tokenizer's end of sequence. Raises UnsupportedChat if the tokenizer has no
-    template or no token ends a turn.
+    Args:
+        tokenizer: the tokenizer, with its chat template.
+        tool_format: parses tool calls, and converts messages for the template. The default is Hermes.
+        stop_token_ids: additional tokens that end an action. An action always ends with the tokens that the template
+            writes after an answer and after a call, and with the end-of-sequence token of the tokenizer.
+
+    Raises:
+        UnsupportedChat: the tokenizer has no chat template, or the template writes no special token after a turn.
     """
 
     def __init__(
@@ -74,7 +85,7 @@ class TemplateRenderer:
             (question,), (PROBE_TOOL,), add_generation_prompt=True
         )
         self._turn_ends = self._find_turn_ends()
-        # the plain template writes no token after an action, only an empty line
+        # inside a conversation, the plain template writes an empty line after an action, and no token
         self._breaks = (*self._turn_ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
         with_reasoning = Message.assistant("a", (), MARKER)
         self._renders_reasoning = MARKER in self.render_text((question, with_reasoning))
@@ -87,9 +98,9 @@ class TemplateRenderer:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an action."""
+        """The tokens that end an action. The first token is the end token that the template writes."""
         written = [self._special[text] for text in self._turn_ends]
-        # models also end with tokens that no template writes: base models with eos, Llama its calls with eom
+        # some models end actions with a token that no template writes: base models with eos, Llama calls with eom
         others = [*self._extra_stop_ids, self.tokenizer.eos_token_id, self._special.get("<|eom_id|>")]
         return tuple(dict.fromkeys([*written, *(index for index in others if index is not None)]))
 
@@ -99,7 +110,7 @@ class TemplateRenderer:
         return self.stop_token_ids[0]
 
     def stop_condition(self, tools: Tools) -> StopCondition | None:
-        """Return the condition by which text ends an action, or None if only tokens do."""
+        """Return the condition under which a text ends an action. Return None if only end tokens end an action."""
         strings = self.tool_format.stop_strings(tools)
         if not strings:
             return None
@@ -119,14 +130,19 @@ class TemplateRenderer:
         return self.tool_format.is_complete(text, tools)
 
     def render(self, messages: Messages, tools: Tools = ()) -> RenderedPrompt:
-        """Return the prompt for the assistant's next message. Raises UnsupportedChat if it cannot be rendered."""
+        """Return the prompt for the assistant's next message.
+
+        Raises:
+            UnsupportedChat: the conversation cannot be rendered.
+        """
         prompt: RenderedPrompt = self._to_prompt(self.render_text(messages, tools, add_generation_prompt=True))
         return prompt
 
     def render_text(self, messages: Messages, tools: Tools = (), *, add_generation_prompt: bool = False) -> str:
-        """Return the template's text; ``add_generation_prompt`` adds the header after which the assistant writes.
+        """Return the text that the template writes for a conversation.
 
-        A system message describes the tools if the template does not.
+        With ``add_generation_prompt``, the text ends with the header of the assistant's next message. If the template
+        does not describe the tools, a system message with the tool instructions of the format is added.
         """
         shown = tuple(break_tokens_in_tool(tool, self._special) for tool in tools)
         instruction = self.tool_format.tool_instructions(shown) if tools and not self._renders_tools else None
@@ -148,9 +164,10 @@ class TemplateRenderer:
         return apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
 
     def _break_special_tokens(self, message: Message) -> Message:
-        """Return the message with special tokens in user and tool text broken by a space.
+        """Return the message. In a user or tool message, each special token is broken by a space.
 
-        Without this, a retrieved page could end its own turn, or a tool could end its result.
+        In a tool message, the tags around tool results are broken too. Otherwise the text of a retrieved page could end
+        the turn or the tool result that contains the page.
         """
         if message.role not in ("user", "tool"):
             return message
@@ -159,13 +176,14 @@ class TemplateRenderer:
         return message if text == message.text else replace(message, parts=(Text(text),))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a rendered text; special tokens in it become their ids.
+        """Return the tokens of a rendered text. The name of a special token becomes the id of the special token.
 
-        Raises UnsupportedChat if the tokenizer has no tokens for a part of the text.
+        Raises:
+            UnsupportedChat: the tokenizer cannot encode a part of the text.
         """
         try:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
-        except Exception as error:  # the tokenizers library raises the bare type
+        except Exception as error:  # the tokenizers library raises Exception itself
             reason = " ".join(str(error).split())[:200]
             problem = f"the tokenizer cannot encode a conversation: {reason}"
             raise UnsupportedChat(f"{problem}; give it an unknown token that is in its vocabulary") from error
@@ -181,11 +199,11 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt that follows an action, or None if the template changes earlier text.
+        """Return the prompt after an action and its observation, or None if the template changes earlier text.
 
-        If the action was cut off, its end token is part of the returned tokens: the policy did not choose it. If the
-        action ended with a token that the template does not write there, the result is None. The bridge begins after
-        all text of the last sampled token, which may hold more than the end of the action.
+        The returned tokens follow the last sampled token. They begin with the end token of the turn if the policy did
+        not sample an end token. If the policy sampled an end token that the template does not write at this place,
+        return None. Text that the last sampled token holds beyond the end of the action is not in the returned tokens.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
@@ -203,16 +221,21 @@ class TemplateRenderer:
         return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return the action's text if the template writes it the same way: the whole, or up to the format's end."""
+        """Return the sampled text of the action if the template writes the same text in ``rest``, or None.
+
+        ``rest`` is the rendered conversation after the prompt. The sampled text is compared as a whole, and then up to
+        the place at which the tool format ends the action.
+        """
         if self._is_written(text, rest):
             return text
         complete = text[: self._text_end(ids, tools)]
         return complete if self._is_written(complete, rest) else None
 
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
-        """Return the template's own wording of an action that the policy worded differently.
+        """Return the text that the template writes for an action that the policy wrote with another text.
 
-        None if the wording depends on what follows: keeping the sampled tokens would then not be the same state.
+        Return None if the template's text of the action depends on the messages after the action, or if the template
+        changes the prompt. In both cases, the next prompt is not the continuation of the sampled tokens.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)
@@ -221,16 +244,16 @@ class TemplateRenderer:
         return wording if alone.startswith(prompt.text) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Whether the template writes this wording, and ends the turn after it."""
+        """Return whether ``rest`` begins with ``wording``, followed by the end of a turn."""
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: Tools = ()) -> Action:
-        """Return the message that sampled tokens form; the end token is not part of its text.
+        """Return the action that sampled tokens form. The end token is not part of the action's text.
 
-        A call that cannot be read stays a ``ToolCall`` with its ``error``. The message then keeps the whole text as
-        content, so that rendering the conversation loses nothing that the policy wrote.
+        A call that cannot be read becomes a ``ToolCall`` with an ``error``. Then the content of the message is the
+        whole text of the action, so that the next render contains all text that the policy wrote.
         """
         return self._parse(action_ids, turn, tools, self._opens_reasoning)
 
@@ -247,18 +270,19 @@ class TemplateRenderer:
         return Action(Message.assistant(output.content, calls, reasoning), text)
 
     def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
-        """Return, for each call of an action, the index in ``action_ids`` of the token that completes it.
+        """Return the index in ``action_ids`` of the token that completes the call, for each call of an action.
 
-        The index is found by decoding prefixes of the sampled tokens. A character whose bytes are spread over several
-        tokens is complete with the last of them; before that the text ends in replacement characters.
+        Prefixes of the sampled tokens are decoded to find the index. If the bytes of a character belong to several
+        tokens, the last of these tokens completes the character.
         """
         start, output = self._parse_output(action_ids, tools)
         return self._token_indices(action_ids, [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
-        """Return how many of the sampled tokens belong to the action: all, unless a format ended it by text before.
+        """Return how many of the first sampled tokens belong to the action.
 
-        Dropping the tokens after that end does not change the probabilities of the tokens before it.
+        All tokens belong to the action, except tokens after a text by which the format ends the action. The caller can
+        drop such tokens, because the probabilities of the tokens before them do not depend on them.
         """
         end = self._text_end(sampled_ids, tools)
         if end is None:
@@ -267,29 +291,38 @@ class TemplateRenderer:
         return len(sampled_ids) if count == len(self._without_end(sampled_ids)) else count
 
     def spoken_text(self, action: Action, tools: Tools) -> str:
-        """Return the text of an action without its reasoning and calls, even if the template renders no reasoning."""
+        """Return the text of an action without its reasoning and its calls.
+
+        The reasoning is also removed if the template does not render reasoning.
+        """
         _, text = self.tool_format.split_reasoning(action.text, self._opens_reasoning)
         return self.tool_format.parse(text, tools).content.strip()
 
     def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
-        """Return the number of characters of an action that the format ends by text; None if it does not."""
+        """Return the index of the character at which the format ends the action.
+
+        Return None if the action does not end by text.
+        """
         start, output = self._parse_output(action_ids, tools)
         return None if output.end is None else start + output.end
 
     def _parse_output(self, action_ids: tuple[int, ...], tools: Tools) -> tuple[int, ParsedOutput]:
-        """Return the number of characters of the reasoning, and the parsed text that follows it."""
+        """Return the number of characters of the reasoning, and the parsed text after the reasoning."""
         text = self._decode(self._without_end(action_ids))
         _, rest = self._split_reasoning(text, self._opens_reasoning)
         return len(text) - len(rest), self.tool_format.parse(rest, tools)
 
     def _token_indices(self, action_ids: tuple[int, ...], ends: Iterable[int]) -> tuple[int, ...]:
-        """Return the index of the token that completes the first ``end`` characters, for each end."""
+        """Return the index of the token that completes the first ``end`` characters, for each ``end`` of ``ends``."""
         ids = self._without_end(action_ids)
         total = len(self._decode(ids))
 
         @cache
         def num_characters(index: int) -> int:
-            """Return how many characters are complete after the token at ``index``."""
+            """Return how many characters are complete after the token at ``index``.
+
+            A character whose last bytes are missing is decoded as replacement characters at the end of the text.
+            """
             return len(self._decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
 
         return tuple(bisect_left(range(len(ids)), end, key=num_characters) for end in ends)
@@ -301,13 +334,22 @@ class TemplateRenderer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Return (reasoning, rest). Reasoning is split off only if the template can render it again, or opened it."""
+        """Return (reasoning, rest), or (None, text) if reasoning is part of the text.
+
+        The reasoning is separated if the template renders reasoning, or if the prompt ended inside the reasoning.
+        """
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
     # ---- learning what the template does
 
     def _find_turn_ends(self) -> tuple[str, ...]:
-        """Return the special tokens that the template writes after an answer, and after a call if it differs."""
+        """Return the special tokens that the template writes after an answer and after a call.
+
+        If both are the same token, the token is returned once.
+
+        Raises:
+            UnsupportedChat: the template writes no special token after an answer.
+        """
         question, answer = Message.user("question"), Message.assistant(MARKER)
         end = token_at_end(self._after_marker((question, answer), ()), self._special)
         if end is None:
@@ -321,7 +363,10 @@ class TemplateRenderer:
         return tuple(dict.fromkeys(filter(None, (end, self._find_call_end()))))
 
     def _find_call_end(self) -> str | None:
-        """Return the special token that follows a call; None if calls cannot be rendered."""
+        """Return the special token that the template writes after a call.
+
+        Return None if the template cannot render calls or writes no special token after them.
+        """
         messages = (Message.user("question"), probe_call(MARKER))
         try:
             alone = self._after_marker(messages, (PROBE_TOOL,))
@@ -334,7 +379,10 @@ class TemplateRenderer:
         return first_token_in(followed.removeprefix(alone.rstrip()), self._special)
 
     def _find_result_tags(self) -> tuple[str, ...]:
-        """Return the tags, not special tokens, between which the template writes a tool's result."""
+        """Return the opening and closing tag between which the template writes a tool result, or () if there are none.
+
+        The tags are text in angle brackets, such as ``<tool_response>``, and need not be special tokens.
+        """
         messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
         try:
             text = self.render_text(messages, (PROBE_TOOL,))
@@ -347,7 +395,12 @@ class TemplateRenderer:
         return self.render_text(messages, tools, add_generation_prompt=add_generation_prompt).rpartition(MARKER)[2]
 
     def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
-        """Return what the template does if a tool's result, or a user's message, follows an action."""
+        """Return the behavior of the template when a message follows an action.
+
+        Args:
+            boundary: "tool" if the message is a tool result, "user" if the message is a user's message.
+            thinking: whether the action has reasoning.
+        """
         try:
             return self._probe_behavior(boundary, thinking)
         except UnsupportedChat as error:
@@ -376,7 +429,11 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of the probe as the template words it; None if parsing them does not give the probe."""
+        """Return the tokens of the action that the template writes in ``text`` after ``prompt``.
+
+        Return None if the tokens cannot be parsed to the message ``probe``, or if ``text`` does not begin with the
+        prompt (with or without an opened reasoning).
+        """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)
         if not text.startswith(opening):
