@@ -1,4 +1,4 @@
-"""Adapters for environments of other projects. Each imports its package only when it is used."""
+"""Adapters for environments of other projects. An adapter imports its package when the adapter is first used."""
 
 from agent_r1.envs.adapters.games import episode_return
 from agent_r1.envs.adapters.gymnasium import Gymnasium

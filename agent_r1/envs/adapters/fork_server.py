@@ -2,9 +2,13 @@
 
     python -m agent_r1.envs.adapters.fork_server FD MODULE
 
-imports MODULE once and then executes the requests on its control socket: ``{"fork": true}`` with an attached socket
-forks a process that serves an object over that socket, ``{"kill": pid}`` kills one. When the control socket closes,
-because the parent process ended in any way, all of them are killed. The server has one thread, so that forking is safe.
+This command imports MODULE once and then executes the requests that arrive on the control socket FD:
+
+- ``{"fork": true}`` with an attached socket forks a worker process, which serves an object over the attached socket.
+- ``{"kill": pid}`` kills the worker process ``pid``.
+
+The control socket closes when the parent process ends in any way. All worker processes are then killed. The server has
+only one thread, because forking a process with several threads is not safe.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ def main(descriptor: int, module: str) -> None:
 
 
 def _import(module: str) -> str | None:
-    """Import the module. Return the error, or None if there is none."""
+    """Import the module. Return the error as text, or None if there is no error."""
     try:
         importlib.import_module(module)
     except BaseException as error:
@@ -58,7 +62,7 @@ def _import(module: str) -> str | None:
 
 
 def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next request and the file descriptors sent with it, or None if the socket was closed."""
+    """Return the next request and its attached file descriptors, or None if the control socket is closed."""
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     return (json.loads(message), descriptors) if message else None
 
@@ -69,7 +73,7 @@ def _fork(control: socket.socket, descriptors: list[int], children: set[int]) ->
         children.add(pid)
         return pid
     try:
-        os.setsid()  # a process group of its own, so that its children are killed with it
+        os.setsid()  # a new process group, so that the children of the worker process are killed with it
         control.close()
         _serve(socket.socket(fileno=descriptors[0]))
     finally:
@@ -77,24 +81,27 @@ def _fork(control: socket.socket, descriptors: list[int], children: set[int]) ->
 
 
 def _kill(pid: int, children: set[int]) -> None:
-    """Kill a child and the processes it started. It was not reaped before, so its id cannot have been reused."""
+    """Kill a child and the processes that it started. An id that is not in ``children`` is ignored.
+
+    A child in ``children`` was not reaped yet, so the system cannot have given its id to another process.
+    """
     if pid in children:
         children.discard(pid)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # it may not have created its process group yet
+            os.kill(pid, signal.SIGKILL)  # for a child that has not created its process group yet
         os.waitpid(pid, 0)
 
 
 def _reap_ended(children: set[int]) -> None:
-    """Reap the children that ended, and kill the processes they started."""
+    """Reap the children that have ended, and kill the processes that they started."""
     while children and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         _kill(ended.si_pid, children)
 
 
 def _serve(connection: socket.socket) -> None:
-    """Create the object that the first request names, then call its methods until the connection closes."""
+    """Create the object that the first request names, then call its methods until the connection is closed."""
     instance: Any = None
     while (request := _receive(connection)) is not None:
         try:
@@ -110,7 +117,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def import_attribute(name: str) -> Any:
-    """Return the object that ``module:attribute`` names.
+    """Return the object with the name ``module:attribute``.
 
     Example:
         >>> import_attribute("math:sqrt")(9.0)
@@ -136,7 +143,7 @@ def _receive(connection: socket.socket) -> Any:
 
 
 def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Return ``count`` bytes, or b"" if the connection closes before."""
+    """Return ``count`` bytes, or b"" if the connection closes before all bytes have arrived."""
     data = b""
     while len(data) < count:
         more = connection.recv(count - len(data))

@@ -1,4 +1,7 @@
-"""Episodes in which the policy writes text, and a game in a process of its own answers with text and a reward."""
+"""Episodes in which the policy plays a game in text.
+
+The game runs in a process of its own and returns text and rewards.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from agent_r1.envs.adapters.processes import WorkerProcess, start_process, unwra
 from agent_r1.tools.tool_errors import ToolErrorKind, truncate_output
 
 MAX_TEXT = 8000
-"""The number of characters that a policy sees of one observation."""
+"""The largest number of characters that a policy sees of one observation."""
 
 CLOSE_SECONDS = 2.0
-"""The time that a game has to close before its process is killed, in seconds."""
+"""The time limit for closing a game, in seconds. The process of the game is killed afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,10 @@ class Observation:
     """The outcome of an action in a game.
 
     Attributes:
-        text: what the policy sees.
+        text: the text that the policy sees.
         reward: the reward of the action.
-        end: None if the game continues.
-        valid: False if the text of the policy was not an action; the state of the game is then unchanged.
+        end: how the game ended; None if the game continues.
+        valid: False if the text of the policy was not an action. The state of the game is then unchanged.
 
     Example:
         Observation("The target number is higher.", reward=0.0)
@@ -42,10 +45,15 @@ class Observation:
 
 
 class Game(Protocol):
-    """A game, written in blocking Python, that runs in a worker process."""
+    """A game, written in blocking Python. It runs in a worker process."""
 
     def open(self, seed: int, attempt_seed: int) -> Observation:
-        """Return the first observation. ``seed`` determines the task, ``attempt_seed`` the draws of this attempt."""
+        """Start the game and return the first observation.
+
+        Args:
+            seed: determines the task.
+            attempt_seed: determines the random draws of this attempt.
+        """
         ...
 
     def step(self, text: str) -> Observation: ...
@@ -55,16 +63,16 @@ class Game(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GameEnv:
-    """An environment whose episodes are games, each in its own process.
+    """An environment whose episodes are games. Each game runs in a process of its own.
 
-    All attempts at a task start from the seed in its ``data["seed"]``; if there is none, attempts differ. A game that
-    raises, crashes or exceeds the time limit of an action fails its own episode only. After ``max_turns`` actions the
-    episode is truncated.
+    All attempts at a task start from the seed in the task's ``data["seed"]``. If the task has no seed, each attempt
+    uses its own seed. If a game raises, crashes or exceeds the time limit of an action, only its own episode fails.
+    After ``max_turns`` actions the episode is truncated.
 
     Attributes:
         package: a module that is imported once, before the processes are forked.
         game: ``module:class`` of a :class:`Game`.
-        keywords: the keyword arguments of the class, JSON values.
+        keywords: the keyword arguments of the class, as JSON values.
         max_turns: the largest number of actions per episode.
         timeout: the time limit of an action in seconds.
     """
@@ -77,7 +85,7 @@ class GameEnv:
     tools: tuple[ToolSpec, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> GameEpisode:
-        """Start a game. Raises AgentR1Error if that fails."""
+        """Start a game and return the episode. Raise AgentR1Error if the game cannot be started."""
         process = await start_process(self.package, self.game, self.keywords, self.timeout)
         episode = GameEpisode(self, process, ())
         try:
@@ -92,7 +100,7 @@ class GameEnv:
 
 @dataclass(slots=True)
 class GameEpisode:
-    """One attempt in a game. ``num_actions`` is the number of actions so far."""
+    """One attempt at a game. ``num_actions`` is the number of actions so far."""
 
     env: GameEnv
     process: WorkerProcess
@@ -116,9 +124,10 @@ class GameEpisode:
 
 
 def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
-    """Return the task's messages and the first observation, which is joined with a user message that comes last.
+    """Return the task's messages with the first observation, as the opening messages of an episode.
 
-    Some chat templates reject two user messages in a row.
+    If the last message of the task is a user message, the observation is added to this message, because some chat
+    templates reject two user messages in a row. Otherwise the observation becomes a user message of its own.
     """
     observation = _truncate(observation)
     if task.messages and task.messages[-1].role == "user":
@@ -128,7 +137,10 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 
 
 def to_transition(observation: Observation) -> Transition:
-    """Return the observation as a user message. Its reward is in ``results``, for :func:`episode_return`."""
+    """Return the transition to an observation. The observation becomes a user message if the game continues.
+
+    The reward of the observation is in ``results``, for :func:`episode_return`.
+    """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS
     result = ToolResult((text,), ok=observation.valid, error=error, data=observation.reward)
@@ -142,9 +154,9 @@ def _truncate(text: str) -> str:
 
 
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
-    """Return tasks that differ in the seed of their game: ``train`` of the split train, ``test`` of the split test.
+    """Return ``train`` tasks of the split train and ``test`` tasks of the split test. The seeds of their games differ.
 
-    The ranges of different ``seed`` values do not overlap.
+    Two calls with different values of ``seed`` have no task in common, if neither returns more than 1,000,003 tasks.
     """
     first = seed * 1_000_003
     return [
@@ -154,5 +166,5 @@ def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int
 
 
 def episode_return(trajectory: Trajectory, task: Task) -> tuple[float, ...]:
-    """Return the environment's reward of each turn. Their sum is the return of the episode."""
+    """Return the environment's reward of each turn. The sum of the rewards is the return of the episode."""
     return tuple(float(sum(result.data for result in turn.results)) for turn in trajectory.turns)

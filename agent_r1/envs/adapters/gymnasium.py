@@ -1,4 +1,4 @@
-"""Environments of Gymnasium (https://gymnasium.farama.org) with text observations and actions."""
+"""Environments of Gymnasium (https://gymnasium.farama.org) with observations and actions as text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks
 
 
 class Gymnasium:
-    """An environment of Gymnasium in text.
+    """An environment of Gymnasium as text, with a ``Discrete`` or ``Text`` action space.
 
-    The action space is ``Discrete``, with actions given by name or number, or ``Text``. A text observation is passed on
-    as it is; with ``render_mode="ansi"`` the rendered environment is shown; any other observation is shown as JSON.
-    Text that is not an action gets an explanation and costs a turn; the environment does not see it.
+    The policy gives a ``Discrete`` action by its name or its number, counted from 0. The policy sees a text observation
+    without a change. With ``render_mode="ansi"`` it sees the rendered environment instead of an observation that is not
+    text. Without this mode, it sees such an observation as JSON. If the policy's text is not an action, the policy
+    receives an explanation. The environment does not see this text, but the turn counts.
 
     Args:
-        name: the name for ``gymnasium.make``; ``module:Name-v0`` imports the module first.
-        actions: names for the numbers of a ``Discrete`` action space, in order.
+        name: the name for ``gymnasium.make``. With ``module:Name-v0``, the module is imported first.
+        actions: names for the actions of a ``Discrete`` action space, in the order of their numbers.
         options: arguments for ``gymnasium.make`` and the environment, e.g. ``{"render_mode": "ansi"}``.
-        max_turns: the largest number of actions per episode, if the environment itself allows more.
+        max_turns: the largest number of actions per episode. The environment can end the episode earlier.
         timeout: the time limit of an action in seconds.
 
     Raises:
-        InvalidInput: if gymnasium is not installed, the environment does not exist, or its actions are not text.
+        InvalidInput: if gymnasium is not installed, the environment does not exist, its action space is neither
+            ``Discrete`` nor ``Text``, or ``actions`` does not fit the action space.
     """
 
     def __init__(
@@ -43,20 +45,21 @@ class Gymnasium:
     ) -> None:
         self.name, self.actions = name, tuple(actions)
         keywords = {"name": name, "actions": list(actions), "options": dict(options or {})}
-        GymnasiumGame(name, actions, options or {}).close()  # raises InvalidInput now, not in the middle of a run
+        GymnasiumGame(name, actions, options or {}).close()  # so that InvalidInput is raised before the run
         self.env = GameEnv("gymnasium", f"{__name__}:GymnasiumGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks with different seeds: ``train`` of the split train, ``test`` of the split test.
+        """Return ``train`` tasks of the split train and ``test`` tasks of the split test, with different seeds.
 
-        ``instruction`` opens each episode; if it is empty, the names of the actions are listed instead.
+        ``instruction`` is the first message of each episode. If it is empty, the first message lists the names of the
+        actions.
         """
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)
 
 
 class GymnasiumGame:
-    """One environment of Gymnasium, in a worker process."""
+    """One environment of Gymnasium, inside a worker process."""
 
     def __init__(self, name: str, actions: Sequence[str], options: Mapping[str, Any]) -> None:
         self._gymnasium = import_extra("gymnasium", extra="gymnasium")
@@ -86,13 +89,13 @@ class GymnasiumGame:
             return Observation(f"{text.strip()[:100]!r} is no action. {expected}", valid=False)
         observation, reward, terminated, truncated, _ = self._env.step(action)
         end = "terminal" if terminated else "truncated" if truncated else None
-        return Observation(self._to_text(observation), float(reward), end)  # type: ignore[arg-type]  # the three above
+        return Observation(self._to_text(observation), float(reward), end)  # type: ignore[arg-type]  # one of three values
 
     def close(self) -> None:
         self._env.close()
 
     def _parse_action(self, text: str) -> Any:
-        """Return the action that the text names, or None."""
+        """Return the action for the text of the policy, or None if the text is not an action."""
         space = self._env.action_space
         if isinstance(space, self._gymnasium.spaces.Text):
             return text if space.contains(text) else None
@@ -106,11 +109,11 @@ class GymnasiumGame:
             return observation
         if self._env.render_mode == "ansi":
             return _mark_colors(str(self._env.render()))
-        return json.dumps(observation, default=lambda array: array.tolist())  # arrays and numbers of numpy
+        return json.dumps(observation, default=lambda array: array.tolist())  # for arrays and numbers of numpy
 
 
 def _mark_colors(drawing: str) -> str:
-    """Return a drawing for terminals as plain text, with colored characters in brackets.
+    """Return a drawing for terminals as plain text. Each colored part is put in brackets.
 
     Example:
         >>> _mark_colors("SF\\x1b[41mF\\x1b[0mG")

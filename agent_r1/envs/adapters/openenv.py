@@ -1,4 +1,4 @@
-"""Environments behind OpenEnv servers (https://github.com/meta-pytorch/OpenEnv), with one session per episode."""
+"""Environments on OpenEnv servers (https://github.com/meta-pytorch/OpenEnv), with one session per episode."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.envs.adapters.games import Observation, add_observation, seeded_tasks, to_transition
 
 CLOSE_SECONDS = 2.0
-"""The time limit for ending a session, in seconds. After that the connection is dropped."""
+"""The time limit for ending a session, in seconds. The connection is abandoned afterwards."""
 
 RETRY_SECONDS = 0.1
 """The time between two attempts to get a session, in seconds."""
 
-_FULL = "CAPACITY_REACHED"  # the server's error code if all its sessions are taken
+_FULL = "CAPACITY_REACHED"  # the server's error code if all its sessions are in use
 _INVALID = "VALIDATION_ERROR"  # the server's error code for an invalid action
 
 
 def as_text(observation: Mapping[str, Any]) -> str:
-    """Return the text of an observation with a single text field, and any other observation as JSON.
+    """Return the text of an observation.
+
+    If the observation has a single field with text, the result is this text. Any other observation is returned as JSON.
 
     Example:
         >>> as_text({"echo": "hello"}), as_text({"x": 1, "y": 2})
@@ -42,17 +44,18 @@ def as_text(observation: Mapping[str, Any]) -> str:
 class OpenEnv:
     """The environment of an OpenEnv server.
 
-    The server's environment is reset with the seed in the task's ``data["seed"]`` (or the attempt's seed, if there is
-    none) and with the mapping ``data["reset"]``. An action that the server rejects, or for which ``action`` raises
-    ValueError, gets an explanation and costs a turn. If the server fails or times out, that episode fails.
+    The server's environment is reset with the seed in the task's ``data["seed"]``, or with the seed of the attempt if
+    the task has no seed. The mapping ``data["reset"]`` contains further arguments of the reset. An action is not valid
+    if the server rejects the action or ``action`` raises ValueError. The policy then receives an explanation, and the
+    turn counts. If the server fails or times out, the episode fails.
 
     Args:
         url: the address of the server, e.g. ``http://127.0.0.1:8000``.
         action: converts the text of the policy to the server's action, as JSON.
         show: converts an observation to the text that the policy sees.
-        sessions: the number of concurrent episodes, at most what the server allows (``max_concurrent_envs``, 1 by
-            default). Further episodes wait.
-        max_turns: the largest number of actions per episode, if the server allows more.
+        sessions: the largest number of concurrent episodes. It must not exceed the limit of the server
+            (``max_concurrent_envs``, 1 by default). Further episodes wait.
+        max_turns: the largest number of actions per episode. The server can end the episode earlier.
         timeout: the time limit of a server response in seconds.
 
     Raises:
@@ -80,11 +83,17 @@ class OpenEnv:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks with different seeds: ``train`` of the split train, ``test`` of the split test."""
+        """Return ``train`` tasks of the split train and ``test`` tasks of the split test, with different seeds.
+
+        ``instruction`` is the first message of each episode, unless it is empty.
+        """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
     async def open(self, task: Task, context: RolloutContext) -> OpenEnvEpisode:
-        """Start a session. Raises AgentR1Error, or the client's error, if the server refuses it."""
+        """Start a session and return the episode.
+
+        Raise AgentR1Error or an error of the client if the server starts no session.
+        """
         arguments = {"seed": task.data.get("seed", context.seed % 2**31)} | dict(task.data.get("reset", {}))
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.sessions))
         async with AsyncExitStack() as stack:
@@ -94,7 +103,10 @@ class OpenEnv:
             return OpenEnvEpisode(self, client, start, stack.pop_all())
 
     async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return a client and its first result, with retries while the server is full. ``stack`` closes the client."""
+        """Return a client and the result of its reset. ``stack`` closes the client.
+
+        If the server has no free session, try again until the time limit.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.timeout
         while True:
@@ -105,7 +117,7 @@ class OpenEnv:
                     await stack.enter_async_context(connection.pop_all())
                     return client, result
                 except Exception as error:
-                    # A server that is full may also close the connection: it ends a session some time after its client.
+                    # A full server can also close the connection. A session ends some time after its client has closed.
                     closed = import_extra("websockets.exceptions", extra="openenv-core").ConnectionClosedOK
                     if _FULL not in str(error) and not isinstance(error, closed):
                         raise
@@ -114,7 +126,7 @@ class OpenEnv:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def wait_for(self, response: Awaitable[Any]) -> Any:
-        """Return the server's response. Raises AgentR1Error if the client's time limit is exceeded."""
+        """Return the server's response. Raise AgentR1Error if the response exceeds the client's time limit."""
         try:
             return await response
         except TimeoutError as error:

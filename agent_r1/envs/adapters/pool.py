@@ -1,4 +1,7 @@
-"""A pool of worker processes: one per core, reused while they respond, killed if they hang."""
+"""A pool with one worker process per CPU core.
+
+A process is reused while it responds, and killed if it does not respond.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ class _LoopState:
 
 
 class WorkerPool:
-    """Calls the methods of an object that lives in worker processes; see :func:`processes.start_process`.
+    """Calls the methods of an object that exists in each worker process; see :func:`processes.start_process`.
 
-    If a call times out or its process crashes, that call fails, and the next one gets a fresh process.
+    If a call times out or its process crashes, the call fails, and a later call starts a fresh process.
 
     Args:
-        package: imported once, before the processes are forked.
-        name: ``module:class`` of the object, which is created in each process.
-        seconds: the time limit for creating the object, and for one call.
+        package: a module that is imported once, before the processes are forked.
+        name: ``module:class`` of the object. Each process creates its own object.
+        seconds: the time limit for creating the object, and also for each call.
 
     Example:
         pool = WorkerPool("statistics", "statistics:NormalDist", seconds=5)
@@ -41,7 +44,11 @@ class WorkerPool:
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     async def call(self, method: str, *arguments: Any) -> CallOutcome:
-        """Call a method and return the outcome. The arguments must be JSON values. Waiting for a slot is not timed."""
+        """Call a method of the object and return the outcome.
+
+        The arguments must be JSON values. The time limit does not include the time in which the call waits for a free
+        process.
+        """
         state = self._states.setdefault(asyncio.get_running_loop(), _LoopState())
         async with state.slots:
             try:

@@ -1,9 +1,9 @@
-"""Blocking Python objects in worker processes, where they can hang, crash or change global state without side effects.
+"""Blocking Python objects in worker processes, where they can hang, crash or change global state without harm.
 
-Many packages draw from the global ``random``, are not thread safe, or hang in C code; threads do not isolate any of
-that. For each package, one server process (:mod:`agent_r1.envs.adapters.fork_server`) imports it and forks a worker
-process per episode within a few milliseconds. This isolates accidents and is not a sandbox: a worker process has all
-rights of this one.
+Many packages draw from the global ``random``, are not thread-safe, or hang in C code. Threads do not isolate such
+packages. Each package has one server process (:mod:`agent_r1.envs.adapters.fork_server`). It imports the package and
+then forks a worker process within a few milliseconds. A worker process limits the effects of accidents, but it is not a
+sandbox: it has all rights of this process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ START_SECONDS = 60.0
 """The time limit for importing a package and forking a process, in seconds."""
 
 MAX_ANSWER = 16 * 2**20
-"""The largest size of an answer in bytes. A process that sends more is killed."""
+"""The largest size of an answer in bytes. A process that sends a larger answer is killed."""
 
 
 class WorkerProcess:
-    """An object in a process of its own that handles one call at a time. Create it with :func:`start_process`."""
+    """An object in a worker process, made by :func:`start_process`. It handles one call at a time."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server, self._pid = server, pid
@@ -47,11 +47,14 @@ class WorkerProcess:
         self._streams = await asyncio.open_connection(sock=connection)
 
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
-        """Create the object. ``name`` is ``module:class``, imported in the process."""
+        """Create the object. ``name`` is ``module:class``; the module is imported in the worker process."""
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
-        """Call a method. The arguments must be JSON values. The process is killed if the call times out."""
+        """Call a method of the object and return the outcome. The arguments must be JSON values.
+
+        If the call exceeds ``timeout`` seconds, the process is killed.
+        """
         return await self._request({"call": method, "arguments": arguments}, timeout)
 
     async def _request(self, request: Mapping[str, Any], timeout: float) -> CallOutcome:
@@ -67,11 +70,11 @@ class WorkerProcess:
             await self.kill()
             return CallFailure(f"its process ended ({type(error).__name__})")
         except asyncio.CancelledError:
-            self._disconnect()  # otherwise a later call would receive the answer to this one
+            self._disconnect()  # otherwise a later call would receive the answer to this call
             raise
 
     async def kill(self) -> None:
-        """Kill the process and the processes it started. Does nothing if it has ended."""
+        """Kill the process and the processes that it started. Do nothing if the process was already killed."""
         pid, self._pid = self._pid, 0
         self._disconnect()
         if pid:
@@ -84,12 +87,12 @@ class WorkerProcess:
 
 
 async def start_process(package: str, name: str, keywords: Mapping[str, Any], timeout: float) -> WorkerProcess:
-    """Return a process with an object, forked from a server process that has imported ``package``.
+    """Return a worker process with an object, forked from a server process that has imported ``package``.
 
     Args:
         package: the module to import before forking.
         name: ``module:class`` of the object.
-        keywords: the keyword arguments of the class, JSON values.
+        keywords: the keyword arguments of the class, as JSON values.
         timeout: the time limit for creating the object, in seconds.
 
     Raises:
@@ -109,7 +112,7 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
 
 
 def unwrap(outcome: CallOutcome, action: str) -> Any:
-    """Return the value of an outcome. Raises AgentR1Error, naming the action, if the call failed or timed out."""
+    """Return the value of an outcome. Raise AgentR1Error, which names ``action``, if the call failed or timed out."""
     if isinstance(outcome, ReturnValue):
         return outcome.value
     raise AgentR1Error(f"{action} failed: {_describe(outcome)}")
@@ -133,19 +136,19 @@ async def _exchange(
 
 
 class _ForkServer:
-    """A running fork server. Its methods block, and may be called from any thread."""
+    """A running fork server. Its methods block. They can be called from any thread."""
 
     def __init__(self, package: str) -> None:
         self._lock = threading.Lock()
         self._control, child_end = socket.socketpair()
         command = [sys.executable, "-m", "agent_r1.envs.adapters.fork_server", str(child_end.fileno()), package]
-        # A fixed hash seed gives sets the same order in every run.
+        # With a fixed hash seed, the order of a set is the same in every run.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
             command,
             pass_fds=[child_end.fileno()],
             env=environment,
-            start_new_session=True,  # an interrupt at the terminal is handled by this process
+            start_new_session=True,  # so that an interrupt at the terminal only reaches this process
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -153,7 +156,7 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Return a process without an object yet, and the connection to it."""
+        """Return a worker process that has no object yet, and the connection to the process."""
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)
@@ -163,7 +166,7 @@ class _ForkServer:
         return WorkerProcess(self, reply["pid"]), our_end
 
     def kill(self, pid: int) -> None:
-        with suppress(OSError, EOFError):  # if the server is gone, so are the processes that it forked
+        with suppress(OSError, EOFError):  # if the server has ended, its worker processes have ended too
             self._request({"kill": pid})
 
     @property

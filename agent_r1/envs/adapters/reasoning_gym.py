@@ -1,4 +1,6 @@
-"""Procedural datasets of reasoning-gym (https://github.com/open-thought/reasoning-gym): tasks and their scorers."""
+"""Tasks from the procedural datasets of reasoning-gym (https://github.com/open-thought/reasoning-gym), and their
+scores.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ SCORE_SECONDS = 10.0
 
 _INSTRUCTION = "Give the answer alone between <answer> and </answer>."
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr)\(")
-_OVERSAMPLING = 20  # entries drawn per task; a dataset that yields too few different questions in these has no more
+_OVERSAMPLING = 20  # entries drawn per task, because questions of a dataset repeat
 _UNSANDBOXED = "none: the scorer of reasoning-gym runs answers"
-"""The declaration, in the data of tasks, that the scorer of their dataset runs answers without a sandbox."""
+"""The value of ``data["sandbox"]`` of a task, if the scorer of the task's dataset runs answers without a sandbox."""
 
 
 def reasoning_gym_tasks(
@@ -36,9 +38,9 @@ def reasoning_gym_tasks(
     instruction: str = _INSTRUCTION,
     run_answers: bool = False,
 ) -> list[Task]:
-    """Return tasks of a dataset with different questions: ``train`` of the split train, ``test`` of the split test.
+    """Return ``train`` tasks of the split train and ``test`` tasks of the split test, all with different questions.
 
-    Both splits come from one draw, because datasets of neighboring seeds share most of their questions.
+    Both splits come from one draw, because datasets with neighboring seeds have most of their questions in common.
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.
@@ -46,13 +48,13 @@ def reasoning_gym_tasks(
         test: the number of test tasks.
         seed: the seed of the draw.
         options: options of the dataset, e.g. ``{"max_terms": 2}``.
-        instruction: the system message; it must request the tags that :func:`reasoning_gym_score` reads.
+        instruction: the system message. It must request the tags that :func:`reasoning_gym_score` reads.
         run_answers: allow datasets whose scorer runs answers as Python (``countdown``, ``n_queens``). Code written by
             the policy then runs on this machine without a sandbox.
 
     Raises:
         InvalidInput: if reasoning-gym is not installed, the dataset does not exist or has too few different questions,
-            or its scorer runs answers and ``run_answers`` is not set.
+            or the scorer of the dataset runs answers and ``run_answers`` is False.
     """
     options = dict(options or {})
     entries = _create_dataset(dataset, options | {"seed": seed, "size": _OVERSAMPLING * (train + test)})
@@ -76,7 +78,7 @@ def reasoning_gym_tasks(
 
 
 def _unique_questions(entries: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield index and entry of the first occurrence of each question."""
+    """Yield the index and the entry of the first occurrence of each question."""
     seen: set[str] = set()
     for index in range(len(entries)):
         entry = entries[index]
@@ -94,12 +96,12 @@ def _create_dataset(name: str, options: dict[str, Any]) -> Any:
 
 
 async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
-    """Return the score in 0..1 that the dataset's own scorer gives the final answer; 0.0 if there is no answer.
+    """Return the score of the final answer, from 0 to 1, or 0.0 if the trajectory has no final answer.
 
-    The score is computed in a worker process.
+    The dataset's own scorer computes the score in a worker process.
 
     Raises:
-        AgentR1Error: if the scorer fails or exceeds its time limit. The attempt then counts as unscored.
+        AgentR1Error: if the scorer fails or exceeds its time limit. The attempt then has no score.
     """
     answer = final_answer(trajectory)
     if answer is None:
@@ -110,7 +112,7 @@ async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
 
 
 class DatasetScorer:
-    """The scorers of all datasets, in a worker process."""
+    """The scorers of all datasets, inside a worker process."""
 
     def score(self, dataset: str, options: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
         return float(_create_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))

@@ -15,26 +15,26 @@ from agent_r1.envs.adapters.fork_server import import_attribute
 from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks
 
 Opponent = Callable[[str, random.Random], str]
-"""Returns an action for an observation. It draws random numbers only from the given generator."""
+"""A function that returns an action for an observation. It must draw random numbers only from the given generator."""
 
 RANDOM_MOVE = "agent_r1.envs.adapters.textarena:random_move"
 MAX_OPPONENT_MOVES = 1000
-"""The largest number of consecutive actions of the opponent."""
+"""The largest number of actions that the opponent makes without an action of the policy in between."""
 
 
 class TextArena:
-    """A game of TextArena as an environment and its tasks.
+    """The environment and the tasks of a TextArena game.
 
-    After each action the policy sees only the new messages of the game, because the conversation keeps the earlier
-    ones. The reward comes with the end: in most games 1 for a win, 0 for a draw, and -1 for a loss or too many invalid
-    actions.
+    After each action the policy sees only the new messages of the game, because the earlier messages are already in the
+    conversation. The reward is given at the end of the game. In most games it is 1 for a win, 0 for a draw, and -1 for
+    a loss or for too many invalid actions.
 
     Args:
-        game: the id of the game, e.g. ``GuessTheNumber-v0``, without the suffixes that choose a wrapper.
+        game: the id of the game, e.g. ``GuessTheNumber-v0``, without the suffix that selects a wrapper.
         options: arguments of the game's constructor, e.g. ``{"max_number": 8}``.
-        opponent: for games for two, ``module:function`` of an :data:`Opponent`; by default it chooses at random among
-            the moves that the game lists. The policy is player 0.
-        max_turns: the largest number of actions per episode, if the game itself allows more.
+        opponent: ``module:function`` of an :data:`Opponent`, for games with two players. By default, the opponent makes
+            a random move among the moves that the game lists. The policy is player 0.
+        max_turns: the largest number of actions per episode. The game can end the episode earlier.
         timeout: the time limit of an action in seconds, including the actions of the opponent.
 
     Raises:
@@ -59,12 +59,12 @@ class TextArena:
         self.env = GameEnv("textarena", f"{__name__}:TextArenaGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
-        """Return games with different seeds: ``train`` of the split train, ``test`` of the split test."""
+        """Return ``train`` tasks of the split train and ``test`` tasks of the split test, with different seeds."""
         return seeded_tasks(self.game, (), train, test, seed)
 
 
 class TextArenaGame:
-    """One game in a worker process of its own, because TextArena's games draw from the global ``random``."""
+    """One game, inside a worker process of its own, because TextArena's games draw from the global ``random``."""
 
     def __init__(self, game: str, opponent: str, options: dict[str, Any]) -> None:
         self._textarena = import_extra("textarena", extra="textarena")
@@ -74,7 +74,7 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Return the bare game with its action wrappers. The other wrappers repeat all earlier messages."""
+        """Return the game with its action wrappers only. The other wrappers would repeat all earlier messages."""
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():
             if issubclass(wrapper, self._textarena.ActionWrapper):
@@ -82,7 +82,10 @@ class TextArenaGame:
         return env
 
     def _find_num_players(self) -> int:
-        """Return the number of players. A game does not list it, but rejects other numbers."""
+        """Return the number of players: 1 or 2.
+
+        A game has no attribute with this number, but it rejects a wrong number.
+        """
         for players in (1, 2):
             try:
                 self._env.reset(num_players=players, seed=0)
@@ -105,7 +108,7 @@ class TextArenaGame:
         self._env.close()
 
     def _run_opponent(self, done: bool) -> Observation:
-        """Let the opponent move until it is the policy's turn or the game is over."""
+        """Let the opponent move until the policy has to move or the game has ended."""
         for _ in range(MAX_OPPONENT_MOVES):
             if done:
                 rewards, _ = self._env.close()
@@ -118,7 +121,10 @@ class TextArenaGame:
         raise RuntimeError(f"the opponent moved {MAX_OPPONENT_MOVES} times in a row")
 
     def _format(self, player: int, events: list[tuple[int, str, Any]]) -> str:
-        """Return the messages that a player sees: without its own actions, the other's after their name."""
+        """Return the new messages for a player, without the player's own actions.
+
+        An action of the other player has the form ``name: action``.
+        """
         action = self._textarena.ObservationType.PLAYER_ACTION
         names = self._env.state.role_mapping
         return "\n".join(
@@ -129,7 +135,11 @@ class TextArenaGame:
 
 
 def random_move(observation: str, rng: random.Random) -> str:
-    """Return a random one of the moves in brackets that the game lists as available, valid or legal."""
+    """Return a random move. The moves are in brackets, in the last line that says "available", "valid" or "legal".
+
+    Raises:
+        ValueError: if the observation contains no such moves.
+    """
     lines = [line for line in observation.splitlines() if re.search("available|valid|legal", line, re.IGNORECASE)]
     moves = re.findall(r"\[[^\[\]]+\]", lines[-1]) if lines else []
     if not moves:
