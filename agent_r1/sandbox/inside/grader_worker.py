@@ -61,7 +61,7 @@ class AlteredArgument(Exception):
 
 
 def encode_exactly(value: Any) -> Any:
-    """Return the value in the JSON format. Raise AlteredArgument if the decoded value would be different."""
+    """Return the value in the JSON format. Raise AlteredArgument if the candidate would receive a different value."""
     if value is None or type(value) is bool:
         return value
     encoder = find_encoder(value)
@@ -114,10 +114,7 @@ FUNCTIONS: tuple[Any, ...] = (
 )
 TYPES = {kind: name for name, kind in vars(builtins).items() if isinstance(kind, type) and name[0] != "_"}
 NAMED: dict[Any, str] = TYPES | {function: function.__name__ for function in FUNCTIONS}
-"""The names of builtin types (also exceptions) and of functions without side effects.
-
-Each process has its own copies.
-"""
+"""The names of builtin types and of functions without side effects. Each process has its own types and functions."""
 
 
 def factory_name(value: Any) -> str | None:
@@ -131,10 +128,7 @@ def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a scalar of numpy.
-
-    A float is converted by type, because ``item()`` of a long double is still a numpy scalar.
-    """
+    """Encode a scalar of numpy. ``item()`` does not convert a float with more precision than Python's floats."""
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
 
@@ -171,10 +165,7 @@ ITERATORS = (
     *(itertools.pairwise, itertools.permutations, itertools.product, itertools.starmap, itertools.takewhile),
     itertools.zip_longest,
 )
-"""Iterators that end if their input ends.
-
-``count``, ``cycle`` and ``repeat`` can be endless and are kept as objects.
-"""
+"""Iterators that end if their input ends. ``count``, ``cycle`` and ``repeat`` can be endless: they are kept."""
 
 KEYS, VALUES, ITEMS = type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items())
 
@@ -231,7 +222,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value for encoded data. ``kept`` returns the object for the number of a kept object."""
+    """Return the value for encoded data. ``kept`` returns the object that was kept under a number."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()
