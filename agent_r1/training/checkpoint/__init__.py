@@ -1,7 +1,7 @@
-"""Checkpoints: saving during training, and continuing from the newest intact one.
+"""Checkpoints: saving during training, and continuing a run from its newest intact checkpoint.
 
-``manager`` decides when to save, ``restore`` continues a run; they are imported from their modules, because they need
-the whole training room.
+The module ``manager`` decides when a checkpoint is saved, and the module ``restore`` continues a run. This package does
+not export their names, because importing ``manager`` and ``restore`` imports the whole training room.
 """
 
 from agent_r1.training.checkpoint.files import (

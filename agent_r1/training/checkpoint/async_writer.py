@@ -1,4 +1,4 @@
-"""Asynchronous saving of checkpoints: one at a time, in a thread, while training continues."""
+"""Asynchronous saving of checkpoints: one checkpoint at a time, in a thread, while training continues."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
 
 
 class AsyncCheckpointWriter:
-    """Runs ``write(snapshot)`` in a thread, and records each checkpoint that is on the disk.
+    """A writer that runs ``write(snapshot)`` in a thread, and records each checkpoint that was saved.
 
-    A failed save is not repeated. The run gets its error from :meth:`wait`, before the next snapshot or at its end.
+    A failed save is not repeated. The next call of :meth:`wait` raises the error of the save.
     """
 
     def __init__(self, write: Callable[[Snapshot], object], recorder: Recorder) -> None:
@@ -21,11 +21,15 @@ class AsyncCheckpointWriter:
         self._task: asyncio.Task[CheckpointError | None] | None = None
 
     def start(self, snapshot: Snapshot) -> None:
-        """Start saving a snapshot. Call :meth:`wait` for the previous save first."""
+        """Start saving a snapshot. Call :meth:`wait` before, so that the previous save is complete."""
         self._task = asyncio.create_task(self._save(snapshot))
 
     async def wait(self) -> None:
-        """Wait until no save is running. Raises CheckpointError, once, if the last save failed."""
+        """Wait until no save is running.
+
+        Raises:
+            CheckpointError: if the last save failed. The error is raised only once.
+        """
         task, self._task = self._task, None
         error = None if task is None else await task
         if error is not None:
@@ -36,7 +40,7 @@ class AsyncCheckpointWriter:
             await run_in_thread(self._write, snapshot)
         except CheckpointError as error:
             return error
-        except Exception as error:  # any failure must end the run with one line, not with a traceback
+        except Exception as error:  # a CheckpointError ends the run with a line, not with a traceback
             return CheckpointError(f"step {snapshot.progress.step} could not be saved: {error!r}")
         await self._recorder.record(CheckpointSaved(snapshot.progress.step))
         return None

@@ -1,9 +1,11 @@
-"""Models and checkpoints on disk: complete or absent, verified by hashes, safetensors and JSON only.
+"""Models and checkpoints on disk.
 
 runs/NAME/checkpoints/step-K/   a Hugging Face folder with trainer.safetensors, trainer.json, progress.json and
                                 monitor.json
 runs/NAME/model/                a Hugging Face folder
-Each has a manifest.json.
+
+Each folder is complete or does not exist. Each folder has a manifest.json with hashes, which are checked when the
+folder is read. Tensors are stored as safetensors, all other state as JSON.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ T = TypeVar("T")
 
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
 CORRUPT = "corrupt"
-"""The kind of the event about a corrupt checkpoint, and the prefix of its new folder name."""
+"""The kind of the event about a corrupt checkpoint, and the prefix of the name that its folder gets."""
 
 
 class CheckpointError(AgentR1Error):
@@ -59,7 +61,12 @@ class CheckpointError(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class BestStep:
-    """The step with the best exact match on the validation split, and that exact match."""
+    """The step with the best exact match on the validation split.
+
+    Attributes:
+        step: the number of the optimizer step.
+        em: the mean exact match after this step.
+    """
 
     step: int
     em: float
@@ -67,13 +74,13 @@ class BestStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
-    """How far training has come.
+    """The progress of training.
 
     Attributes:
         step: the number of optimizer steps taken.
-        groups: the number of groups used, which is the id of the next group.
-        best: the best step so far, None if there was no validation.
-        validated: the last step that was validated.
+        groups: the number of groups used, which is also the id of the next group.
+        best: the best step so far; None if no step was validated.
+        validated: the last step that was validated; 0 if no step was validated.
     """
 
     step: int = 0
@@ -84,7 +91,7 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The content of a checkpoint, as copies on the CPU that later steps do not change."""
+    """The content of a checkpoint, copied to the CPU, so that later steps do not change the content."""
 
     progress: TrainProgress
     weights: Mapping[str, Tensor]
@@ -94,7 +101,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A checkpoint that was read. Its weights are loaded with ``load_model(str(folder), ..)``."""
+    """A checkpoint that was read, without its weights. Load the weights with ``load_model(str(folder), ..)``."""
 
     folder: Path
     progress: TrainProgress
@@ -104,7 +111,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class SkippedCheckpoint:
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that cannot be used, with the reason."""
 
     folder: Path
     reason: str
@@ -112,14 +119,19 @@ class SkippedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class LatestCheckpoint:
-    """The newest intact checkpoint, None if there is none, and the newer ones that were skipped."""
+    """The result of the search for the newest intact checkpoint.
+
+    Attributes:
+        folder: the newest intact checkpoint; None if there is no intact checkpoint.
+        skipped: the newer checkpoints, which are not intact.
+    """
 
     folder: Path | None
     skipped: tuple[SkippedCheckpoint, ...]
 
 
 def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of the model's weights on the CPU. Tied weights (shared embeddings) stay tied."""
+    """Return copies of the model's weights on the CPU, by name. Tied weights (shared embeddings) stay tied."""
     copies: dict[int, Tensor] = {}
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for tensor in state.values():
@@ -129,7 +141,10 @@ def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, disk: Disk = DISK) -> Path:
-    """Write ``run/model`` for ``from_pretrained``, chat template included. Raises CheckpointError if that fails."""
+    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
+
+    Return the folder. Raises CheckpointError if the model cannot be written.
+    """
     folder = run / MODEL
     with _write_errors(folder):
         remove_leftovers(folder, disk)
@@ -147,16 +162,16 @@ def save_checkpoint(
     keep: int,
     disk: Disk = DISK,
 ) -> Path:
-    """Write ``run/checkpoints/step-K``, then remove old checkpoints.
+    """Write ``run/checkpoints/step-K``, then remove old checkpoints. Return the folder of the new checkpoint.
 
-    The newest ``keep`` checkpoints stay, and the best step of each of them. Nothing is removed before the new
-    checkpoint is on the disk, and corrupt checkpoints do not count.
+    The newest ``keep`` checkpoints are kept. For each of these checkpoints, the checkpoint of its best step is kept
+    too. A checkpoint whose files are missing or have a wrong size does not count as one of the newest.
 
     Args:
-        model: only its configuration is used; the weights come from the snapshot.
+        model: gives the configuration. The weights are those of the snapshot.
 
     Raises:
-        CheckpointError: if the checkpoint cannot be written. The existing checkpoints are then unchanged.
+        CheckpointError: if the checkpoint cannot be written. The existing checkpoints stay unchanged.
     """
     folder = run / CHECKPOINTS / f"{STEP}{snapshot.progress.step}"
     fingerprint = fingerprint_model(model, tokenizer, str(snapshot.trainer.scalars["policy"]))
@@ -179,10 +194,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """Read a checkpoint of this model.
+    """Read a checkpoint that was saved for ``model`` and ``tokenizer``.
 
     Raises:
-        InvalidInput: if it is corrupt, or was saved with another format, model, tokenizer or chat template.
+        InvalidInput: if the checkpoint is corrupt, or was saved with another format, model, tokenizer or chat template.
     """
     try:
         saved = check_manifest(folder).fingerprint
@@ -205,7 +220,7 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
     """Return the newest checkpoint for which ``check`` does not raise CorruptCheckpoint.
 
     Raises:
-        InvalidInput: if a checkpoint has another format.
+        InvalidInput: if another version of agent-r1 wrote a checkpoint in another format.
     """
     skipped: list[SkippedCheckpoint] = []
     for folder in list_checkpoints(run):
@@ -219,7 +234,10 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 
 
 def find_trained_model(run: Path) -> Path:
-    """Return a run's final model, or its newest intact checkpoint. Raises InvalidInput if it saved neither."""
+    """Return the folder of a run's final model. Without an intact final model, return the newest intact checkpoint.
+
+    Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
+    """
     try:
         check_manifest(run / MODEL)
         return run / MODEL
@@ -232,7 +250,10 @@ def find_trained_model(run: Path) -> Path:
 
 
 def quarantine(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename a corrupt checkpoint, so that it no longer counts as one, and return its new path. Raises OSError."""
+    """Rename the folder of a corrupt checkpoint, and return the new path.
+
+    Under the new name, the folder does not count as a checkpoint. Raises OSError if the folder cannot be renamed.
+    """
     names = (f"{CORRUPT}{count or ''}-{folder.name}" for count in itertools.count())
     new = next(path for name in names if not (path := folder.with_name(name)).exists())
     disk.rename(folder, new)
@@ -242,9 +263,9 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes ``folder`` when the block ends.
+    """Yield a temporary folder, which replaces ``folder`` when the block ends without an error.
 
-    Its manifest closes all rows that the run has recorded until then.
+    The manifest in the folder contains the seal of the last row that the run has recorded.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
@@ -269,8 +290,8 @@ def _save_pretrained(
 
 
 def _require_space(folder: Path, snapshot: Snapshot) -> None:
-    """Raise OSError if the disk has too little free space, before anything is written."""
-    # Tied weights count once, as they are stored once.
+    """Raise OSError if the disk has too little free space for the tensors of the snapshot."""
+    # Tied weights count once, because the checkpoint stores them once.
     tensors = {t.data_ptr(): t.nbytes for t in (*snapshot.weights.values(), *snapshot.trainer.tensors.values())}
     needed, free = sum(tensors.values()), shutil.disk_usage(folder).free
     if needed > free:
@@ -278,7 +299,7 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
-    """Return the checkpoints to remove after the checkpoint of ``progress`` was saved."""
+    """Return the checkpoints to remove after the checkpoint with the progress ``progress`` was saved."""
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]
     kept = [progress, *(_read(folder / _PROGRESS, TrainProgress) for folder in newest)]

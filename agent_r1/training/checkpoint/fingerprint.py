@@ -1,4 +1,4 @@
-"""The fingerprint of a model: whether a checkpoint belongs to the model that wants to continue from it."""
+"""The fingerprint of a model, which shows whether a checkpoint was saved for this model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _IGNORED_CONFIG = {"_name_or_path", "architectures", "dtype", "torch_dtype", "tr
 """Entries of a model's configuration that do not change its computation."""
 
 _IGNORED_TOKENIZER = {"padding", "truncation"}
-"""Entries of a tokenizer that its last call may have changed."""
+"""Entries of a tokenizer that a call of the tokenizer can change."""
 
 
 def fingerprint_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights_checksum: str
 ) -> ModelFingerprint:
-    """Return the fingerprint of a model whose weights have this checksum."""
+    """Return the fingerprint of a model and its tokenizer. ``weights_checksum`` is the checksum of the weights."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in _IGNORED_CONFIG}
     shapes = {name: [str(p.dtype), *p.shape] for name, p in model.named_parameters()}
     return ModelFingerprint(
@@ -32,7 +32,10 @@ def fingerprint_model(
 
 
 def _tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return how a tokenizer splits text: the content of tokenizer.json, or the vocabulary if there is no such file."""
+    """Return the data that decides how a tokenizer splits text.
+
+    The data is the content of tokenizer.json for a fast tokenizer, and the vocabulary for other tokenizers.
+    """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return tokenizer.get_vocab()
     content = json.loads(tokenizer.backend_tokenizer.to_str())

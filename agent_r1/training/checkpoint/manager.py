@@ -1,4 +1,4 @@
-"""Validation and saving during training: checkpoints, the best step by validation, the final model."""
+"""Validation and saving during training: checkpoints, the best step by validation, and the final model."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from agent_r1.training.monitor.state import MonitorState
 
 
 class CheckpointManager:
-    """Validates and saves after optimizer steps; at the end the best weights become the final model.
+    """A manager that validates and saves after optimizer steps, and saves the final model after the last step.
 
-    The best step is chosen on the validation split only; without validation the last step is the best. If checkpoints
-    are saved, each new best step gets one. Copies of weights are made in a thread, so that the event loop is not
-    blocked; the next update must wait for them.
+    The final model has the weights of the best step, which is selected only by validation. Without validation, the
+    final model has the weights of the last step. If checkpoints are enabled, each new best step gets a checkpoint.
+
+    Weights are copied in a thread, so that the event loop is not blocked. The next update has to wait for the copy.
     """
 
     def __init__(
@@ -52,13 +53,15 @@ class CheckpointManager:
         self._progress, self._monitor = start.progress, start.monitor
 
     async def on_step_end(self, progress: TrainProgress, monitor: MonitorState) -> dict[str, float]:
-        """Run validation and take a snapshot if due at this step. Call it before the weights change again.
+        """Validate the step and take a snapshot, each if it is due at this step.
+
+        Call this method before the next update changes the weights.
 
         Returns:
-            The validation metrics, empty if there was no validation.
+            The validation metrics; empty if the step was not validated.
 
         Raises:
-            CheckpointError: if the previous save failed.
+            CheckpointError: if a snapshot is due and the previous save failed.
         """
         step, before = progress.step, self._progress
         self._progress, self._monitor = replace(progress, best=before.best, validated=before.validated), monitor
@@ -70,18 +73,20 @@ class CheckpointManager:
         return metrics
 
     def start_saving(self) -> None:
-        """Start saving the snapshot, if one was taken.
+        """Start saving the snapshot, if :meth:`on_step_end` took a snapshot.
 
-        The step must have been recorded before: a checkpoint implies that the database has everything up to it.
+        Record the step before this call, because the database must contain all rows up to the step of a checkpoint.
         """
         if self._snapshot is not None:
             self._writer.start(self._snapshot)
             self._snapshot = None
 
     async def save_now(self) -> None:
-        """Save the last step if it has no checkpoint yet, and return when it is on the disk. Raises CheckpointError.
+        """Save the last step if the step has no checkpoint, and wait until the checkpoint is on the disk.
 
-        Does nothing if checkpoints are disabled. The trainer must not have changed since the last step.
+        If checkpoints are disabled, nothing is saved. Call this method before the next update changes the weights.
+
+        Raises CheckpointError if this save or the previous save fails.
         """
         await self._writer.wait()
         if self._config.checkpoint_every > 0 and self._saved_step != self._progress.step:
@@ -89,26 +94,34 @@ class CheckpointManager:
             await self._writer.wait()
 
     async def wait(self) -> None:
-        """Wait until no save is running, and ignore its error."""
+        """Wait until no save is running. An error of the save is ignored."""
         with suppress(CheckpointError):
             await self._writer.wait()
 
     async def validate_last_step(self) -> dict[str, float]:
-        """Validate the last step if that is still missing, and return the metrics.
+        """Validate the last step of the run, unless it was validated before. Return the validation metrics.
 
-        That is the case if the run was extended or shortened, so that the step was not the last when it was taken.
+        Usually :meth:`on_step_end` has validated the last step. The validation can be missing if a run is resumed with
+        fewer steps, so that a step that was taken before becomes the last step.
+
+        Returns:
+            The validation metrics; empty if the run has no validation, or if the last step was validated before.
         """
         if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
             return {}
         await self._writer.wait()
         metrics = await self._validate(self._config.steps)
         if self._config.checkpoint_every > 0:
-            # Otherwise a run that is extended would not know this best step.
+            # Save the last step again. Otherwise a later extension of the run would not know the result of this
+            # validation.
             self._writer.start(await run_in_thread(self._take_snapshot))
         return metrics
 
     async def finalize(self) -> None:
-        """Load the best weights into the model and save it. Raises CheckpointError, also if the last save failed."""
+        """Load the best weights into the policy, and save the policy as the final model.
+
+        Raises CheckpointError if the final model cannot be saved, or if the last save of a checkpoint failed.
+        """
         try:
             await self._writer.wait()
         finally:
@@ -141,5 +154,5 @@ class CheckpointManager:
     def _save_final_model(self) -> None:
         if self._progress.best is not None:
             self._updater.load_weights(self._best_weights)
-            self._updater.publish()  # brings the policy's module up to date, wherever the trainer's processes are
+            self._updater.publish()  # a trainer in other processes copies its weights into the policy's module
         save_model(self._folder, self._policy.model, self._policy.tokenizer)

@@ -1,4 +1,4 @@
-"""The state that training begins with: a new run, or a run continued from its newest intact checkpoint."""
+"""The state at the beginning of training: that of a new run, or that of the newest intact checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ RESUMED = "resumed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResumeState:
-    """The state of a run when training begins, apart from the trainer's.
+    """The state of a run at the beginning of training, without the state of the trainer.
 
     Attributes:
-        events: to be recorded first.
-        best_weights: the weights of ``progress.best``, empty if there is none.
+        events: the events that the run records first.
+        best_weights: the weights of the step ``progress.best``; empty if there is no best step.
     """
 
     progress: TrainProgress
@@ -53,15 +53,19 @@ def initial_state(updater: PolicyUpdater) -> ResumeState:
 
 
 def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeState:
-    """Load the newest intact checkpoint of a run into the policy and its updater, and return the rest of its state.
+    """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the other state of the run.
 
-    If the run stopped before its first checkpoint, both stay as they are.
+    If the run stopped before its first checkpoint, policy and updater stay unchanged. Corrupt checkpoints that are
+    newer than the loaded checkpoint are renamed.
 
     Args:
-        updater: the updater for the run's algorithm, made with the model that the run began with (its reference).
+        policy: the policy with the initial model of the run.
+        updater: the updater for the run's algorithm. Its trainer has the initial model of the run, which also is the
+            reference model.
 
     Raises:
-        InvalidInput: if the model is not the run's, a checkpoint does not fit it, or every saved checkpoint is lost.
+        InvalidInput: if the initial weights differ from the run's, if the checkpoint was saved for another model, or if
+            all saved checkpoints are lost.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:
@@ -71,7 +75,7 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
         raise InvalidInput("model", got="another than the run's", do=do)
     latest = _find_own_checkpoint(run)
     if latest.folder is None:
-        # The run may have stopped before it recorded its first event.
+        # If the run stopped before it recorded its first event, the event of the initial weights is missing.
         unrecorded = initial.events if first is None else ()
         return replace(initial, events=(*unrecorded, LogEvent(RESUMED, "from its beginning")))
     saved = load_checkpoint(latest.folder, policy.model, policy.tokenizer)
@@ -86,8 +90,10 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
 def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
     """Return the newest checkpoint that is intact and belongs to the run.
 
+    The folder in the result is None if the run stopped before its first checkpoint.
+
     Raises:
-        InvalidInput: if the run saved checkpoints and all of them are lost.
+        InvalidInput: if the run saved checkpoints, but all checkpoints are corrupt or removed.
     """
     with closing(RunReader(run)) as reader:
         latest = find_latest_checkpoint(run, reader.check_checkpoint)
@@ -103,7 +109,10 @@ def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
 
 
 def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
-    """Rename a skipped checkpoint, and return the event that reports it."""
+    """Rename the folder of a skipped checkpoint, if the folder exists. Return the event about the corrupt checkpoint.
+
+    Raises InvalidInput if the folder cannot be renamed.
+    """
     if not skipped.folder.exists():
         return LogEvent(CORRUPT, skipped.reason)
     try:
@@ -118,7 +127,11 @@ def _load_weights(folder: Path, policy: Policy) -> Mapping[str, Tensor]:
 
 
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
-    """Return the state with its best weights; if their checkpoint is corrupt, without a best step and with an event."""
+    """Return the state with the weights of its best step.
+
+    If the checkpoint of the best step is corrupt, return the state without a best step, and with an event about the
+    corrupt checkpoint.
+    """
     best = state.progress.best
     assert best is not None
     if best.step == state.progress.step:
