@@ -57,7 +57,7 @@ def match_shape(gold: str, said: str) -> str:
 
 
 def expressions(question: str) -> tuple[str, ...]:
-    r"""Return the mathematical expressions of a question: the texts in ``$..$``, ``$$..$$``, ``\[..\]`` or ``\(..\)``."""
+    r"""Return the mathematical expressions of a question: the texts in ``$..$``, ``$$..$$``, ``\[..\]``, ``\(..\)``."""
     return tuple(next(filter(None, found)).strip() for found in _EXPRESSION.findall(question))
 
 

@@ -1,4 +1,4 @@
-"""Normalize answers: remove units, currency signs and other text around the mathematics, and write numbers in one way."""
+"""Normalize answers: remove units, currency signs and other text around a number, and write numbers in one way."""
 
 from __future__ import annotations
 
