@@ -1,4 +1,4 @@
-"""``people``: questions in plain English about invented people, whose pages a search returns."""
+"""``people``: questions in plain English about invented people. The agent searches the pages of the people."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.f1": 0.0,
     "reward_weights.pages_read": 0.0,
 }
-"""The reward is exact match; F1 and the share of needed pages that were read are measured only."""
+"""Default settings. Only exact match is rewarded; F1 and ``pages_read`` are measured, but have weight 0."""
 
 LOOK_UP = replace(search, spec=replace(search.spec, name="look_up"))
 """The search tool under another name, for the split ``renamed-tool``."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set; ``seed`` draws the training worlds. Raises InvalidInput if files are given."""
+    """Build the task set. ``seed`` draws the training worlds.
+
+    Raises InvalidInput if ``data`` or ``corpus`` is given.
+    """
     refuse_files("people", data, corpus)
     env = ToolEnv(tools=[search], max_turns=MAX_TURNS, system=INSTRUCTION, examples=EXAMPLES)
     renamed = ToolEnv(tools=[LOOK_UP], max_turns=MAX_TURNS, system=INSTRUCTION, examples=_with_tool(LOOK_UP.spec.name))
@@ -57,14 +60,18 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def _with_tool(name: str) -> tuple[Message, ...]:
-    """Return the example with the calls of another tool."""
+    """Return the example messages with ``name`` as the tool of every call."""
     return tuple(
         replace(message, calls=tuple(replace(call, name=name) for call in message.calls)) for message in EXAMPLES
     )
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the solutions: right is the answer by way of its pages; wrong is, for example, to stop one page early."""
+    """Return the reference solutions of a task.
+
+    The right solutions give the answer, with or without a search for each page of the chain. A wrong solution, for
+    example, answers with the last person of the chain.
+    """
     chain = task.data["chain"]
     name = "look_up" if task.split == "renamed-tool" else "search"
     searches = tuple(tool_call(name, query=title) for title in chain.pages)

@@ -1,4 +1,4 @@
-"""The prompt of ``people``: the instruction, and a solved question. The people in it occur in no world."""
+"""The prompt of ``people``: the instruction and a solved question. The people of this question are in no world."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ EXAMPLES: tuple[Message, ...] = (
     _result(_IVAN, _VERA),
     Message.assistant("<answer>Cairo</answer>"),
 )
-"""A question of two hops, solved."""
+"""A solved question of two hops."""
 
 READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_IVAN, _VERA))}\n\nWhere was Ivan Petrov born?"),
     Message.assistant("<answer>Cairo</answer>"),
 )
-"""The example of the baseline that is given the pages and does not search."""
+"""The example for the naive RAG baseline, which gets the pages in its prompt and does not search."""

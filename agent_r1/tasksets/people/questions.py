@@ -1,4 +1,4 @@
-"""Questions about chains of facts, the splits made of them, and the examples in the prompt."""
+"""Questions about chains of facts, and the splits of these questions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ UNSEEN = frozenset((HELD_OUT_PERSONAL.name, HELD_OUT_VALUED.name))
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The recipe of a split: the class of its people, its worlds, and the numbers of hops through which it rotates.
+    """How the questions of a split are drawn.
 
     Attributes:
-        owner: the class of surnames.
-        worlds: how many worlds the questions are about.
-        tasks: how many questions there are.
-        hops: the numbers of hops of the questions.
-        held_out_wordings: pages and questions use wordings that are never trained on.
-        last: the last relation of a question is one of these.
+        owner: the class of the people's surnames.
+        worlds: the number of worlds that the questions are about.
+        tasks: the number of questions.
+        hops: the numbers of hops; the questions take these numbers in turn.
+        held_out_wordings: whether pages and questions use wordings that are not used in training.
+        last: the names of the relations that can be the last relation of a question.
 
     Example:
         Split("test", worlds=10, tasks=400, hops=(2,))
@@ -48,17 +48,20 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", worlds=10, tasks=400, hops=(1, 2)),
     "unseen-relation": Split("test", worlds=10, tasks=400, hops=(1, 2), last=UNSEEN),
 }
-"""Training has questions of one and two hops. Three and more hops, ``paraphrased``, ``renamed-tool`` and
-``unseen-relation`` change what is constant in training; they are never trained on."""
+"""The splits. The training questions have one or two hops.
+
+Questions of three or more hops and the splits ``paraphrased``, ``renamed-tool`` and ``unseen-relation`` are not trained
+on. Each of these splits changes one property that is constant in training.
+"""
 
 _TRIES = 10_000
-"""Walks drawn for one question; most end too early or on another relation."""
+"""The largest number of walks that are drawn for one question. Many walks have no suitable last relation."""
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. ``seed`` draws the training worlds only.
+    """Return the tasks of a split, always in the same order. ``seed`` changes only the split ``train``.
 
-    Raises InvalidInput for an unknown split.
+    Raises InvalidInput if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("people split", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -69,14 +72,17 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def world_of(task: Task) -> WorldKey:
-    """Return the world that a task is about."""
+    """Return the key of the world that a task is about."""
     key = task.data["world"]
     assert isinstance(key, WorldKey)
     return key
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Draw a question that the split does not have yet, and add it to ``asked``."""
+    """Draw a question that is not in ``asked``, add it to ``asked``, and return it as a task.
+
+    Raises InvalidInput if no new question is found.
+    """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"
     key = WorldKey(recipe.owner, number, recipe.held_out_wordings, recipe.last == UNSEEN)
@@ -97,7 +103,7 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
 
 
 def question(chain: Chain, held_out_wording: bool, rng: random.Random) -> str:
-    """Return a question for the last value of a chain.
+    """Return a question that asks for the last value of a chain.
 
     Example:
         "In which city was the teacher of the rival of Clara Hale born?"

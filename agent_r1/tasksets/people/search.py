@@ -1,4 +1,4 @@
-"""The search tool of ``people``, and the reward for the pages that it returned."""
+"""The search tool of ``people``, and the reward for the pages that the searches returned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def search(query: str, task: Task) -> ToolResult:
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the question's pages that the searches returned; a page counts once."""
+    """Return the share of the pages of the question's chain that the searches of the attempt returned, in [0, 1]."""
     found = {title for turn in trajectory.env_turns for result in turn.results for title in result.data or ()}
     needed = set(task.data["chain"].pages)
     return len(found & needed) / len(needed)

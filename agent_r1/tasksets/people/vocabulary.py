@@ -34,7 +34,8 @@ SURNAMES: Mapping[str, tuple[str, ...]] = {
         "Weaver Webster Wheeler Whitfield Winslow Yates"
     ),
 }
-"""Surnames by class. No surname is in two classes, so people, and with them facts, of different classes differ."""
+"""Surnames by class. No surname is in two classes. Therefore worlds of different classes share no person and no
+fact."""
 
 CITIES = _words(
     "Amsterdam Athens Barcelona Berlin Boston Bristol Budapest Cairo Chicago Copenhagen Dublin Edinburgh Florence "
@@ -59,17 +60,18 @@ DISHES = _words("dumplings lasagna moussaka omelette paella pancakes porridge ra
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation of a person to another person or to a value, and how texts express it.
+    """A relation of a person to another person or to a value, and the wordings of the relation in texts.
 
-    In the wordings of pages, {P}, {p} and {p2} are She, she and her (He, he and him), {O} and {o} are Her and her. {v}
-    is the value, {a} its article. In the first sentence of a page the name takes the place of the first pronoun.
+    The wordings of pages have placeholders: {P}, {p} and {p2} for She, she and her (or He, he and him), {O} and {o} for
+    Her and her (or His and his), {v} for the value, {a} for the article of the value. In the first sentence of a page,
+    the name of the person replaces the first pronoun.
 
     Attributes:
         name: the name of the relation.
-        pages: wordings on pages.
-        questions: wordings of questions about the last person ``{x}`` of a chain.
-        noun: for a relation to a person: the noun that stands in a chain, "the {noun} of {x}".
-        values: for a relation to a value: the values; () for a relation to a person.
+        pages: wordings of a fact on a page.
+        questions: wordings of a question; ``{x}`` is the person that the last relation of the chain belongs to.
+        noun: for a relation to a person: the noun in "the {noun} of {x}"; "" for a relation to a value.
+        values: for a relation to a value: the possible values; () for a relation to a person.
         held_out_page: a wording that no page of training uses.
         held_out_question: a wording that no question of training uses.
     """
@@ -125,7 +127,7 @@ PERSONAL: tuple[Relation, ...] = (
         held_out_page="Since school {v} had been {o} best friend.",
     ),
 )
-"""Relations to another person. None is symmetric, and a person has at most one value of each."""
+"""Relations to another person. No relation is symmetric. A person has at most one value of each relation."""
 
 HELD_OUT_PERSONAL = _person(
     "godparent",
@@ -133,7 +135,7 @@ HELD_OUT_PERSONAL = _person(
     "{P} had {v} as a godparent.",
     held_out_page="The godparent chosen for {p2} was {v}.",
 )
-"""A relation to a person that occurs in the split ``unseen-relation`` only."""
+"""A relation to a person that occurs only in the split ``unseen-relation``."""
 
 VALUED: tuple[Relation, ...] = (
     Relation(
@@ -187,4 +189,4 @@ HELD_OUT_VALUED = Relation(
     "Name the dish of {x}.",
     values=DISHES,
 )
-"""A relation to a value that occurs in the split ``unseen-relation`` only."""
+"""A relation to a value that occurs only in the split ``unseen-relation``."""

@@ -1,4 +1,4 @@
-"""Worlds of invented people: who they are, what is true of them, their pages, and chains of facts."""
+"""Worlds of invented people: the names and facts of the people, their pages, and chains of facts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""Facts of a person about other people, fewest and most."""
+"""The smallest and the largest number of facts of a person that have another person as their value."""
 
 VALUED_FACTS = (1, 3)
-"""Facts of a person with a value, fewest and most. A page has 3 to 6 sentences."""
+"""The smallest and the largest number of other facts of a person. A page therefore has 3 to 6 sentences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact of a person, as a sentence of the page.
+    """One fact of a person, with its sentence on the page of the person.
 
     Example:
         Fact(relation=.., value="Thomas Ashby", sentence="She was taught by Thomas Ashby.")
@@ -61,13 +61,13 @@ class Chain:
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """The people whose pages hold the facts, in order."""
+        """The titles of the pages with the facts of the chain, in the order of the chain. A title is a name."""
         return (self.start, *self.values[:-1])
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """People and their facts by name."""
+    """The facts of each person, by the name of the person."""
 
     facts: Mapping[str, tuple[Fact, ...]]
 
@@ -77,9 +77,9 @@ class World:
         )
 
     def chain(self, hops: int, last: frozenset[str], rng: random.Random) -> Chain | None:
-        """Draw a walk of ``hops`` facts over different people, whose last relation is one of ``last``.
+        """Draw a walk of ``hops`` facts over different people. The last relation must be one of ``last``.
 
-        Returns None if the drawn walk does not end so; draw again.
+        Return None if the drawn walk cannot be completed; the caller can draw again.
         """
         at = start = rng.choice(sorted(self.facts))
         relations, values, visited = [], [], {start}
@@ -99,13 +99,13 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class WorldKey:
-    """Determines a world, on every machine.
+    """The key that determines a world. Equal keys give equal worlds on every machine.
 
     Attributes:
-        owner: the class of its people's surnames: train, validation or test.
+        owner: the class of the people's surnames: train, validation or test.
         number: the name of the world within its class.
-        held_out_wordings: the pages use the wordings that no page of training uses.
-        held_out_relations: every page has facts of the two relations that no page of training has.
+        held_out_wordings: whether the pages use the wordings that no page of training uses.
+        held_out_relations: whether every page has facts of the two relations that no page of training has.
 
     Example:
         WorldKey("test", "0")
@@ -119,7 +119,7 @@ class WorldKey:
 
 @lru_cache(maxsize=256)
 def open_world(key: WorldKey) -> World:
-    """Return the world of a key."""
+    """Return the world that a key determines."""
     rng = random.Random(f"people/{key.owner}/{key.number}")
     names = _draw_names(key.owner, rng)
     facts = {}
@@ -140,7 +140,10 @@ def open_world(key: WorldKey) -> World:
 
 
 def _draw_names(owner: str, rng: random.Random) -> list[str]:
-    """Draw different full names. Several people share a first name or a surname, so that a search finds both."""
+    """Draw different full names.
+
+    Several people have the same first name or surname, so that a search for one person also finds other people.
+    """
     names: dict[str, None] = {}
     while len(names) < PEOPLE:
         names[f"{rng.choice(WOMEN + MEN)} {rng.choice(SURNAMES[owner])}"] = None
@@ -148,7 +151,7 @@ def _draw_names(owner: str, rng: random.Random) -> list[str]:
 
 
 def _sentence(name: str, relation: Relation, value: str, first: bool, held_out: bool, rng: random.Random) -> str:
-    """Return a sentence about a person. The first sentence of a page names the person, the others use a pronoun."""
+    """Return a sentence about a person. The first sentence of a page has the name, other sentences have a pronoun."""
     wording = relation.held_out_page if held_out else rng.choice(relation.pages)
     if first:
         wording = _SUBJECT.sub(lambda slot: f"{name}'s" if slot["word"] in "Oo" else name, wording, count=1)
