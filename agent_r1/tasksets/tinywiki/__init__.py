@@ -1,4 +1,4 @@
-"""TinyWiki: a generated encyclopedia, and questions that need one, two or three of its pages in sequence."""
+"""TinyWiki: a generated encyclopedia, and questions that the agent answers by reading one, two or three pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECIPE: Mapping[str, Any] = {
     "evaluate_every": 2,
     "pass_k": 16,
 }
-"""The reward is exact match; F1 and whether a search found a page are measured only."""
+"""Default settings. Only exact match is rewarded; F1 and ``found`` are measured, but have weight 0."""
 
 
 FIND = replace(search, spec=replace(search.spec, name="find"))
@@ -36,7 +36,7 @@ FIND = replace(search, spec=replace(search.spec, name="find"))
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set; ``seed`` draws the training wikis. Raises InvalidInput if files are given."""
+    """Build the task set. ``seed`` draws the training wikis. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
             raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
@@ -57,7 +57,11 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the solutions: right is the answer by way of its pages; wrong is, for example, to stop one page early."""
+    """Return the reference solutions of a task.
+
+    The right solutions give the answer, with or without a search for each page of the chain. A wrong solution, for
+    example, answers with the title of the last page.
+    """
     chain = task.data["chain"]
     on_the_way = (chain.start, *chain.values[:-1])
     tool = FIND if task.split == "renamed-tool" else search

@@ -1,4 +1,4 @@
-"""tiny-base, the model that is shipped with TinyWiki, and settings that fit it."""
+"""The model tiny-base, which is part of this package, and default settings for its training."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ TINY_BASE_RECIPE: Mapping[str, Any] = {
     "trainer.critic_reads_logprobs": True,
     "trainer.micro_tokens": 4096,
 }
-"""Settings by dotted key for any task set that tiny-base is trained on."""
+"""Default settings, by dotted key, of the task sets on which tiny-base is trained."""

@@ -24,7 +24,7 @@ _MIDDLES = ("a", "e", "i", "o", "u")
 _ENDS = ("ban", "dra", "mis")
 
 ENTITIES: tuple[str, ...] = tuple("".join(parts) for parts in product(_STARTS, _MIDDLES, _ENDS))
-"""240 pronounceable names of one word. Which of them exist, and in which role, differs from wiki to wiki."""
+"""240 names of one word. Each wiki uses other names of this list as its entities, with other facts."""
 
 RELATIONS: tuple[str, ...] = (
     "bridge",
@@ -40,9 +40,9 @@ RELATIONS: tuple[str, ...] = (
     "temple",
     "twin",
 )
-"""The relations between entities."""
+"""The names of the relations between entities."""
 
 UNSEEN_RELATION = "market"
-"""A relation that occurs in no training text; in some wikis it takes the place of ``REPLACED_RELATION``."""
+"""A relation that occurs in no training text. In wikis of the class ``unseen`` it replaces ``REPLACED_RELATION``."""
 
 REPLACED_RELATION = "temple"

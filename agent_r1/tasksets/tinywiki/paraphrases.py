@@ -1,4 +1,7 @@
-"""TinyWiki questions in wordings that are never trained on; each means the same as a question of the two styles."""
+"""TinyWiki questions in wordings that are not trained on.
+
+Each question has the same meaning as a question in style a or style b, the wordings of training.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from agent_r1.tasksets.tinywiki.wiki import Chain
 
 
 def who(chain: Chain) -> str:
-    """Style a with one word replaced.
+    """Return the question in style a, with "What" replaced by "Who".
 
     Example:
         "Who is the capital of the mayor of Alba?"
@@ -17,7 +20,7 @@ def who(chain: Chain) -> str:
 
 
 def command(chain: Chain) -> str:
-    """Style a as a request.
+    """Return the question in style a as a request.
 
     Example:
         "Find the capital of the mayor of Alba."
@@ -26,7 +29,7 @@ def command(chain: Chain) -> str:
 
 
 def topic(chain: Chain) -> str:
-    """Style a with the entity first.
+    """Return the question in style a, with the entity at the beginning.
 
     Example:
         "Alba: what is the capital of the mayor of it?"
@@ -35,7 +38,7 @@ def topic(chain: Chain) -> str:
 
 
 def swapped(chain: Chain) -> str:
-    """Style b with its sentences in another order.
+    """Return the question in style b, with the first two sentences exchanged.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"
@@ -49,7 +52,7 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""Only words that tiny-base knows, so that the wording is tested and not the vocabulary."""
+"""The wordings by name. They use only words of tiny-base's training, so that no unknown word makes a question hard."""
 
 
 def _nested(chain: Chain) -> str:

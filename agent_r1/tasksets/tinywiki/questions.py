@@ -1,4 +1,4 @@
-"""Questions about chains of facts, in two styles, and the splits made of them."""
+"""Questions about chains of facts, in several wordings, and the splits of these questions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Style a: the last relation comes first.
+    """Return the question in style a: the last relation comes first.
 
     Example:
         "What is the capital of the mayor of Alba?"
@@ -26,7 +26,7 @@ def nested(chain: Chain) -> str:
 
 
 def forward(chain: Chain) -> str:
-    """Style b: the relations in the order in which they are followed.
+    """Return the question in style b: the relations come in the order of the chain.
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"
@@ -41,15 +41,20 @@ _WORDINGS = {**STYLES, **PARAPHRASES}
 
 
 def conversation(question: str) -> tuple[Message, ...]:
-    """Return the messages that open an episode."""
+    """Return the messages at the beginning of an episode: the instruction and the question."""
     return (INSTRUCTION, Message.user(question))
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The recipe of a split: its wikis, and the wordings and lengths through which its questions rotate.
+    """How the questions of a split are drawn.
 
-    If ``relation`` is given, every question asks for it.
+    Attributes:
+        owner: the class of the wikis; ``UNSEEN`` for test wikis with the unseen relation.
+        wikis: the number of wikis that the questions are about.
+        tasks: the number of questions.
+        kinds: pairs of a wording and a number of hops; the questions take these kinds in turn.
+        relation: a relation that every chain must contain; None for any relations.
 
     Example:
         Split("test", wikis=4, tasks=400, kinds=(("style-a", 1), ("style-a", 2)))
@@ -77,23 +82,27 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
     "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
-"""Questions rotate through the kinds, so that any prefix of a split is balanced.
+"""The splits. The questions of a split take its kinds in turn, so that the first questions of a split are balanced.
 
-A quarter of the questions is 1-hop, the rest 2-hop. RL never trains on 3-hop questions. A third of the validation
-questions, whose wikis share no fact with the test wikis, is 3-hop, because the checkpoint chosen by validation has to
-hold up there as well. ``one-hop`` is a control: a reader that is given the right page has to know the answer. The last
-three splits try the agent on other wordings, on a renamed tool, and on a relation that is in no page of training.
+- ``train``: a quarter of the questions has one hop, the rest has two hops. No training question has three hops.
+- ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer such
+  questions. Validation wikis share no fact with test wikis.
+- ``style-a``, ``style-b``: one and two hops, as in training, in one wording.
+- ``three-hop``: only questions of three hops.
+- ``one-hop``: a control. A baseline that gets the right page in its prompt can answer these questions.
+- ``paraphrased``, ``renamed-tool``, ``unseen-relation``: wordings, a name of the tool, and a relation that are not used
+  in training.
 """
 
 
 _TRIES = 1000
-"""Chains drawn for one question; a wiki has far more than a split needs."""
+"""The largest number of chains that are drawn for one question. A wiki has many more chains than a split needs."""
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. ``seed`` draws the training wikis only.
+    """Return the tasks of a split, always in the same order. ``seed`` changes only the split ``train``.
 
-    Raises InvalidInput for an unknown split.
+    Raises InvalidInput if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("tinywiki split", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -104,7 +113,7 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Draw a question that its wiki has not had yet, and add it to ``asked``."""
+    """Draw a question about a wiki that is not in ``asked``, add it to ``asked``, and return it as a task."""
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
     rng = random.Random(f"{prefix}/{split}/{index}")

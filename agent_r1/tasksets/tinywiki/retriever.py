@@ -1,4 +1,4 @@
-"""The retriever of TinyWiki, used by the search tool and by the naive RAG baseline; it returns one page."""
+"""The retriever of TinyWiki, for the search tool and the naive RAG baseline. A search returns at most one page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NOTHING = "No page."
 
 
 def retrieve(wiki: Wiki, query: str) -> str:
-    """Return the page whose title occurs in the query; the first such title if there are several.
+    """Return the page whose title is the first title in the query; ``NOTHING`` if the query contains no title.
 
-    Titles are single words, each of one page, so all have equal weight: BM25 over titles would rank them in the same
-    order, with ties broken by position in the query.
+    BM25 over the titles would give all titles in the query the same score, because each title is one word and belongs
+    to one page.
     """
     named = [word for word in re.findall(r"\w+", query) if word in wiki.facts]
     return wiki.page(named[0]) if named else NOTHING

@@ -1,4 +1,4 @@
-"""The search tool of TinyWiki, and the process reward of its calls."""
+"""The search tool of TinyWiki, and the process reward of a search call."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ async def search(query: str, task: Task) -> str:
 
 
 def found_page(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
-    """Return 1.0 for a search that returned a page; 0.0 if it found none or the call could not be run."""
+    """Return the process reward ``found``: 1.0 if the search returned a page; 0.0 if it returned no page or failed."""
     return {"found": float(result.ok and result.parts != (Text(NOTHING),))}

@@ -10,22 +10,23 @@ from functools import lru_cache
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
 
 CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
-"""A fact (entity, relation, value) belongs to one class: the sum of the three vocabulary positions, modulo 3.
+"""The number of each class of facts. The class of a fact (entity, relation, value) is the sum of the positions of the
+three words in their vocabularies, modulo 3.
 
-A wiki contains only facts of its own class, so wikis of different classes share no fact by construction.
+A wiki contains only facts of its own class. Therefore wikis of different classes share no fact.
 """
 
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""Wikis with this name are test wikis in which one relation has a name that no other wiki uses."""
+"""The class name of the wikis in which ``UNSEEN_RELATION`` replaces a relation. They are otherwise test wikis."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5
 
 
 def fact_class(entity: str, relation: str, value: str) -> int:
-    """Return the class of a fact."""
+    """Return the number of the class of a fact (see ``CLASSES``)."""
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
 
@@ -48,7 +49,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Wiki:
-    """Facts by entity and relation; every value has a page of its own.
+    """The facts of an encyclopedia, by entity and relation. Every value is an entity with its own page.
 
     Example:
         Wiki({"Alba": {"mayor": "Bruno"}, "Bruno": {"twin": "Alba"}})
@@ -96,8 +97,9 @@ class Wiki:
 
 @lru_cache(maxsize=256)
 def open_wiki(name: str) -> Wiki:
-    """Return the wiki with this name, the same on every machine. The part before the first slash is its class, or
-    ``UNSEEN``.
+    """Return the wiki with the given name. Equal names give equal wikis on every machine.
+
+    The part of the name before the first slash is the class of the wiki, or ``UNSEEN``.
 
     Example:
         open_wiki("test/0")
@@ -109,13 +111,13 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a new wiki whose facts all have class ``owner``."""
+    """Draw a wiki that contains only facts of the class with the number ``owner``."""
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of one page: no value occurs twice, and none is the page itself."""
+    """Draw the facts of one page by relation. The values are different from each other and from the title."""
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]
