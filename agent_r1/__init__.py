@@ -2,7 +2,7 @@
 
     from agent_r1 import Task, ToolEnv, Trainer, exact_match, tool, train
 
-Importing this loads neither torch nor a model: using ``train`` or ``Trainer`` does.
+The import of this package loads neither torch nor a model. The first use of ``train`` or ``Trainer`` loads torch.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if sys.platform == "win32":  # before the imports below, which need fcntl
+if sys.platform == "win32":  # checked before the imports below, because they need fcntl
     _LINE = "Agent-R1 runs on Linux and macOS; on Windows, use it in the Windows Subsystem for Linux (WSL)"
     if os.path.basename(sys.argv[0]).startswith("agent-r1"):
-        sys.exit(f"agent-r1: {_LINE}")  # the command: one line, no traceback
+        sys.exit(f"agent-r1: {_LINE}")  # the command prints one line without a traceback
     raise ImportError(_LINE)
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Trainer", "train"):  # they load torch
+    if name in ("Trainer", "train"):  # the module of these names loads torch
         api = import_module("agent_r1.training.api")
         return api.train if name == "train" else api.Trainer
     raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")

@@ -1,8 +1,9 @@
 """The command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (143 by SIGTERM).
 
-Errors are one line on stderr; a run that was stopped because it could only go wrong prints its diagnosis.
+An error is printed as one line on stderr. Only RunStopped (a run was stopped because it would learn nothing) prints a
+diagnosis of several lines.
 
-Modules that import torch are imported inside the commands, after everything that can be checked without it.
+Modules that import torch are imported inside the commands, after all checks that do not need torch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CONTEXT_SETTINGS: Mapping[str, Any] = {"token_normalize_func": underscored, "max
 
 
 class Commands(click.Group):
-    """The group of all commands, in the order in which they were added."""
+    """The group of all commands. ``--help`` lists the commands in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -81,12 +82,15 @@ for _command in (train, evaluate, check, play, verify, tasksets, algorithms, ret
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name, (default: ``sys.argv``), and return the exit code."""
+    """Run the command that ``arguments`` (default: ``sys.argv[1:]``) name, and return the exit code."""
     return run_command(cli, sys.argv[1:] if arguments is None else arguments, PROGRAM)
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the command and its parameters, without running it. Raises click.UsageError."""
+    """Return the name and the parameters of the command in ``arguments``, without running the command.
+
+    Raises click.UsageError if the arguments cannot be parsed.
+    """
     name, *rest = arguments
     command = cli.commands.get(name)
     if command is None:
@@ -96,7 +100,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def run_command(command: click.Command, arguments: Sequence[str], program: str) -> int:
-    """Run a command with arguments, print an error as one line, and return the exit code."""
+    """Run a command with ``arguments``, print the error if the command fails, and return the exit code."""
     try:
         with command.make_context(program, list(arguments), **CONTEXT_SETTINGS) as context:
             command.invoke(context)
@@ -121,7 +125,11 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
 
 
 def enter() -> NoReturn:
-    """Run the program. After a signal it exits at once, without waiting for a forward pass in another thread."""
+    """Run the program and exit with its exit code.
+
+    After a signal, the process exits immediately, without waiting for a forward pass in another thread. If the shell
+    requests completions, the program prints the completions and runs no command.
+    """
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         sys.exit(shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, instruction))
     code = main()
@@ -137,7 +145,10 @@ def _print_error(line: object, code: int) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Return a line for arguments that cannot be parsed; it names the option that an unknown one resembles."""
+    """Return one line that explains why the arguments cannot be parsed.
+
+    For an unknown option, the line suggests a similar option if there is one.
+    """
     context = error.ctx
     see = f"see {context.command_path if context else PROGRAM} --help"
     if isinstance(error, click.NoSuchOption) and context is not None:

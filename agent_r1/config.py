@@ -1,7 +1,8 @@
-"""Settings in layers: the command line over a TOML file over a task set's defaults over the defaults of the classes.
+"""Configurations made from layers of settings.
 
-Every setting has a dotted key (``trainer.learning_rate``). Each error is one line that names the key, the layer that
-it came from, and the remedy.
+The layers are, the strongest first: the command line, a TOML file, the defaults of the task set, and the defaults of
+the settings classes. Every setting has a dotted key (``trainer.learning_rate``). Each error is one line that names the
+key, the layer that set the key, and the remedy.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agent_r1.core.suggest import suggest
 COMMAND_LINE = "command line"
 
 LARGEST_INTEGER, LARGEST_NUMBER = 2**32 - 1, 1e9
-"""No setting needs a larger integer or floating-point number, and libraries that get one raise OverflowError."""
+"""The largest integer and floating-point number of a setting. Larger numbers cause OverflowError in some libraries."""
 
 RENAMED: Mapping[str, str] = {
     "task": "taskset",
@@ -34,18 +35,19 @@ RENAMED: Mapping[str, str] = {
     "learner": "trainer",
     "doctor": "monitor",
 }
-"""Settings and tables of the first version, and their names now."""
+"""The names of settings and tables in the first version, each with its present name."""
 
 MAX_FILE, MAX_DEPTH = 1_000_000, 20
-"""Bytes of a TOML file, and how deep its tables and lists may be nested."""
+"""The largest size of a TOML file in bytes, and the largest depth of its nested tables and lists."""
 
 Config = TypeVar("Config", bound=BaseModel)
 
 
 class NestedByName:
-    """Annotation of a setting that is chosen by name and has settings below it, which its own validator checks.
+    """Annotation of a setting that is chosen by name and has settings of its own, such as ``algorithm``.
 
-    Such a field gets one flat table: ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
+    The validator of the field checks these settings. It gets them as one flat table:
+    ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 
 
@@ -54,7 +56,7 @@ NESTED_BY_NAME: Final = NestedByName()
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Settings from one source, by dotted key or nested.
+    """Settings from one source, with dotted keys or in nested tables. Error messages name the ``source``.
 
     Example:
         Layer("config.toml", {"steps": 20, "trainer": {"learning_rate": 1e-3}})
@@ -66,32 +68,38 @@ class Layer:
 
 
 def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
-    """Return one configuration made of layers, the strongest first. Settings in no layer keep the class's default.
+    """Return the configuration that the layers give, the strongest layer first.
 
-    Values are validated strictly: text is not a number.
+    A setting that no layer sets keeps the default of ``cls``. Values are validated strictly: text is not accepted as a
+    number.
 
     Raises:
-        InvalidInput: for the first unknown key, and for the first value of a wrong type or out of range.
+        InvalidInput: if a key is unknown, or if a value is missing, has a wrong type or is out of range. The error
+            describes the first problem.
     """
     settings, sources = _merge(cls, layers)
     try:
         return cls.model_validate_json(to_json(_nest(cls, settings), inf_nan_mode="constants"), strict=True)
     except ValidationError as error:
         raise _explain(cls, error, sources) from None
-    except InvalidInput as error:  # of the validator of a setting that is chosen by name
+    except InvalidInput as error:  # raised by the validator of a setting that is chosen by name
         source = _source(error.what, sources)
         raise InvalidInput(f"{error.what} ({source})" if source else error.what, got=error.got, do=error.do) from None
 
 
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the settings of the layers by dotted key, without validating the values."""
+    """Return the merged settings of the layers by dotted key. Raises InvalidInput for an unknown key.
+
+    The values are not validated by ``cls``.
+    """
     return _merge(cls, layers)[0]
 
 
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
-    """Return the settings of a layer that ``cls`` has, if the others are settings of ``whole``.
+    """Return a layer that contains only the settings of ``cls``.
 
-    This lets one file or one task set configure several commands. Raises InvalidInput for a key that neither has.
+    The settings that are left out must be settings of ``whole``. So one file or one task set can configure several
+    commands. Raises InvalidInput for a key that is a setting of neither ``cls`` nor ``whole``.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:
@@ -101,7 +109,10 @@ def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Laye
 
 
 def read_toml(path: Path) -> Layer:
-    """Read a TOML file as a layer. Raises InvalidInput if it cannot be read or parsed, or is too long or too deep."""
+    """Return the settings of a TOML file as a layer.
+
+    Raises InvalidInput if the file cannot be read or parsed, or exceeds ``MAX_FILE`` or ``MAX_DEPTH``.
+    """
     try:
         with open_regular(path) as file:
             text = file.read(MAX_FILE + 1)
@@ -114,7 +125,7 @@ def read_toml(path: Path) -> Layer:
     except OSError as error:
         reason = error.strerror or "it cannot be read"
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="give a TOML file") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of 5,000 digits, deep brackets
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, ..
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="fix its TOML") from None
 
@@ -128,15 +139,18 @@ def _is_too_deep(values: Mapping[str, Any]) -> bool:
 
 
 def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMMAND_LINE) -> Layer:
-    """Return settings given as text, converted to their types: ``{"steps": "20"}``, ``{"betas": "0.9,0.95"}``.
+    """Return a layer of settings that are given as text, each converted to the type of its setting.
 
-    A text that cannot be converted stays text, so that :func:`resolve` reports it like any other wrong value.
+    A text that cannot be converted stays text, so that :func:`resolve` reports the text as a wrong value.
+
+    Example:
+        from_text(cls, {"steps": "20", "betas": "0.9,0.95"}).values == {"steps": 20, "betas": [0.9, 0.95]}
     """
     return Layer(source, {key: _convert(_value_type(cls, key), text) for key, text in texts.items()})
 
 
 def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every dotted key of a class with its field. A table with free keys counts as one field.
+    """Yield every dotted key of a class with its field. A table with keys that the class does not list is one field.
 
     Example:
         [key for key, _ in iter_fields(TrainConfig)] == ["data", ..., "trainer.learning_rate", ...]
@@ -155,12 +169,15 @@ def setting_keys(cls: type[BaseModel]) -> list[str]:
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Return whether a dotted key is a setting of a class, or an entry of one of its tables."""
+    """Return whether a dotted key names a setting of a class, or an entry of a table of the class."""
     return find_field(cls, key) is not None
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field that a dotted key sets, or sets an entry of; None if there is none."""
+    """Return the field that a dotted key names, or the table field that contains the named entry.
+
+    Return None if the key names neither a field nor an entry of a table.
+    """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
     if field is None:
@@ -172,18 +189,18 @@ def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the class of a field's settings, None if the field is a single setting."""
+    """Return the settings class of a field that nests settings; None if the field is a single setting or a table."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Return whether a field has entries whose keys its class does not list."""
+    """Return whether a field is a table: a field with entries whose keys the settings class does not list."""
     return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 
 
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for a key that is no setting."""
+    """Return the error for a key that is not one of the ``known`` settings. The remedy suggests a known key."""
     known = list(known)
     table, _, _ = key.partition(".")
     if table in RENAMED and any(name.partition(".")[0] == RENAMED[table] for name in known):
@@ -196,7 +213,7 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
 
 
 def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the value of every dotted key that a layer sets, and the source of each."""
+    """Return the values from the strongest layers and the sources of these values, both by dotted key."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -210,7 +227,7 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
     if not has_setting(cls, key):
         raise unknown_setting(key, source, setting_keys(cls))
     largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
-    if isinstance(value, int | float) and largest < abs(value) != math.inf:  # infinity has its own message
+    if isinstance(value, int | float) and largest < abs(value) != math.inf:  # the class reports infinity
         raise InvalidInput(f"{key} ({source})", got=value, do=f"give at most {largest:.10g}")
     try:
         to_json(value, inf_nan_mode="constants")
@@ -221,28 +238,34 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted key, the entries of tables too, so that layers are merged entry by entry."""
+    """Yield the dotted key and the value of each setting.
+
+    Each entry of a table gets a dotted key of its own, so that layers are merged entry by entry.
+    """
     for name, value in values.items():
         key = f"{prefix}{name}"
-        if isinstance(value, BaseModel):  # such as an Algorithm, given in Python: it sets everything that it holds
+        if isinstance(value, BaseModel):  # such as an Algorithm given in Python: all its fields count as set
             value = to_jsonable_python(value)
         if not isinstance(value, Mapping):
             yield _without_name(cls, key), value
         elif value:
             yield from _flatten(cls, value, f"{key}.")
         elif not any(known == key or known.startswith(f"{key}.") for known in setting_keys(cls)):
-            yield key, value  # an empty table sets nothing, but its key must exist
+            yield key, value  # an empty table with an unknown key, to be reported
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
-    """Return the key of a component for the key of its name: ``algorithm.loss`` for ``algorithm.loss.name``."""
+    """Return the key of a component if ``key`` names the component, and ``key`` itself otherwise.
+
+    For example, ``algorithm.loss.name`` becomes ``algorithm.loss``.
+    """
     parent, _, last = key.rpartition(".")
     field = find_field(cls, key)
     return parent if last == "name" and field is not None and NESTED_BY_NAME in field.metadata else key
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest settings with dotted keys: one dictionary per settings class. The entries of a table stay flat."""
+    """Return settings with dotted keys as nested dictionaries, one per settings class. Each table stays flat."""
     nested: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         below = {key.partition(".")[2]: value for key, value in settings.items() if key.partition(".")[0] == name}
@@ -257,7 +280,7 @@ def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_type(cls: type[BaseModel], key: str) -> Any:
-    """Return the type of a setting; ``str`` if the key is unknown or its own validator converts text."""
+    """Return the type of a setting. Return ``str`` if the key is unknown or the setting's validator converts text."""
     field = find_field(cls, key)
     if field is None or NESTED_BY_NAME in field.metadata:
         return str
@@ -267,8 +290,11 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 
 
 def _convert(annotation: Any, text: str) -> Any:
-    """Return a text as a value of a type, items of a tuple between commas; the text itself if that fails."""
-    if get_origin(annotation) is Annotated:  # without its bounds: resolve() reports a value beyond them
+    """Return a text converted to a type, or the text itself if the conversion fails.
+
+    The items of a tuple are separated by commas, and the result is a list of the converted items.
+    """
+    if get_origin(annotation) is Annotated:  # ignore the bounds: resolve() checks the value
         return _convert(get_args(annotation)[0], text)
     if get_origin(annotation) is tuple:
         items = text.removeprefix("[").removesuffix("]").split(",")
@@ -280,7 +306,7 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
-    """Return the first problem of a validation as one line."""
+    """Return the error for the first problem that a validation found. Its message is one line."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     source = _source(key, sources)
@@ -291,12 +317,15 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
     do = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     field = find_field(cls, key)
     if first["type"] == "string_pattern_mismatch" and field is not None and field.description:
-        do = f"give another: {' '.join(field.description.split())}"  # not the regular expression
+        do = f"give another: {' '.join(field.description.split())}"  # instead of the regular expression
     return InvalidInput(f"{key} ({source})", got=repr(first["input"]), do=do)
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
-    """Return the source of a setting; of a list's item the list's, of several settings together one of them."""
+    """Return the source that set a key, or None if no layer set the key.
+
+    For an item of a list, return the source of the list. For a group of settings, return the source of one of them.
+    """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))
     return next((sources[known] for known in (key, *above, *below) if known in sources), None)
