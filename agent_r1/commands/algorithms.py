@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 @click.option("--max_staleness", type=click.IntRange(0), default=0, help="Largest age of a sample in steps.")
 @json_option
 def algorithms(name: str | None, epochs: int | None, minibatches: int, max_staleness: int, as_json: bool) -> None:
-    """List the algorithms, or show one with its objective, its parameters, and the terms that cannot act.
+    """List the algorithms, or show the objective, the parameters and the inactive terms of one algorithm.
 
-    Which terms cannot act depends on how often a batch is used, and how old its samples are.
+    An inactive term cannot change an update. Which terms are inactive depends on how often a batch is used, and on how
+    old its samples are.
     """
     from agent_r1.algorithms.objective import inactive_terms, objective
     from agent_r1.algorithms.presets import ALGORITHMS
@@ -52,7 +53,7 @@ def algorithms(name: str | None, epochs: int | None, minibatches: int, max_stale
 
 
 def _describe(algorithm: Algorithm, inactive: object) -> RenderableType:
-    """Return the objective, and every parameter with its type, meaning, value and bounds."""
+    """Return the objective, the source and notes, and every parameter with its type, meaning, value and bounds."""
     from agent_r1.algorithms.objective import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
@@ -63,7 +64,7 @@ def _describe(algorithm: Algorithm, inactive: object) -> RenderableType:
 
 
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
-    """Yield each option and its explanation; a component that is off is included, with its defaults."""
+    """Yield each option and its explanation. A component that is turned off is included, with its default values."""
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices
 

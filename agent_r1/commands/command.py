@@ -1,4 +1,4 @@
-"""The base of the commands: an option for every setting of a configuration class, and common output."""
+"""The base of the commands: options for the settings of a configuration class, and common output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ ENTRIES = f"{__name__}.entries"
 
 
 class FilePath(click.ParamType):
-    """A path that is not looked at yet. Unlike click.Path it accepts any text: opening the file reports the error."""
+    """The type of a path that is not checked when the arguments are parsed.
+
+    Unlike click.Path, this type accepts any text. The error of a wrong path is reported when the file is opened.
+    """
 
     name = "path"
 
@@ -56,11 +59,14 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class Invalid(AgentR1Error):
-    """The result of a check that failed: the command itself worked."""
+    """The error for a check that found problems. The command itself worked and has printed its report."""
 
 
 class SettingOption(click.Option):
-    """The option of one setting. Its text is collected in the context, to be converted with all the others."""
+    """The option of one setting.
+
+    The click context collects the texts of all setting options, so that all texts are converted together.
+    """
 
     def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
         text = first_line(field.description)
@@ -85,9 +91,10 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command that takes every setting of ``config`` as an option, and gives its callback a layer of those typed.
+    """A command with an option for every setting of ``config``.
 
-    Settings are spelled with underscores, as in files; hyphens are accepted too.
+    The callback gets a layer with the settings that the user typed, as the argument ``settings``. Options are spelled
+    with underscores, like the keys in files. Hyphens are also accepted.
     """
 
     def __init__(self, *args: Any, config: type[BaseModel], **kwargs: Any) -> None:
@@ -107,7 +114,7 @@ class SettingsCommand(click.Command):
         return rest
 
     def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
-        """Yield an option for each entry of a table that is typed, such as ``--algorithm.loss.clip_high``."""
+        """Yield an option for each table entry that ``args`` contain, such as ``--algorithm.loss.clip_high``."""
         typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
         entries = typed.keys() - set(setting_keys(self.config))
         for number, key in enumerate(sorted(entries)):
@@ -137,7 +144,7 @@ def first_line(text: str | None) -> str:
 
 
 def underscored(option: str) -> str:
-    """Return the name of an option as settings are spelled."""
+    """Return the name of an option with underscores instead of hyphens."""
     return option.replace("-", "_")
 
 
@@ -148,7 +155,11 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 
 
 def _section(config: type[BaseModel], key: str) -> str:
-    """Return the heading of a setting in ``--help``: its parent, or the class that declares it."""
+    """Return the heading above a setting in ``--help``.
+
+    The heading is the name and description of the table that contains the setting. If no table contains the setting,
+    the heading is the ``section`` of the class that declares the setting.
+    """
     name, _, below = key.partition(".")
     field = config.model_fields[name]
     if below and nested_model(field):
@@ -180,7 +191,7 @@ def _annotation_text(annotation: Any) -> str:
 
 
 def _default_and_bounds(field: FieldInfo) -> str:
-    """Return the default and the bounds of a setting: ``[default: 200; >= 1]``."""
+    """Return the default and the bounds of a setting, such as ``[default: 200; >= 1]``."""
     default = field.default
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
@@ -191,7 +202,7 @@ def _default_and_bounds(field: FieldInfo) -> str:
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """Return the bounds of a number, such as ``>= 1``; "" if it has none."""
+    """Return the bounds of a setting that is a number, such as ``>= 1``, or "" if there are no bounds."""
     shown = []
     for bound in field.metadata:
         match bound:
@@ -213,17 +224,17 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return the layers, the strongest first: the command line, then the file that ``--config`` names."""
+    """Return the layers, the strongest first: the command line, then the file of ``--config`` if there is one."""
     return [settings] if file is None else [settings, read_toml(file)]
 
 
 def progress_of(quiet: bool) -> Progress:
-    """Return the progress of a command, on stderr."""
+    """Return an object that shows the progress of a command on stderr, or shows nothing if ``quiet`` is true."""
     return SilentProgress() if quiet else make_progress(Console(stderr=True))
 
 
 def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
-    """Print the result of a command."""
+    """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, ``text`` otherwise."""
     if as_json:
         print(json.dumps(data))
     else:
@@ -231,7 +242,7 @@ def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
 
 
 def columns(rows: Mapping[str, str]) -> Table:
-    """Return names on the left and their meanings, wrapped, on the right."""
+    """Return a table with the names on the left and their meanings, wrapped, on the right."""
     grid = Table.grid(padding=(0, 2))
     for name, meaning in rows.items():
         grid.add_row(Text(name), Text(meaning))

@@ -1,4 +1,4 @@
-"""The questions of an evaluation: none that the agent was trained on, whatever their file is called."""
+"""The questions of an evaluation, without the questions that the agent was trained on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def with_unseen_questions(
 ) -> TaskSet:
     """Return the task set with the questions to evaluate on.
 
-    On the data that the run was trained on, these are its own test splits. Other data are used whole, unless they
-    have a test split, but without the questions that the run was trained on.
+    - If the evaluation uses the path of the training data, the task set is returned unchanged: the questions are the
+      test splits.
+    - If the evaluation uses another path, the training questions of the run are removed.
+    - If the task set has a split of all questions (``whole``), the evaluation uses all of them. A task set has this
+      split if its data are one file.
 
     Args:
         trained: the configuration of the run that is evaluated; None if the model does not belong to a run.
@@ -44,7 +47,10 @@ def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
 
 
 def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset[str]:
-    """Return the questions a run was trained on; none, with a warning, if its data are no longer there."""
+    """Return the questions that a run was trained on.
+
+    If the training data can no longer be read, print a warning and return no questions.
+    """
     try:
         own = agent_r1.tasksets.build(trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox)
     except InvalidInput as error:

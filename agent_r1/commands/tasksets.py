@@ -1,4 +1,4 @@
-"""The commands ``tasksets``, ``check``, ``play`` and ``retriever``. They import torch only if they need it."""
+"""The commands ``tasksets``, ``check``, ``play`` and ``retriever``. Each imports torch only if it needs torch."""
 
 from __future__ import annotations
 
@@ -85,14 +85,18 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return the task set of this name, or the one that a FILE.py defines."""
+    """Return the task set with a name, or the task set that a file defines if ``name`` ends with ``.py``."""
     if name.endswith(".py"):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox)
 
 
 def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
-    """Return the task set that a file defines. Raises InvalidInput if a setting names another one, or its data."""
+    """Return the task set that a file defines.
+
+    Raises InvalidInput if ``config`` sets ``taskset``, ``data``, ``corpus`` or ``sandbox``, or if the file cannot be
+    used.
+    """
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in config.model_fields_set:
             do = "leave one out: the file defines its own task set"
@@ -101,7 +105,7 @@ def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
 
 
 def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
-    """Return the progress, after a warning on it if code of the policy runs without a sandbox."""
+    """Print a warning if code that the policy writes runs without a sandbox. Return ``progress``."""
     if taskset.sandbox is not None and taskset.sandbox.startswith("none"):
         progress.print_line(
             "WARNING: sandbox none: programs written by a model run with your rights, files and network"
@@ -110,5 +114,5 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return the JSON entry for the sandbox; empty if the task set runs no code."""
+    """Return the JSON entry that names the sandbox, or an empty dictionary if the task set runs no code."""
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}

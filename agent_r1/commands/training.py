@@ -31,7 +31,7 @@ from agent_r1.training.tables import TrainReport, render_report, render_table, r
 from agent_r1.training.user_task import load_task_file
 
 NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "sandbox")
-"""Settings of a run that are not used if it is evaluated on another task set."""
+"""Settings of a run that an evaluation on another task set does not use."""
 
 file_argument = click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
 
@@ -45,9 +45,9 @@ file_argument = click.argument("file", required=False, metavar="[FILE.py]", type
 def train(
     file: Path | None, settings: Layer, config_file: Path | None, resume: bool, as_json: bool, quiet: bool
 ) -> None:
-    """Train an agent. Without arguments: grpo on the task set tinywiki, with the model tiny-base.
+    """Train an agent. Without arguments, train the model tiny-base with grpo on the task set tinywiki.
 
-    FILE.py defines your own agent, by the names env and tasks.
+    FILE.py defines your own agent under the names env and tasks.
     """
     layers = with_file(settings, config_file)
     try:
@@ -80,7 +80,7 @@ def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainR
 
 
 def _require_file(taskset: str) -> None:
-    """Raise InvalidInput if the task set of a run is defined by a file, which was not given."""
+    """Raise InvalidInput if ``taskset`` is not built in, because the user must give the file that defines it."""
     if taskset not in agent_r1.tasksets.TASKSETS:
         do = f"give the file that the run was started with, which defines {taskset!r}"
         raise InvalidInput("FILE.py", got="none", do=do)
@@ -94,7 +94,7 @@ def _require_file(taskset: str) -> None:
 def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
     """Print the table of methods for a model, a folder or a run.
 
-    A file given by --config can be one for training: settings of training alone are not used.
+    The file of --config can be a configuration for training: settings that only training has are ignored.
     """
     layers = [restrict(layer, EvalConfig, TrainConfig) for layer in with_file(settings, config_file)]
     given, trained = resolve(EvalConfig, layers), None
@@ -124,7 +124,10 @@ def _config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings of a run that its evaluation uses too. To run code without a sandbox is never inherited."""
+    """Return the settings of a run that an evaluation of the run also uses.
+
+    The setting ``sandbox = "none"`` is left out: only the user can choose to evaluate without a sandbox.
+    """
     left_out = NOT_FOR_OTHER_TASKSETS if other_taskset else ()
     kept = {key: value for key, value in own.values.items() if key not in left_out}
     return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})

@@ -24,7 +24,7 @@ from agent_r1.store.verification import verify as verify_run
 @click.option("--digest", is_flag=True, help="Print only a digest that is the same for equal runs.")
 @json_option
 def verify(run: str, digest: bool, as_json: bool) -> None:
-    """Verify that a run is complete and that each attempt has one fate. RUN is a name in runs/, or a folder."""
+    """Verify that no record of a run is missing, changed or contradictory. RUN is a name in runs/, or a folder."""
     folder, value = run_folder(run), None
     if not folder.is_dir():
         there = sorted(file.parent.name for file in Path("runs").glob("*/run.db"))
