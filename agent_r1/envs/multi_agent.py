@@ -5,8 +5,8 @@
         return (1.0, 0.0) if first > second else (0.0, 1.0)
 
 Each player has an environment of its own. The questions of the game are the observations, and the answers of the player
-are the actions. Therefore the agent loop, the loss masks and the credit assignment are the same as for a single agent,
-and each player has a trajectory of its own.
+are the actions. Each player has a trajectory of its own. Therefore the agent loop, the loss masks and the credit
+assignment are the same as for a single agent.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Cgroup:
     async def remove(self) -> None:
         """Remove the cgroup after its processes have ended.
 
-        If processes still run after about a second, the cgroup remains. After the end of this process, another trainer
-        process removes it.
+        If processes still run after about a second, the cgroup remains. A trainer process that starts after the end of
+        this process removes the cgroup.
         """
         for _ in range(_REMOVE_TRIES):
             try:
@@ -107,9 +107,9 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """Yield the cgroups of this process, in which new cgroups are made.
+    """Yield the cgroups of this process and their versions. The cgroup of a sandbox is made inside one of them.
 
-    In any other place, the cgroup of a sandbox would escape the limits of its trainer.
+    In any other cgroup, the memory of the sandbox would not count towards the limit of its trainer.
     """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

@@ -43,7 +43,7 @@ class Interpreter:
                 if isinstance(process, ExecutionResult):
                     return process
                 self._process = process
-            # True until the call returns, because a cancelled call loses the process.
+            # ``_lost`` is True until the call returns, because a cancelled call loses the process.
             restarted, self._lost = self._lost, True
             result = await self._call(self._process, source)
             self._lost = not result.alive

@@ -90,7 +90,7 @@ class CallBatcher:
     async def _execute(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
         """Execute a batch and return one outcome per call.
 
-        If the batch raises or returns a wrong number of outputs, its calls are executed one by one, so that only the
+        If the batch raises or returns a wrong number of outputs, its calls are executed one by one. Then only the
         faulty calls fail.
         """
         outcome = await run_with_timeout(partial(self._batch, calls), timeout)

@@ -75,9 +75,9 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
     """Run ``work`` and return its outcome. An exception of ``work`` and a timeout are outcomes too.
 
-    Only a cancellation of the caller, an interrupt by a signal (KeyboardInterrupt) and the end of the event loop are
-    raised. The time limit begins when ``work`` starts. An async function that blocks the event loop cannot be stopped
-    at its time limit.
+    Only three exceptions are raised: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
+    GeneratorExit at the end of the event loop. The time limit begins when ``work`` starts. An async function that
+    blocks the event loop cannot be stopped at its time limit.
 
     Args:
         work: a sync or an async function without arguments.
@@ -162,9 +162,9 @@ def user_code_location(error: BaseException) -> str:
 async def run_detached(work: Awaitable[T]) -> T:
     """Return the result of ``work``, which runs in an asyncio task of its own. An exception of ``work`` is raised here.
 
-    The separate task lets the caller end when it is cancelled, even if ``work`` catches the cancellation: asyncio
-    cancels a task only once, and a bare ``except:`` in a retry loop catches the cancellation. If the caller is
-    cancelled, ``work`` is cancelled too, and abandoned after ``GRACE_SECONDS``. ``work`` cannot cancel the caller
+    Because of the separate task, a cancelled caller ends even if ``work`` catches the cancellation. asyncio cancels a
+    task only once, and a bare ``except:`` in a retry loop would catch the cancellation. If the caller is cancelled,
+    ``work`` is cancelled too, and abandoned after ``GRACE_SECONDS``. ``work`` cannot cancel the caller
     (:mod:`agent_r1.core.tasks`).
     """
     task = user_code_task(_capture(work))

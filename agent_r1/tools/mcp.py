@@ -187,7 +187,8 @@ class _SchemaSignature:
 
 
 class _Connection:
-    """A connection to a server. The same asyncio task opens and closes the connection, because the SDK requires this.
+    """A connection to a server. An asyncio task of its own opens and closes it, because the SDK forbids different
+    tasks.
 
     ``usable`` is False after an error or a call without a result, because the state of the server is then unknown.
     """

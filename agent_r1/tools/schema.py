@@ -71,7 +71,7 @@ class FunctionSignature:
             fields = self.model.model_validate(dict(arguments))
         except ValidationError as error:
             return InvalidArguments(f"{_describe_errors(error)}. Expected: {describe_parameters(self.schema)}")
-        except Exception as error:  # a validator of the user's own types may raise anything
+        except Exception as error:  # a validator of the user's own types can raise any exception
             return InvalidArguments(f"{type(error).__name__}. Expected: {describe_parameters(self.schema)}")
         keywords = {name: value for name, (_, value) in zip(self.names, fields, strict=True)}
         available: dict[type, Any] = {Task: task, RolloutContext: context, Resources: resources}

@@ -126,8 +126,8 @@ class GameEpisode:
 def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
     """Return the task's messages with the first observation, as the opening messages of an episode.
 
-    If the last message of the task is a user message, the observation is added to this message, because some chat
-    templates reject two user messages in a row. Otherwise the observation becomes a user message of its own.
+    If the last message of the task is a user message, the observation is added to it. Otherwise the observation becomes
+    a user message of its own. Some chat templates reject two user messages in a row.
     """
     observation = _truncate(observation)
     if task.messages and task.messages[-1].role == "user":

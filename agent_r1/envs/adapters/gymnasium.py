@@ -17,10 +17,10 @@ from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks
 class Gymnasium:
     """An environment of Gymnasium as text, with a ``Discrete`` or ``Text`` action space.
 
-    The policy gives a ``Discrete`` action by its name or its number, counted from 0. The policy sees a text observation
-    without a change. With ``render_mode="ansi"`` it sees the rendered environment instead of an observation that is not
-    text. Without this mode, it sees such an observation as JSON. If the policy's text is not an action, the policy
-    receives an explanation. The environment does not see this text, but the turn counts.
+    The policy gives a ``Discrete`` action by its name or its number, counted from 0. If the policy's text is not an
+    action, the policy receives an explanation. The environment does not receive this text, but the turn counts. The
+    policy sees an observation that is text without a change. For any other observation, the policy sees the rendered
+    environment if ``render_mode`` is "ansi", otherwise the observation as JSON.
 
     Args:
         name: the name for ``gymnasium.make``. With ``module:Name-v0``, the module is imported first.
@@ -30,8 +30,8 @@ class Gymnasium:
         timeout: the time limit of an action in seconds.
 
     Raises:
-        InvalidInput: if gymnasium is not installed, the environment does not exist, its action space is neither
-            ``Discrete`` nor ``Text``, or ``actions`` does not fit the action space.
+        InvalidInput: if gymnasium is not installed or the environment does not exist. Also if the action space is
+            neither ``Discrete`` nor ``Text``, or does not fit ``actions``.
     """
 
     def __init__(

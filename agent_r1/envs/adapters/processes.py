@@ -1,9 +1,10 @@
-"""Blocking Python objects in worker processes, where they can hang, crash or change global state without harm.
+"""Blocking Python objects in worker processes.
 
-Many packages draw from the global ``random``, are not thread-safe, or hang in C code. Threads do not isolate such
-packages. Each package has one server process (:mod:`agent_r1.envs.adapters.fork_server`). It imports the package and
-then forks a worker process within a few milliseconds. A worker process limits the effects of accidents, but it is not a
-sandbox: it has all rights of this process.
+An object can hang, crash or change global state there without harm to this process. Many packages draw from the global
+``random``, are not thread-safe, or hang in C code. Threads do not isolate such packages. Each package has one server
+process (:mod:`agent_r1.envs.adapters.fork_server`). The server process imports the package and then forks a worker
+process within a few milliseconds. A worker process limits the effects of accidents, but it is not a sandbox: it has all
+rights of this process.
 """
 
 from __future__ import annotations
