@@ -89,7 +89,7 @@ class GymnasiumGame:
             return Observation(f"{text.strip()[:100]!r} is no action. {expected}", valid=False)
         observation, reward, terminated, truncated, _ = self._env.step(action)
         end = "terminal" if terminated else "truncated" if truncated else None
-        return Observation(self._to_text(observation), float(reward), end)  # type: ignore[arg-type]  # one of three values
+        return Observation(self._to_text(observation), float(reward), end)  # type: ignore[arg-type]  # the three above
 
     def close(self) -> None:
         self._env.close()
