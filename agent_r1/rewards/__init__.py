@@ -1,4 +1,4 @@
-"""Reward functions (exact match, F1, format) and the scorer that runs them."""
+"""Reward functions (exact match, F1, format) and the scorer that runs reward functions."""
 
 from agent_r1.rewards.answers import (
     calls_are_valid,

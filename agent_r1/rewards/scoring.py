@@ -32,7 +32,7 @@ from agent_r1.tools.execution import (
 RewardFunction = Callable[[Trajectory, Task], Any]
 """A function, plain or async, that returns the reward of a trajectory at a task.
 
-It returns a number, a tuple with one number per turn, or a mapping of reward names to such values.
+The function returns a number, a tuple with one number per turn, or a mapping from reward names to numbers or tuples.
 """
 
 
@@ -80,8 +80,8 @@ class FunctionScorer:
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
     """Return the functions by their names.
 
-    Raises InvalidInput if a function has no name (it is a lambda or another object), or if two functions have the same
-    name.
+    Raises InvalidInput if a function is a lambda or an object without a function name, or if two functions have the
+    same name.
     """
     by_name: dict[str, RewardFunction] = {}
     for function in functions:
