@@ -1,4 +1,4 @@
-"""BM25 search: ranks passages by the words that they share with a query."""
+"""BM25 search: the words that a passage shares with a query decide its rank."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ class Origin:
 
 
 def build_once(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder for ``origin``. If the folder is missing or damaged, make it with ``make``.
+    """Return the folder for ``origin``. A missing or damaged folder is made with ``make``.
 
-    ``make`` gets a temporary folder and writes the files into it. The complete temporary folder is then renamed. Raises
-    InvalidInput if no folder can be created in the cache.
+    ``make`` gets a temporary folder and writes the files into this folder. The complete temporary folder is then
+    renamed. Raises InvalidInput if no folder can be created in the cache.
     """
     folder = cache.expanduser() / origin.key
     if is_valid(folder, origin):

@@ -40,7 +40,7 @@ class SearchConfig(BaseModel):
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
     """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: as the
-    encoder's folder says; mean if the folder does not say it."""
+    encoder's folder says; mean if the folder names no pooling."""
 
     query_prefix: str = ""
     """Text that is put before every query. Some encoders are trained with such an instruction."""

@@ -4,8 +4,8 @@
     POST /search         {"query": "Who rules Alba?", "k": 5}      -> {"passages": [{"title": "Alba", "text": ".."}]}
     POST /search/batch   {"queries": ["Alba", "Bruno"], "k": 5}    -> {"results": [[{"title": ..}], ..]}
 
-If the server refuses a request, it answers with {"error": "one line"} and a 4xx status. If a search fails, it answers
-with {"error": "one line"} and status 500.
+If the server refuses a request, the answer is {"error": "one line"} with a 4xx status. If a search fails, the answer is
+{"error": "one line"} with status 500.
 """
 
 from __future__ import annotations

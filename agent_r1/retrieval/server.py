@@ -54,7 +54,7 @@ IDLE_SECONDS = 60
 """Seconds after an answer until an open connection without a new request is closed."""
 
 DRAIN_SECONDS = 10
-"""Seconds that the server waits for the requests in progress when it is stopped."""
+"""Seconds that a stopped server waits for the requests in progress."""
 
 QUERIES_PER_SEARCH = 16
 """A batch is searched in parts of this many queries, so that a large batch does not block other requests for
@@ -173,7 +173,7 @@ class _DeadlineProtocol(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers, because :mod:`agent_r1.retrieval.serve` installs signal handlers."""
+    """uvicorn without signal handlers, because :mod:`agent_r1.retrieval.serve` installs the signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

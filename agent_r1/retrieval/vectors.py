@@ -92,7 +92,7 @@ def read_faiss(path: Path, probes: int) -> FaissVectors:
 
 
 def import_faiss() -> Any:
-    """Import faiss, an optional dependency. Raises InvalidInput if it is not installed."""
+    """Import and return faiss, an optional dependency. Raises InvalidInput if faiss is not installed."""
     try:
         import faiss
     except ImportError as error:
