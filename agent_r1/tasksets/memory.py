@@ -104,7 +104,7 @@ def _task(split: str, index: int, rng: random.Random) -> Task:
 
 
 def draw_facts(distance: int, rng: random.Random) -> Facts:
-    """Draw the first fact and ``distance`` other facts, and return them with the question for the first fact."""
+    """Return a drawn first fact, ``distance`` other facts, and the question for the first fact."""
     names = rng.sample(ENTITIES, 2 * (distance + 1))
     relations = rng.sample(RELATIONS, distance + 1)
     facts = list(zip(names[::2], relations, names[1::2], strict=True))

@@ -195,7 +195,7 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
     """Return ``served`` (1.0 if both parts are 1.0) and its parts ``state`` and ``told``, each 1.0 or 0.0.
 
     ``state`` is 1.0 if the database is as the customer asked. ``told`` is 1.0 if the conversation ended and the agent
-    stated the right price: the statements to the customer name the price of the customer's order and no price of
+    stated the right price. The statements to the customer must name the price of the customer's order, and no price of
     another order. Questions, thoughts and calls are not statements.
     """
     orders: Database = task.data["orders"]
@@ -274,8 +274,9 @@ def _wish(orders: Database, rng: random.Random) -> Wish:
 def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solutions ask the customer, look up the order, change it, and state its price. The wrong solutions, for
-    example, do not change the order, do not state the price, change another order, or never end the conversation.
+    The right solutions ask the customer, look up the order, change or cancel the order, and state the price. The wrong
+    solutions, for example, do not change the order, do not state the price, change another order as well, or never end
+    the conversation.
     """
     wish: Wish = task.data["wish"]
     orders: Database = task.data["orders"]

@@ -36,7 +36,7 @@ Splits = Mapping[str, tuple[Question, ...]]
 Read = Callable[[Path], tuple[Question, ...]]
 """A function that reads the questions of a file or of a split on the hub.
 
-It raises InvalidInput, which names the row, if a row cannot be read.
+The function raises InvalidInput, which names the row, if a row cannot be read.
 """
 
 HELD_BACK = ("validation", "dev", "test")
@@ -61,7 +61,7 @@ def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[st
         tested: the parts of a data set on the hub to test on; the first part that exists is used.
 
     Raises:
-        InvalidInput: ``read`` raises it, a folder has no files with these names, a question is in two splits, or a
+        InvalidInput: a row cannot be read, a folder has no files with these names, a question is in two splits, or a
             file has too few questions.
     """
     if is_hub(data):

@@ -1,4 +1,7 @@
-"""Code: the agent writes functions (HumanEval, MBPP), tries them on public examples, and is graded by hidden tests."""
+"""Code: the agent writes a function (HumanEval, MBPP) and tries the function on public examples.
+
+Hidden tests grade the function.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exam of a problem: its hidden tests and the code around them."""
+"""The exam of a problem: the hidden tests, and the code that runs before and after a solution."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Exam:
     async def judge(self, sandbox: Sandbox, solution: str) -> Verdict:
         """Return the verdict of :meth:`Sandbox.grade` about a solution.
 
-        If the tests draw random numbers, they draw the same numbers at each call.
+        Tests that draw random numbers draw the same numbers at each call.
         """
         handing = "".join(f"{name} = {_HAND}({name!r})\n" for name in self.handed)
         calls = (*self.calls, _HAND) if self.handed else self.calls

@@ -68,7 +68,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
 def _humaneval(row: JsonRecord) -> Problem:
     """Return the problem in a row of HumanEval.
 
-    The prompt runs before the tests and before the solution, because it has imports and functions that both use.
+    The prompt runs before the tests and before the solution, because both can use imports and functions of the prompt.
     """
     name, prompt, test = row.get_text("entry_point"), _source(row, "prompt"), _source(row, "test")
     if not test.strip():

@@ -86,7 +86,7 @@ def first_code(trajectory: Trajectory) -> str | None:
 def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
     """Return every code that was given to ``run_tests``, then the final solution, if there is one.
 
-    Calls in the last turn of an attempt do not count if they were not run.
+    A call in the last turn of an attempt does not count if the call was not run.
     """
     tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
     final = final_code(trajectory)

@@ -15,8 +15,9 @@ from agent_r1.tasksets.math.problems import Problem
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return the function that returns the reference solutions of a task.
 
-    The right solutions state the gold answer. The wrong solutions state, for example, the answer of another problem,
-    the gold answer plus one, an expression of the question, or a sum that is not computed, or have the wrong form.
+    The right solutions state the gold answer. The wrong solutions, for example, state the answer of another problem,
+    the gold answer plus one, an expression of the question, or a sum that is not computed. Other wrong solutions have
+    no complete box.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 

@@ -32,9 +32,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute the gold answer: whether it finds the gold answer equal to itself.
+        """Return whether math-verify finds the gold answer equal to itself, and can therefore compute the gold answer.
 
-        The gold answer has the form in which :meth:`check` compares it with ``said``.
+        The gold answer is normalized in the same way as in :meth:`check`.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
@@ -48,7 +48,8 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 def _are_equal(gold: str, said: str) -> bool:
     """Return whether math-verify finds two answers equal. The result can change if the two answers are exchanged.
 
-    The time limits of math-verify are disabled, because they would turn an undecided comparison into a wrong answer.
+    The time limits of math-verify are disabled, because math-verify returns "not equal" at its time limit, also for a
+    right answer.
     """
     return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 

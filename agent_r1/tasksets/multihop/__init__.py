@@ -1,4 +1,4 @@
-"""Multi-hop questions over a corpus of passages: HotpotQA, 2WikiMultihopQA, MuSiQue, and mixtures of them."""
+"""Multi-hop questions over a corpus of passages: HotpotQA, 2WikiMultihopQA, MuSiQue, and mixtures of data sets."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def world_of(task: Task) -> WorldKey:
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Draw a question that is not in ``asked``, add it to ``asked``, and return it as a task.
+    """Return a task with a drawn question. The question is not yet in ``asked`` and is added to ``asked``.
 
     Raises InvalidInput if no new question is found.
     """

@@ -24,7 +24,7 @@ _MIDDLES = ("a", "e", "i", "o", "u")
 _ENDS = ("ban", "dra", "mis")
 
 ENTITIES: tuple[str, ...] = tuple("".join(parts) for parts in product(_STARTS, _MIDDLES, _ENDS))
-"""240 names of one word. Each wiki uses other names of this list as its entities, with other facts."""
+"""240 names of one word. Each wiki draws the names of its entities from this tuple."""
 
 RELATIONS: tuple[str, ...] = (
     "bridge",
@@ -43,6 +43,6 @@ RELATIONS: tuple[str, ...] = (
 """The names of the relations between entities."""
 
 UNSEEN_RELATION = "market"
-"""A relation that occurs in no training text. In wikis of the class ``unseen`` it replaces ``REPLACED_RELATION``."""
+"""A relation that occurs in no training text. In wikis of the class ``unseen``, it replaces ``REPLACED_RELATION``."""
 
 REPLACED_RELATION = "temple"

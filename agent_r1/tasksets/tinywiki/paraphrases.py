@@ -52,7 +52,8 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""The wordings by name. They use only words of tiny-base's training, so that no unknown word makes a question hard."""
+"""The wordings by name. All words are known to tiny-base, so that the questions test the wording, not the vocabulary.
+"""
 
 
 def _nested(chain: Chain) -> str:

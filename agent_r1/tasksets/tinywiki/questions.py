@@ -113,7 +113,7 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Draw a question about a wiki that is not in ``asked``, add it to ``asked``, and return it as a task."""
+    """Return a task with a drawn question about a wiki. The question is new; it is added to ``asked``."""
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
     rng = random.Random(f"{prefix}/{split}/{index}")

@@ -1,4 +1,4 @@
-"""Wikis: generated encyclopedias with one page per entity, and chains of facts through them."""
+"""Wikis: generated encyclopedias with one page per entity, and chains of facts through the pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A wiki contains only facts of its own class. Therefore wikis of different classe
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""The class name of the wikis in which ``UNSEEN_RELATION`` replaces a relation. They are otherwise test wikis."""
+"""The class name of test wikis in which ``UNSEEN_RELATION`` replaces ``REPLACED_RELATION``."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5

@@ -8,7 +8,7 @@ LONGEST = 500  # the largest number of characters of a value that are printed
 
 
 def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) -> None:
-    """Run a solution, try the examples on it, and print the failures.
+    """Run a solution and the examples, and print the failures and the number of examples that pass.
 
     Args:
         given: source that runs before the solution.
