@@ -1,6 +1,6 @@
 """The policy update: the trainer protocol, the trainer of one process, and the updater that drives a trainer.
 
-The names are imported on first use, so that ``agent_r1.trainer.config`` loads neither torch nor transformers.
+Python imports each public name on first use, so that ``agent_r1.trainer.config`` loads neither torch nor transformers.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Settings of the trainer. Imports no torch, so that the command line starts fast."""
+"""Settings of the trainer. This module does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ class ScheduleConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
-    """Shape of the decay that ends with the last step; constant: none."""
+    """Shape in which the learning rates decay until the last step of the run. constant: they do not decay."""
 
     warmup_steps: int = Field(default=0, ge=0)
-    """First steps, in which the learning rates rise linearly, from min_ratio in the first one."""
+    """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). The first step has
+    min_ratio times the configured learning rates."""
 
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
-    """The same as a share of all steps; give one of both."""
+    """Length of the warm-up as a share of all steps. Give either warmup_steps or warmup_ratio, not both."""
 
     decay_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Share of the steps, at the end, in which they fall (warm-up, stable, decay). None: all after the warm-up."""
+    """Share of all steps, at the end of the run, in which the learning rates decay (warm-up, stable, decay). None: the
+    decay begins right after the warm-up."""
 
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Where the decay ends, as a share of the learning rates."""
+    """Share of the configured rates at which the warm-up begins, and towards which the learning rates decay."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -45,7 +47,7 @@ class ScheduleConfig(BaseModel):
 
 
 class TrainerConfig(BaseModel):
-    """Settings of the optimizer and of memory. The defaults suit a model of 3B parameters."""
+    """Settings of the optimizer, and of the memory that training uses. The defaults suit a model of 3B parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -53,20 +55,21 @@ class TrainerConfig(BaseModel):
     """Learning rate of AdamW for the policy."""
 
     critic_learning_rate: float = Field(default=1e-5, gt=0, le=1)
-    """Learning rate of AdamW for the critic, if the algorithm has one."""
+    """Learning rate of AdamW for the critic, if the algorithm has a critic."""
 
     critic_epochs: int | None = Field(default=None, ge=1)
-    """Passes of the critic alone over each batch, after the policy's; none: it is trained in the policy's passes."""
+    """Number of epochs over each batch that train only the critic, after the epochs of the policy. None: the epochs of
+    the policy train the critic too."""
 
     critic_minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps of the critic per batch and pass, if critic_epochs is given."""
+    """Maximum number of optimizer steps of the critic per batch and epoch. A value above 1 needs critic_epochs."""
 
     critic_reads_logprobs: bool = False
-    """Whether the critic also reads the probability with which each token was sampled: where improbable tokens decide
-    the outcome, it then learns from far fewer attempts."""
+    """Whether the critic also reads the probability with which each token was sampled. If improbable tokens decide the
+    outcome, the critic then learns from far fewer attempts."""
 
     schedule: ScheduleConfig = ScheduleConfig()
-    """How the learning rates change over the steps."""
+    """How the learning rates change over the steps of a run."""
 
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Decay rates of AdamW's first and second moments, each at least 0 and below 1."""
@@ -75,24 +78,25 @@ class TrainerConfig(BaseModel):
     """Decoupled weight decay of AdamW."""
 
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients with a larger norm are scaled down to this norm."""
+    """Maximum norm of the gradient of the policy or of the critic. A larger gradient is scaled down to this norm."""
 
     minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps per batch and epoch; a trajectory is never split between them."""
+    """Maximum number of optimizer steps per batch and epoch. All tokens of a trajectory are in the same minibatch."""
 
     micro_tokens: int = Field(default=16384, ge=1)
-    """Maximum number of tokens in one forward and backward pass: bounds memory; results change by rounding only."""
+    """Maximum number of tokens in one forward and backward pass, with padding. A smaller number needs less memory, and
+    changes the results by rounding only."""
 
     dtype: Dtype = "float32"
     """Data type of forward and backward passes. Weights, gradients and optimizer moments are always kept in float32."""
 
     activation_checkpointing: bool = False
-    """Keep only the inputs of each layer in the forward pass, and compute the rest again in the backward pass: less
-    memory, about a third more time."""
+    """Keep only the inputs of each layer in the forward pass, and compute the other activations again in the backward
+    pass. Training then needs less memory and about a third more time."""
 
     checksum_every: int = Field(default=1, ge=0)
-    """Steps between checksums of the policy's weights, which prove that the engine serves the trainer's weights;
-    0: never."""
+    """Number of steps from one checksum of the policy's weights to the next. A checksum proves that the engine serves
+    the trainer's weights. 0: the engine gets weights without a checksum."""
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

@@ -1,6 +1,7 @@
 """Forward and backward passes of the models over a batch, in micro-batches.
 
-Shapes: N tokens and S turns in the batch; n tokens and s turns in a micro-batch of B sequences padded to T tokens.
+Shapes: N tokens and S turns in the batch; n tokens and s turns in a micro-batch of B sequences padded to T tokens;
+hidden size H.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats
 class ModelSet:
     """The models of an algorithm, on one device.
 
-    ``temperature`` is the sampler's. A micro-batch has at most ``micro_tokens`` tokens. ``critic``, ``reference`` and
-    ``teacher`` are None if the algorithm does not need them.
+    ``temperature`` is the sampler's temperature. ``micro_tokens`` is the maximum number of tokens in a micro-batch.
+    ``critic``, ``reference`` and ``teacher`` are None if the algorithm does not need them.
     """
 
     policy: PreTrainedModel
@@ -40,7 +41,10 @@ class ModelSet:
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        """Return the log-probability of each token, (N,) float64 on the CPU; 0 for tokens in none of the sequences."""
+        """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
+
+        Tokens that are in none of the batch's sequences get 0.
+        """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:
             raise ValueError(f"this algorithm has no {role}")
@@ -51,7 +55,10 @@ class ModelSet:
 
     @torch.no_grad()
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        """Return the policy's entropy at each token, (N,) float64 on the CPU; 0 for tokens in none of the sequences."""
+        """Return the policy's entropy at each token, in nats: (N,) float64 on the CPU.
+
+        Tokens that are in none of the batch's sequences get 0.
+        """
         entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
         for micro in self.micro_batches(by_sequence(batch.sequences)):
             entropy[micro.tokens] = score_tokens(self.policy, batch, micro, self.temperature)[1].double().cpu()
@@ -59,7 +66,7 @@ class ModelSet:
 
     @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values before each token and after each turn's action, float64 on the CPU."""
+        """Return the critic's values before each token (N,) and after each turn's action (S,): float64 on the CPU."""
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
@@ -71,22 +78,28 @@ class ModelSet:
         return StateValues(before_token, after_action)
 
     def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
-        """Yield the sequences in micro-batches on the models' device; a block is never divided."""
+        """Yield the sequences of ``blocks`` in micro-batches on the models' device. A block is never divided."""
         return (micro.to(self.policy.device) for micro in make_micro_batches(blocks, self.micro_tokens))
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Return blocks of sequences that must share a micro-batch: a trajectory's, if the algorithm needs all of it."""
+    """Divide the sequences into blocks. All sequences of a block must be in the same micro-batch.
+
+    A block holds all sequences of a trajectory if the algorithm needs whole trajectories, and otherwise one sequence.
+    """
     return by_trajectory(sequences) if algorithm.needs_whole_trajectories else by_sequence(sequences)
 
 
 def score_tokens(
     model: PreTrainedModel, batch: TrainingBatch, micro: MicroBatch, temperature: float, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probability and entropy (n,) of the micro-batch's tokens."""
+    """Return the log-probability (n,) and the entropy (n,), in nats, at the batch's tokens in the micro-batch.
+
+    The entropy has a gradient only if ``entropy_gradient``.
+    """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)  # (B*T, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
-    # The head is applied only to the n hidden states that predict a token of the batch, not to all B*T.
+    # The head is applied only to the n hidden states that predict a token of the batch, not to all B*T hidden states.
     return token_scores(model, hidden[micro.logit_positions], targets, temperature, entropy_gradient=entropy_gradient)
 
 
@@ -97,7 +110,10 @@ def forward_backward(
     scale: float = 1.0,
     modules: Collection[Module] = MODULES,
 ) -> PassStats:
-    """Add the gradient of ``scale`` times the loss of the batch's sequences (at least one) to ``modules``."""
+    """Add the gradient of ``scale`` times the loss to ``modules``, and return the statistics of the pass.
+
+    The loss is summed over the batch's sequences; the batch must have at least one sequence.
+    """
     micros = models.micro_batches(blocks_of(prepared.batch.sequences, algorithm))
     if POLICY not in modules:
         return join_passes([_critic_pass(models, algorithm, prepared, micro, scale) for micro in micros])
@@ -107,7 +123,7 @@ def forward_backward(
 def _critic_pass(
     models: ModelSet, algorithm: Algorithm, prepared: PreparedBatch, micro: MicroBatch, scale: float
 ) -> PassStats:
-    """Add the gradient of one micro-batch to the critic, without running the policy."""
+    """Add the gradient of one micro-batch's value loss to the critic, without running the policy."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -116,7 +132,7 @@ def _critic_pass(
     scaled = _scaled_targets(targets, micro, scale, like)
     loss = algorithm.compute_value_loss(values, _state_values_at(old_values, micro, like), scaled)
     loss.backward()
-    none = like[:0]  # (0,) the policy computes nothing
+    none = like[:0]  # (0,): the policy does not run
     return PassStats(
         loss=loss.detach(),
         metrics={"value_loss": loss.detach()},
@@ -137,16 +153,16 @@ def _micro_batch_pass(
     scale: float,
     modules: Collection[Module],
 ) -> PassStats:
-    """Add the gradient of one micro-batch: logits -> log-probabilities -> ratio -> loss."""
+    """Add the gradient of one micro-batch to ``modules``: logits -> log-probabilities -> ratio -> loss."""
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
-    # log pi(token | context) at the sampler's temperature, and the entropy of that distribution: (n,) each
+    # log pi(token | context) at the sampler's temperature, and the entropy of pi( . | context): (n,) each
     logprobs, entropy = score_tokens(models.policy, batch, micro, models.temperature, algorithm.entropy_coef > 0)
 
     def gather(column: Tensor, indices: Tensor) -> Tensor:
-        return column[indices].to(logprobs)  # the batch is float64 on the CPU
+        return column[indices].to(logprobs)  # columns of the batch are float64 on the CPU
 
-    # ratio = pi / pi_old. Observations were not sampled by any policy: for them old = current, so their ratio is 1.
+    # ratio = pi / pi_old. No policy sampled the observations, so their pi_old is set to pi, and their ratio is 1.
     old = logprobs.detach()
     action_mask = batch.action_mask[tokens]
     sampler = torch.where(action_mask.to(old.device), gather(batch.sampler_logprobs, tokens), old)
@@ -154,7 +170,8 @@ def _micro_batch_pass(
         old = torch.where(action_mask.to(old.device), gather(prepared.old_logprobs, tokens), old)
     ratios = (logprobs.detach() - old).exp()
 
-    # Tokens of a unit share the ratio. Actions and observations are separate units: observations would dilute the mean.
+    # All tokens of a unit (a turn or a trajectory) share one ratio. Observations form separate units: their ratios of 1
+    # would draw the mean ratio of the actions towards 1.
     unit = algorithm.ratio_unit(batch)  # (N,)
     ratio_unit = None if unit is None else unique_ids(unit[tokens], action_mask).to(old.device)  # (n,)
     trajectory = None
@@ -183,9 +200,13 @@ def _micro_batch_pass(
 
 
 def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
-    """Return the critic's values of the micro-batch's states, (n,) and (s,), with gradient."""
+    """Return the critic's values, with gradient, before each token (n,) and after each action (s,).
+
+    If the critic reads log-probabilities, each is an input at the position of its token. The state before a token ends
+    at the previous position, so the value of this state does not depend on the log-probability of the token.
+    """
     logprobs = None
-    if critic.logprob_input is not None:  # a state ends before its next token, so each token's own is in its past
+    if critic.logprob_input is not None:
         sampled = batch.sampler_logprobs[micro.tokens].nan_to_num(0.0).to(micro.ids.device, torch.float32)  # (n,)
         logprobs = sampled.new_zeros(micro.ids.numel()).index_put((micro.token_positions,), sampled).view_as(micro.ids)
     flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs).flatten()  # (B*T,)
@@ -193,12 +214,15 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) 
 
 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
-    """Return the values of the micro-batch's states, (n,) and (s,), in dtype and device of ``like``."""
+    """Return ``values`` at the micro-batch's states, (n,) and (s,), in the dtype and on the device of ``like``."""
     return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
 
 
 def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like: Tensor) -> TokenWeights:
-    """Return the weights of the micro-batch's tokens in dtype and device of ``like``, loss weights times ``scale``."""
+    """Return the weights of the micro-batch's tokens, in the dtype and on the device of ``like``.
+
+    ``loss_weight``, ``sft_weight`` and the weights of the value targets are multiplied by ``scale``.
+    """
 
     def gather(column: Tensor) -> Tensor:
         return column[micro.tokens].to(like)
@@ -216,14 +240,17 @@ def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like
 
 
 def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return the targets of the micro-batch's states in dtype and device of ``like``, their weights times ``scale``."""
+    """Return the value targets of the micro-batch's states, in the dtype and on the device of ``like``.
+
+    The weights of the targets are multiplied by ``scale``.
+    """
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(_state_values_at(targets.target, micro, like), scaled)
 
 
 def join_passes(parts: Sequence[PassStats]) -> PassStats:
-    """Merge the statistics of passes over disjoint tokens into one, on the CPU. Losses and metrics are summed."""
+    """Merge the statistics of passes over different tokens into one, on the CPU. Losses and metrics are summed."""
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),
         metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},

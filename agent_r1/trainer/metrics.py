@@ -1,4 +1,4 @@
-"""Metrics of an update: numbers by name."""
+"""Metrics of an update: numbers by the name of the metric."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.trainer.protocol import OptimStats, PassStats, PreparedBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """One optimizer step: the trajectories of its minibatch, and the statistics of its pass and of the optimizer."""
+    """One optimizer step: the trajectories of its minibatch, the statistics of its pass, and the optimizer's result."""
 
     trajectories: frozenset[int]
     passed: PassStats
@@ -25,10 +25,11 @@ class OptimizerStep:
 
 
 def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
-    """Return the mean reward, and the numbers of attempts that were not trained.
+    """Return the mean reward, and the numbers of excluded attempts.
 
-    ``reward``: mean over all attempts that have a reward, also those that are filtered out; NaN if there are none.
-    ``failed``: attempts that cannot be trained. ``filtered``: attempts that the algorithm's filters excluded.
+    ``reward``: mean reward of all trainable attempts, including filtered attempts; NaN if no attempt is trainable.
+    ``failed``: number of attempts that cannot be trained. ``filtered``: number of trainable attempts that the
+    algorithm's filters excluded.
     """
     rewards = [sample.total for sample in selection.samples]
     failed = len(selection.excluded)
@@ -42,7 +43,8 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
     """Return the metrics of the optimizer steps over a batch.
 
-    ``staleness``: updates since the oldest token was sampled. ``padding``: share of the tokens that the models read.
+    ``staleness``: number of policy versions from the weights that sampled the oldest token to the current weights.
+    ``padding``: share of padding among the tokens that the models read.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
@@ -60,20 +62,22 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
 
 
 def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dict[str, float]:
-    """Return the metrics of the passes that ran the policy; none while only the critic is trained.
+    """Return the metrics of the passes that ran the policy. If only the critic is trained, return no metrics.
 
-    ``entropy``: mean over the action tokens that it read. ``first_ratio_deviation``: largest |pi / pi_old - 1| before
-    any weight changed. ``logprob_gap``: largest difference between the log-probabilities of a token in trainer and
-    sampler, before any weight changed; on stale data this includes the change of the policy since.
+    ``entropy``: mean entropy, in nats, over the action tokens that the policy read. ``first_ratio_deviation``: largest
+    |pi / pi_old - 1| in the first pass, before any weight changes. ``logprob_gap``: largest absolute difference between
+    trainer and sampler in the log-probability of an action token, before any weight changes. ``logprob_gap_mean``: mean
+    of these absolute differences. On a stale batch, the differences include the change of the policy since sampling.
     """
     if not passes:
         return {}
     batch, actions = prepared.batch, prepared.batch.action_mask
-    entropy = torch.full((len(batch.ids),), math.nan, dtype=torch.float64)  # (N,) NaN where the model read nothing
-    for one in reversed(passes):  # with several epochs the first pass over a token counts
+    entropy = torch.full((len(batch.ids),), math.nan, dtype=torch.float64)  # (N,), NaN if not read
+    for one in reversed(passes):  # with several epochs, the first pass over a token counts
         entropy[one.tokens] = one.entropy.double()
 
-    # The sampler is compared with the policy before the update, or else with the first pass: later ones use new weights
+    # The sampler is compared with the policy before the update. If the log-probabilities before the update were not
+    # computed, the first pass provides them. Later passes use new weights.
     old, first = prepared.outputs.old_logprobs, passes[0]
     tokens, logprobs = (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(batch.ids)), old)
     gap = (logprobs - batch.sampler_logprobs[tokens])[actions[tokens]]
@@ -89,10 +93,11 @@ def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dic
 def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
     """Return the metrics of algorithms with a reference, a critic or importance weights.
 
-    ``kl_reference``: KL divergence from the reference per token (estimator k1). ``importance_weight``: mean over the
-    action tokens.
-    ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the states with a target G. The values V are those
-    before the update, so it measures a prediction. A constant has 0; there is none if all targets are equal.
+    ``kl_reference``: KL divergence from the reference per token (estimator k1). ``kl_coefficient``: coefficient of the
+    KL penalty. ``importance_weight``: mean over the action tokens; missing if every token has weight 1.
+    ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G. V is the critic's value
+    before the update, so the metric measures a prediction. A critic that always gives the same value has 0. The metric
+    is missing if all targets are equal.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
@@ -116,7 +121,7 @@ def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
 
 
 def _step_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
-    """Return the algorithm's own metrics and the gradient norms, averaged over the optimizer steps."""
+    """Return the terms of the loss and the gradient norms of all modules, each averaged over the optimizer steps."""
     values: dict[str, list[float]] = {}
     for step in steps:
         norms = {f"{module}_gradient_norm": norm for module, norm in step.optim.gradient_norms.items()}

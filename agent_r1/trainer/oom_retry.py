@@ -15,18 +15,18 @@ from agent_r1.data.micro_batches import Block, make_micro_batches
 T = TypeVar("T")
 
 OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Parts of the messages with which PyTorch's CPU allocator and cuBLAS report, as a plain RuntimeError, that memory ran
-out. The allocator of a GPU raises torch.OutOfMemoryError."""
+"""Parts of error messages. If memory runs out, PyTorch's CPU allocator and cuBLAS raise a plain RuntimeError with one
+of these messages. The allocator of a GPU raises torch.OutOfMemoryError."""
 
 
 class OutOfMemory(AgentR1Error):
-    """An update does not fit in memory, even with the smallest micro-batches."""
+    """Memory ran out in an update, and smaller micro-batches cannot help."""
 
 
 class TokenBudget:
-    """The maximum number of ``tokens`` in a micro-batch, halved whenever memory runs out.
+    """The maximum number of ``tokens`` in a micro-batch. It becomes smaller whenever memory runs out.
 
-    The halved budget stays for all later passes. Loss weights are normalized over the whole batch, so a smaller
+    All later passes use the smaller budget too. Loss weights are normalized over the whole batch, so a smaller
     budget changes only the order in which the losses are summed.
     """
 
@@ -34,15 +34,17 @@ class TokenBudget:
         self.tokens = tokens
 
     def run(self, work: Callable[[int], T], blocks: Sequence[Block], undo: Callable[[], None]) -> T:
-        """Return ``work(tokens)``, repeated with a smaller budget while memory runs out.
+        """Return ``work(tokens)``. While memory runs out, repeat the work with a smaller budget.
+
+        The smaller budget is half the number of tokens in the largest micro-batch that did not fit.
 
         Args:
             work: a pass over ``blocks`` in micro-batches of at most the given number of tokens.
-            blocks: what the pass reads. A block is never divided.
+            blocks: the sequences that the pass reads. A block is never divided.
             undo: clears the gradients of a pass that did not finish.
 
         Raises:
-            OutOfMemory: a micro-batch of a single block does not fit.
+            OutOfMemory: memory ran out although no micro-batch is larger than the longest block.
         """
         while isinstance(result := _try(work, self.tokens), _RanOut):
             undo()
@@ -60,13 +62,16 @@ class TokenBudget:
 
 
 def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
-    """Return the number of tokens of the largest micro-batch, padding included."""
+    """Return the number of tokens in the largest micro-batch of ``blocks``, padding included."""
     return max(micro.ids.numel() for micro in make_micro_batches(blocks, tokens))
 
 
 @contextmanager
 def explain_oom(work: str) -> Iterator[None]:
-    """Raise OutOfMemory, which names ``work``, if memory runs out in the block outside of a TokenBudget."""
+    """Raise OutOfMemory with a message that names ``work`` if memory runs out in the ``with`` block.
+
+    An OutOfMemory that a TokenBudget raised passes unchanged.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -78,7 +83,11 @@ def explain_oom(work: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _RanOut:
-    """Memory ran out. A value, because an exception's traceback would keep the tensors that fill the memory alive."""
+    """The result of work in which memory ran out.
+
+    The result is a value and not an exception, because the traceback of an exception would keep the tensors of the
+    work in memory.
+    """
 
     message: str
 

@@ -22,10 +22,10 @@ class ParameterGroup:
 
 
 class Optimizer:
-    """One AdamW (1711.05101) for several modules, each clipped by its own gradient norm.
+    """An AdamW optimizer (1711.05101) for several modules. Each module's gradient is clipped by its own norm.
 
-    Weight decay applies to matrices only. The moments exist from the beginning, so that the saved state has the same
-    tensors at every step.
+    Weight decay applies to matrices only. The moments exist before the first step, so that the saved state has the same
+    tensors after every step.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Optimizer:
             }
 
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
-        """Apply the gradients of ``loss`` to ``modules``, and clear all gradients.
+        """Clip the gradients of ``loss`` and apply them to ``modules``. Then clear the gradients of all modules.
 
-        The learning rates are multiplied by ``learning_rate_factor``, in this step only.
+        ``learning_rate_factor`` multiplies the learning rates in this step only.
         If the loss or a gradient is not finite, no weight and no moment changes.
         """
         for module, parameters in self._parameters.items():
             if module not in modules:
                 for parameter in parameters.values():
-                    parameter.grad = None  # AdamW skips parameters without a gradient, their momentum included
+                    parameter.grad = None  # without a gradient, AdamW applies no momentum either
         norms = {
             module: nn.utils.clip_grad_norm_(self.parameters(module), self._max_norm) for module in sorted(modules)
         }
@@ -86,7 +86,7 @@ class Optimizer:
         return list(self._parameters[module].values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the moments, not copied, by names such as ``policy.lm_head.weight.exp_avg``."""
+        """Return the moments and step counters by name (``policy.lm_head.weight.exp_avg``), without copying them."""
         return {
             f"{module}.{name}.{moment}": tensor
             for module, parameters in self._parameters.items()
@@ -97,7 +97,10 @@ class Optimizer:
 
 @torch.no_grad()
 def overwrite(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy ``source`` into ``target``. Raise InvalidInput, with nothing copied, if names or shapes differ."""
+    """Copy each tensor of ``source`` into the tensor of the same name in ``target``.
+
+    Raise InvalidInput if names or shapes differ. Then no tensor has been copied.
+    """
     do = "restore into the run that saved it"
     for name in sorted(target.keys() ^ source.keys()):
         raise InvalidInput("trainer state", got=f"{name} on one side only", do=do)

@@ -1,4 +1,4 @@
-"""The interface between the training loop and the process, or the processes, that hold the trained model."""
+"""The interface between the training loop and the process (or processes) that holds the trained models."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agent_r1.core.weights import WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 
 Role = Literal["policy", "reference", "teacher"]
-"""A language model that a trainer holds."""
+"""The name of a language model that a trainer holds."""
 
 Module = Literal["policy", "critic"]
-"""A module that a trainer trains."""
+"""The name of a module that a trainer trains."""
 
 POLICY: Module = "policy"
 CRITIC: Module = "critic"
@@ -26,15 +26,15 @@ MODULES: frozenset[Module] = frozenset((POLICY, CRITIC))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
-    """A batch with everything that its loss needs, known before the first pass.
+    """A batch with the values that its loss needs, all computed before the first forward and backward pass.
 
     Attributes:
-        batch: the tokens, and the sequences that the model reads. A minibatch has fewer sequences and the same columns.
+        batch: the tokens, and the sequences that the models read. A minibatch has all tokens and some sequences.
         weights: advantage and loss weight of each token. Loss weights are normalized over the whole batch, so the
-            losses of minibatches, micro-batches and ranks are plain sums.
-        outputs: model outputs under the weights that the update begins with.
-        old_logprobs: (N,) log pi_old, the denominator of the ratio. None if the batch is used for one pass on
-            the weights that sampled it: then pi_old is the policy itself and every ratio is 1.
+            losses of micro-batches and of ranks are added without a further factor.
+        outputs: outputs of the models for the batch, with the weights before the update.
+        old_logprobs: (N,) log pi_old; pi_old is the denominator of the importance ratio. None if a single pass uses
+            the batch, with the weights that sampled the batch. Then pi_old is the policy itself, and every ratio is 1.
     """
 
     batch: TrainingBatch
@@ -43,7 +43,7 @@ class PreparedBatch:
     old_logprobs: Tensor | None
 
     def minibatch(self, trajectories: Collection[int]) -> PreparedBatch:
-        """Return the same batch with the sequences of these trajectories only."""
+        """Return the batch with only the sequences of ``trajectories`` (their numbers in the batch)."""
         sequences = tuple(sequence for sequence in self.batch.sequences if sequence.trajectory in trajectories)
         return replace(self, batch=replace(self.batch, sequences=sequences))
 
@@ -52,17 +52,17 @@ class PreparedBatch:
 class PassStats:
     """Statistics of one forward and backward pass over n tokens. Tensors have no gradient and are on the CPU.
 
-    A pass that trains the critic alone does not run the policy: n is 0.
+    A pass that trains only the critic does not run the policy: n is 0.
 
     Attributes:
-        loss: () the sum over all micro-batches.
-        metrics: terms of the loss by name, summed in the same way.
+        loss: () sum of the losses of all micro-batches.
+        metrics: terms of the loss by name, each summed over all micro-batches.
         tokens: (n,) index of each token in the batch.
-        logprobs: (n,) log pi.
-        ratios: (n,) pi / pi_old.
-        entropy: (n,) in nats.
-        num_tokens: tokens that the model read, without padding.
-        num_padded_tokens: tokens that the model read, with padding.
+        logprobs: (n,) log pi of each token.
+        ratios: (n,) pi / pi_old of each token.
+        entropy: (n,) entropy of the policy at each token, in nats.
+        num_tokens: number of tokens in the sequences of the pass, without padding.
+        num_padded_tokens: number of tokens in the sequences of the pass, with padding.
     """
 
     loss: Tensor
@@ -80,8 +80,8 @@ class OptimStats:
     """The result of one optimizer step.
 
     Attributes:
-        applied: False if the loss or a gradient was not finite; no weight or moment has changed then.
-        gradient_norms: norm of the gradient before clipping, by module.
+        applied: False if the loss or a gradient was not finite. Then no weight and no moment has changed.
+        gradient_norms: norm of each module's gradient before clipping.
 
     Example:
         OptimStats(applied=True, gradient_norms={"policy": 0.42})
@@ -93,12 +93,12 @@ class OptimStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainerState:
-    """The state of training besides the policy's weights.
+    """The state of training, without the policy's weights.
 
     Attributes:
-        tensors: optimizer moments, and the weights of the critic and of a reference that changes, to be stored as
-            safetensors.
-        scalars: counters and checksums, to be stored as JSON.
+        tensors: optimizer moments, weights of the critic, and weights of a reference that is synchronized with the
+            policy. They are stored as safetensors.
+        scalars: counters, coefficients and checksums. They are stored as JSON.
     """
 
     tensors: Mapping[str, Tensor]
@@ -106,70 +106,74 @@ class TrainerState:
 
 
 class Trainer(Protocol):
-    """Holds the policy and the models beside it, computes losses and gradients, and applies them.
+    """Holds the policy and the other models of an algorithm, and computes and applies their gradients.
 
-    One process, or several ranks that are driven as one. Methods block; call them from a worker thread.
+    A trainer is one process, or several ranks that the caller controls like one process. Its methods block the calling
+    thread, so call them from a worker thread.
     """
 
     @property
     def micro_tokens(self) -> int:
-        """Maximum number of tokens in a micro-batch: less than configured once memory ran out."""
+        """Maximum number of tokens in a micro-batch. It is below the configured number after memory ran out."""
         ...
 
     @property
     def supports_tree_attention(self) -> bool:
-        """Whether branches of a trajectory can share a prefix in one sequence."""
+        """Whether one sequence can hold several branches of a trajectory that share a prefix."""
         ...
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        """Return the log-probability of each token, (N,) float64 on the CPU."""
+        """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU."""
         ...
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        """Return the policy's entropy at each token, in nats, (N,) float64 on the CPU."""
+        """Return the policy's entropy at each token, in nats: (N,) float64 on the CPU."""
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values before each token and after each turn's action, float64 on the CPU."""
+        """Return the critic's values before each token (N,) and after each turn's action (S,): float64 on the CPU."""
         ...
 
     def forward_backward(
         self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
     ) -> PassStats:
-        """Compute ``scale`` times the algorithm's loss on the batch's sequences, and its gradient for ``modules``.
+        """Compute ``scale`` times the loss of the batch's sequences, and the gradient of this loss for ``modules``.
 
-        Each call is followed by one :meth:`optim_step`.
+        Call :meth:`optim_step` once after each call.
 
         Raises:
-            OutOfMemory: a micro-batch of a single sequence does not fit in memory.
+            OutOfMemory: the smallest possible micro-batch does not fit in memory.
         """
         ...
 
     def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
-        """Clip and apply the gradients of the last :meth:`forward_backward`, and clear them.
+        """Clip and apply the gradients of the last :meth:`forward_backward`, then clear all gradients.
 
-        The configured learning rates are multiplied by ``learning_rate_factor`` in this step.
+        The learning rates of this step are the configured learning rates times ``learning_rate_factor``.
         """
         ...
 
     def sync_reference(self, alpha: float) -> None:
-        """Move the reference towards the policy: reference <- alpha policy + (1 - alpha) reference."""
+        """Move the reference's weights towards the policy's: reference <- alpha * policy + (1 - alpha) * reference."""
         ...
 
     def publish(self, number: int, step: int) -> WeightUpdate:
-        """Return the policy's current weights, by reference, as version ``number`` made by optimizer step ``step``."""
+        """Return the policy's current weights as version ``number``, made by optimizer step ``step``.
+
+        The weights are not copied: the update holds a reference to them.
+        """
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's weights."""
+        """Replace the policy's weights by ``weights``."""
         ...
 
     def state(self) -> TrainerState:
-        """Return a copy, on the CPU, of the state besides the policy's weights."""
+        """Return a copy of the trainer's state on the CPU, without the policy's weights."""
         ...
 
     def load_state(self, state: TrainerState) -> None:
-        """Continue from ``state``.
+        """Restore ``state``. Load the policy's weights that were saved with it first.
 
         Raises:
             InvalidInput: the state belongs to other weights, another algorithm or another model.
@@ -177,9 +181,9 @@ class Trainer(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the policy's weights and the state to ``folder``."""
+        """Write the policy's weights and the trainer's state to ``folder``."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Read back what :meth:`save` wrote."""
+        """Load the weights and the state that :meth:`save` wrote to ``folder``."""
         ...

@@ -1,4 +1,4 @@
-"""The learning-rate schedule: transformers' schedules as a factor that depends on the step alone."""
+"""The schedule of the learning rates: a schedule of transformers as a function of the step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from agent_r1.trainer.config import ScheduleConfig
 
 
 def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """Return the factor on all learning rates in update ``step`` of ``steps``, counted from 1.
+    """Return the factor on all learning rates in update ``step`` (counted from 1) of a run of ``steps`` updates.
 
-    It is computed from its arguments alone, so a resumed run continues with the same bits.
+    The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates.
 
     Example:
         learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=2, steps=12) == 0.5
     """
     warmup = config.warmup_steps or round(config.warmup_ratio * steps)
     decay = max(1, steps - warmup if config.decay_ratio is None else round(config.decay_ratio * steps))
-    # transformers attaches schedules to an optimizer; this one only carries the learning rate 1.
+    # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     if config.name == "constant":
         schedule = get_scheduler("constant_with_warmup", optimizer, num_warmup_steps=warmup)

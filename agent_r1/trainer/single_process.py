@@ -44,18 +44,22 @@ from agent_r1.trainer.protocol import (
 T = TypeVar("T")
 
 TENSORS, SCALARS = "trainer.safetensors", "trainer.json"
-"""The files that :meth:`SingleProcessTrainer.save` writes besides the policy."""
+"""The files that :meth:`SingleProcessTrainer.save` writes beside the files of the policy."""
 
 
 class SingleProcessTrainer:
-    """Trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.Trainer`.
+    """A trainer that trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.Trainer`.
 
     Args:
-        model: the policy, in float32. A copy of it is the reference if the algorithm needs one.
-        algorithm: its loss is minimized.
-        config: optimizer settings.
+        model: the policy, in float32. If the algorithm needs a reference, the reference is a copy of ``model``.
+        algorithm: the algorithm whose loss is minimized.
+        config: settings of the optimizer and of memory.
         temperature: the sampler's temperature, above 0.
-        teacher: the model to distill from, if the algorithm needs one.
+        teacher: the model that the policy learns from, if the algorithm needs a teacher.
+
+    Raises:
+        InvalidInput: the temperature is not above 0, the teacher that the algorithm needs is missing, or the model does
+            not support activation checkpointing.
     """
 
     def __init__(
@@ -98,8 +102,8 @@ class SingleProcessTrainer:
                 checkpoint_activations(trained.compute, type(model).__name__)
         self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm)
         self._budget = TokenBudget(config.micro_tokens)
-        self._checksum: str | None = None  # of the policy's current weights, if it was computed
-        self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # loss and modules of the gradients
+        self._checksum: str | None = None  # of the policy's current weights; None: not computed
+        self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     @property
     def micro_tokens(self) -> int:
@@ -162,7 +166,8 @@ class SingleProcessTrainer:
     def state(self) -> TrainerState:
         """Return a copy of the optimizer's moments and the critic's weights, with checksums of policy and reference.
 
-        A reference that is never synchronized is no part of the state: it is the model that the run began with.
+        The weights of the reference are included only if the reference is synchronized with the policy. Otherwise the
+        reference is the model that the run began with.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -185,7 +190,8 @@ class SingleProcessTrainer:
         self._refresh()
         if self._reference is not None:
             self._reference.refresh()
-        # A larger budget would sum losses in another order, which changes bits. A budget lowered by hand is kept.
+        # Continue with the saved budget: a larger one would sum losses in another order, which changes bits. A smaller
+        # budget in the settings replaces the saved budget.
         self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
 
     def save(self, folder: Path) -> None:
@@ -199,7 +205,7 @@ class SingleProcessTrainer:
         self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
-        """Return ``work(models)``, repeated with smaller micro-batches while memory runs out."""
+        """Return ``work(models)``. While memory runs out, repeat the work with smaller micro-batches."""
         return self._budget.run(
             lambda tokens: work(replace(self._models, micro_tokens=tokens)), blocks, self._clear_gradients
         )
@@ -229,7 +235,7 @@ class SingleProcessTrainer:
         return "" if self._reference is None else weights_checksum(self._reference.weights)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the state, not copied."""
+        """Return the tensors of the state by name, without copying them."""
         kept = {"critic": self._critic, "reference": self._reference if self._syncs_reference else None}
         weights = {
             f"{role}.{name}": tensor
@@ -241,7 +247,10 @@ class SingleProcessTrainer:
 
 
 def _reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
-    """Return a frozen copy of the policy. One that changes keeps its weights in float32, as the policy does."""
+    """Return a frozen copy of the policy that computes in ``dtype``.
+
+    If the reference ``changes`` during the run, its weights are kept in float32. Otherwise they are cast to ``dtype``.
+    """
     frozen = copy.deepcopy(model).requires_grad_(False)
     if changes:
         return mixed_precision(frozen, dtype)

@@ -32,20 +32,23 @@ NO_ADVANTAGE = "advantage 0 on every token"
 GREEDY = "greedy attempt, to compare with"
 REJECTED = "rejected: sampler and trainer disagree"
 ROLE_BASELINE = "role_baseline/"
-"""Prefix of the names of roles in the state."""
+"""Prefix of the names under which the state holds the baselines of roles."""
 MASKED = "no token has a policy loss: all are masked or rejected"
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An attempt that was used by at least one optimizer step; ``advantage_sum`` is over its action tokens."""
+    """An attempt that at least one applied optimizer step used.
+
+    ``advantage_sum`` is the sum of the advantages of its tokens.
+    """
 
     attempt: AttemptId
     advantage_sum: float
 
 
 Outcome = Trained | Excluded
-"""The result of an update for one attempt."""
+"""What an update did with one attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,11 @@ class SelectedGroup:
     """A group, and which of its attempts can be trained.
 
     Attributes:
-        group: as it was sampled.
-        selection: the attempts that can be trained, with their rewards, and the excluded ones with reasons. The
+        group: the group as it was sampled.
+        selection: the attempts that can be trained, with their rewards, and the excluded attempts, with reasons. The
             algorithm's filters have not been applied.
-        has_signal: whether the algorithm keeps an attempt of it. Filters that compare groups keep a group by itself.
+        has_signal: whether the algorithm's filters keep at least one attempt of the group. The filters see only this
+            group, so a filter that compares groups excludes nothing.
     """
 
     group: Group
@@ -70,10 +74,10 @@ class UpdateReport:
 
     Attributes:
         step: number of the update, from 1.
-        version: the version of the policy's weights after it; its number is unchanged if the policy was not trained.
-        metrics: numbers by name.
-        outcomes: one per attempt of the groups, greedy and retried attempts included.
-        micro_tokens: maximum number of tokens in a micro-batch from now on.
+        version: the policy's version after the update. Its number does not change if the policy is not trained.
+        metrics: the metrics of the update by name.
+        outcomes: one outcome for each attempt of the groups, including greedy and retried attempts.
+        micro_tokens: maximum number of tokens in a micro-batch after the update.
     """
 
     step: int
@@ -88,11 +92,11 @@ class PolicyUpdater:
 
     Args:
         trainer: holds the models.
-        algorithm: gives advantages, filters and the number of epochs.
-        config: gives the number of minibatches and the schedule of the learning rates.
-        reward_weights: weight of each reward by its name, 1 if absent.
-        seed: decides which trajectories share a minibatch.
-        steps: number of updates of the whole run, over which the learning rates change.
+        algorithm: defines the advantages, the loss, the filters and the number of epochs.
+        config: defines the number of minibatches and the schedule of the learning rates.
+        reward_weights: weight of each reward by the reward's name. A reward without an entry has weight 1.
+        seed: seed of the random division of trajectories into minibatches.
+        steps: number of updates of the whole run. The schedule of the learning rates depends on it.
     """
 
     def __init__(
@@ -114,14 +118,14 @@ class PolicyUpdater:
         self._role_baselines: dict[str, float] = {}
         self._published: WeightUpdate | None = None
         packing: Packing = pack_prefix_tree if trainer.supports_tree_attention else pack_causal
-        # All sequences of a trajectory share a micro-batch if the algorithm needs whole trajectories. Splitting a long
-        # tree into paths would only make that micro-batch larger.
+        # If the algorithm needs whole trajectories, all sequences of a trajectory share a micro-batch. Splitting a long
+        # tree into paths would then only make the micro-batch larger, so no length limit applies.
         whole = algorithm.needs_whole_trajectories
         self._packing = packing if whole else with_length_limit(packing, lambda: trainer.micro_tokens)
 
     @property
     def needs_greedy(self) -> bool:
-        """Whether each group needs a greedy attempt to compare with."""
+        """Whether the algorithm compares the attempts of each group with a greedy attempt."""
         return "greedy" in self._algorithm.needs
 
     @property
@@ -130,13 +134,18 @@ class PolicyUpdater:
         return self._trainer.micro_tokens
 
     def select(self, group: Group) -> SelectedGroup:
-        """Return the group with its trainable attempts. Each group is selected once, when it arrives."""
+        """Return the group with its attempts divided into trainable and excluded attempts.
+
+        Call this method once for each group, when the group arrives.
+        """
         selection = select_trainable([group], self._reward_weights)
         kept = self._algorithm.select(selection, self._version)
         return SelectedGroup(group, selection, has_signal=bool(kept.samples))
 
     async def update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
-        """Train on ``groups``, in a worker thread. Weights and version stay the same if nothing can be trained.
+        """Train on ``groups`` in a worker thread, and return what the update did.
+
+        If no attempt can be trained, the policy's weights and their version do not change.
 
         Raises:
             OutOfMemory: the update does not fit in memory, even with the smallest micro-batches.
@@ -167,26 +176,29 @@ class PolicyUpdater:
             return UpdateReport(self._step, self.publish().version, metrics, tuple(outcomes), self.micro_tokens)
 
     def publish(self) -> WeightUpdate:
-        """Return the policy's current weights, by reference. May compute a checksum of all weights."""
+        """Return the policy's current weights by reference, without a copy.
+
+        The first call after a change of the weights computes their checksum if one is due (``checksum_every``).
+        """
         if self._published is None:
             self._published = self._trainer.publish(self._version, self._step)
         return self._published
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's weights, as a new version."""
+        """Replace the policy's weights by ``weights``, and count them as a new version."""
         self._trainer.load_weights(weights)
         self._version += 1
         self._published = None
 
     def state(self) -> TrainerState:
-        """Return a copy of the state of trainer and updater: everything but the policy's weights."""
+        """Return a copy of the state of trainer and updater, without the policy's weights."""
         state = self._trainer.state()
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
         roles = {f"{ROLE_BASELINE}{role}": baseline for role, baseline in self._role_baselines.items()}
         return replace(state, scalars={**own, **roles, **state.scalars})
 
     def load_state(self, state: TrainerState) -> None:
-        """Continue from ``state``; the policy's weights are loaded before.
+        """Restore ``state``. Load the policy's weights that were saved with it first (:meth:`load_weights`).
 
         Raises:
             InvalidInput: the state belongs to other weights, another algorithm or another model.
@@ -202,7 +214,7 @@ class PolicyUpdater:
         self._published = None
 
     def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
-        """Build the batch, compute what the models know of it before the update, and assign advantages."""
+        """Return the batch of ``samples`` with the models' outputs before the update, advantages and loss weights."""
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         loss_excluded = algorithm.filters.loss_excluded(samples)
         batch = assemble_batch(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
@@ -220,8 +232,9 @@ class PolicyUpdater:
             entropy=trainer.entropy(batch) if algorithm.needs_entropy else None,
         )
 
-        # Stale tokens are compared with the policy that sampled them, so that clipping bounds the distance to it. With
-        # a correction they are not: its importance weight already accounts for the distance from the sampler.
+        # If the batch is stale, pi_old is the policy that sampled it, so that clipping bounds the distance from this
+        # policy. An algorithm with a correction does not need this: its importance weights already account for the
+        # distance from the sampler.
         stale_uncorrected = self._is_stale(batch) and algorithm.correction is None
         from_sampler = algorithm.ratio_denominator == "sampler" or stale_uncorrected
         old_logprobs = batch.sampler_logprobs if from_sampler else outputs.old_logprobs
@@ -232,17 +245,21 @@ class PolicyUpdater:
         return int(batch.versions.min()) < self._version
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        """Whether a forward pass must compute pi_old first. In a single pass pi_old is the policy of that pass."""
+        """Return whether a forward pass before the update must compute the log-probabilities of the current policy.
+
+        If a single pass uses the batch, the pass itself computes log pi_old.
+        """
         if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and self._is_stale(batch)):
             return True
         passes = self._algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
 
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
-        """Return the trajectories that give each module a gradient, without the modules that get none.
+        """Return the trajectories that give each module a gradient. Modules without such trajectories are left out.
 
-        An optimizer step without a gradient would still apply momentum. Trajectories without one, such as those of
-        constant groups, count in the denominators only, and the models do not read them.
+        A module without a gradient takes no optimizer step, because the step would still apply momentum. Trajectories
+        without a gradient, such as the trajectories of constant groups, count only in the denominators of the loss, and
+        the models do not read them.
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         found: dict[Module, frozenset[int]] = {}
@@ -256,7 +273,10 @@ class PolicyUpdater:
         return {module: trajectories for module, trajectories in found.items() if trajectories}
 
     def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
-        """Train the modules together, or the critic after the policy if it has epochs of its own."""
+        """Train the modules together, or the critic after the policy if ``critic_epochs`` is given.
+
+        Return all optimizer steps in order.
+        """
         config, shared_epochs = self._config, self._algorithm.epochs
         if config.critic_epochs is None:
             return self._take_steps(prepared, modules, shared_epochs, config.minibatches)
@@ -281,7 +301,7 @@ class PolicyUpdater:
             random.Random(f"{self._seed}|{self._step}|{epoch}").shuffle(order)
             for trajectories in (frozenset(order[first::count]) for first in range(count)):
                 minibatch = prepared.minibatch(trajectories)
-                # Scaled up so that the expected gradient of a minibatch is the gradient of the batch.
+                # The loss is scaled up, so that the expected gradient of a minibatch is the gradient of the batch.
                 scale = total / len(trajectories)
                 passed = self._trainer.forward_backward(minibatch, scale=scale, modules=modules)
                 steps.append(OptimizerStep(trajectories, passed, self._trainer.optim_step(factor)))
@@ -299,7 +319,11 @@ class PolicyUpdater:
         return rates
 
     def _sync_reference(self) -> dict[str, float]:
-        """Move the reference towards the policy if that is due, and return whether it was, as a metric."""
+        """Synchronize the reference with the policy in every update whose number is a multiple of ``sync_steps``.
+
+        Return the metric ``reference_synced``: 1.0 if this update synchronized the reference, else 0.0. Return no
+        metric if the reference is never synchronized.
+        """
         kl = self._algorithm.kl
         if kl is None or not kl.sync_steps:
             return {}
@@ -309,7 +333,7 @@ class PolicyUpdater:
         return {"reference_synced": float(is_due)}
 
     def _update_kl_coef(self, prepared: PreparedBatch) -> None:
-        """Move the KL coefficient towards the one that gives the target divergence."""
+        """Adapt the KL coefficient to the batch's divergence from the reference, if the algorithm has a reference."""
         if self._algorithm.kl is not None and prepared.outputs.reference_logprobs is not None:
             divergence = kl_reference(prepared.batch, prepared.outputs.reference_logprobs)
             trajectories = len(prepared.batch.attempts)
@@ -317,7 +341,10 @@ class PolicyUpdater:
 
 
 def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
-    """Return the selection of all groups, which are numbered from 0 in the order in which they were dispatched."""
+    """Join the selections of all groups into one selection.
+
+    The groups are numbered from 0 in the order of their ids, which is the order in which they were dispatched.
+    """
     ordered = sorted(groups, key=lambda selected: selected.group.group_id)
     return Selection(
         tuple(
@@ -330,9 +357,10 @@ def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
 
 
 def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
-    """Return the outcome of each attempt of the batch: trained if an applied optimizer step used it.
+    """Return the outcome of each attempt of the batch.
 
-    ``without_loss`` is the reason for attempts none of whose tokens has a policy loss.
+    An attempt is ``Trained`` if one of its tokens has a policy loss and an applied optimizer step used the attempt.
+    Every other attempt is ``Excluded`` with a reason: ``without_loss`` if none of its tokens has a policy loss.
     """
     batch, weights = prepared.batch, prepared.weights
     used = frozenset[int]().union(*(step.trajectories for step in steps))
@@ -354,7 +382,7 @@ def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], wit
 
 
 def _untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return the outcomes of attempts that are never trained: greedy ones, and those that were tried again."""
+    """Return the outcomes of the attempts that are never trained: greedy attempts, and attempts that were retried."""
     outcomes = []
     for greedy in (group.greedy for group in groups if group.greedy is not None):
         failed = STATUS_POLICY[greedy.status] != "train"
