@@ -1,4 +1,4 @@
-"""Checksums of weights, to verify that two places hold the same ones."""
+"""Checksums of weights, to verify that two places hold the same weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
     """Return the sha256 over name, dtype, shape and bytes of every parameter, in the order of names.
 
-    With ``dtype`` it is the checksum of the same model in that type. One flipped bit changes it. It takes about 1 ms
-    per MB of weights on one CPU core.
+    If ``dtype`` is given, the parameters are cast to ``dtype`` first. One flipped bit changes the checksum. Its
+    computation takes about 1 ms per MB of weights on one CPU core.
     """
     return tensors_checksum((name, parameter.to(dtype or parameter.dtype)) for name, parameter in _detached(model))
 

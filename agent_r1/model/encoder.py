@@ -1,4 +1,4 @@
-"""Sentence encoders: texts to vectors of length 1, with any encoder model of transformers."""
+"""Sentence encoders: they turn texts into vectors of length 1, with any encoder model of transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ POOLING_FILE = Path("1_Pooling/config.json")
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
-    """An encoder with its tokenizer. It encodes ``batch`` texts at a time, at most ``max_tokens`` tokens of each."""
+    """An encoder model with its tokenizer.
+
+    The model encodes ``batch`` texts at a time, and reads at most the first ``max_tokens`` tokens of each text.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -42,8 +45,8 @@ class SentenceEncoder:
         return int(self.model.config.hidden_size)
 
     def fingerprint(self) -> str:
-        """Return the sha256 of everything that a vector depends on: weights, tokenizer, pooling and length."""
-        # The pooler is not used, and its weights are random at every load if the files have none.
+        """Return the sha256 of what determines a vector: weights, vocabulary, pooling and ``max_tokens``."""
+        # Leave out the pooler: it is not used, and if the files lack its weights, they are random at every load.
         weights = tensors_checksum((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
         vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()))
         settings = f"{self.pooling}|{self.max_tokens}|{weights}|{vocabulary}"
@@ -51,9 +54,10 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return vectors (texts, width) in float32, of length 1, so that an inner product is the cosine.
+        """Return one float32 vector for each text: (texts, width). The inner product of two vectors is their cosine.
 
-        Texts of similar length form a batch. Padding is masked; it changes vectors by rounding errors only.
+        Vectors have length 1, but the vector of a text without tokens is 0. Texts of similar length form a batch.
+        Padding is masked, so it changes vectors by rounding errors only.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
@@ -63,7 +67,10 @@ class SentenceEncoder:
         return vectors
 
     def _vectors(self, texts: list[str]) -> np.ndarray:
-        """Return the vectors of one batch; zero if a text has no tokens, because no model takes an empty sequence."""
+        """Return the vectors of one batch of texts.
+
+        The vector of a text without tokens is 0, because a model cannot read an empty sequence.
+        """
         # Tokenizers fail on lone surrogates.
         valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         encoded: Any = self.tokenizer(
@@ -82,7 +89,7 @@ class SentenceEncoder:
 
 
 def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean over real tokens: (texts, tokens, width) -> (texts, width)."""
+    """Return the mean over all tokens that are not padding: (texts, tokens, width) -> (texts, width)."""
     weight = mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weight).sum(1) / weight.sum(1)
 
@@ -90,16 +97,17 @@ def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def load_encoder(
     name: str, pooling: Literal["auto", "mean", "cls"], max_tokens: int, batch: int, device: str
 ) -> SentenceEncoder:
-    """Load the encoder in the folder ``name``, or of that name on the Hugging Face hub.
+    """Load the encoder ``name`` (a folder, or a name on the Hugging Face hub).
 
-    Raises InvalidInput if there is none, its files are incomplete, its tokenizer has no padding token, or its folder
-    declares another pooling than ``pooling``.
+    Raises:
+        InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
+            declares another pooling than ``pooling``; or ``device`` is a GPU and torch sees no GPU.
     """
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name)
     if tokenizer.pad_token is None:
         raise InvalidInput("encoder", got=name, do="name one whose tokenizer has a padding token")
-    tokenizer.padding_side = "right"  # the first position is then the first token
+    tokenizer.padding_side = "right"  # so that the first position holds the first token
     model = _load_model(folder, name).to(_device(device))  # type: ignore[arg-type]
     tokens = min(max_tokens, tokenizer.model_max_length, int(model.config.max_position_embeddings))
     return SentenceEncoder(model, tokenizer, _pooling(folder, pooling, name), tokens, batch)
@@ -125,7 +133,11 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
 
 
 def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
-    """Return the requested pooling if the folder does not contradict; for "auto", the declared one or the mean."""
+    """Return the requested pooling.
+
+    For "auto", return the pooling that the folder declares, or "mean" if the folder declares no pooling. Raise
+    InvalidInput if the folder declares another pooling than the requested pooling.
+    """
     declared = _declared_pooling(folder / POOLING_FILE, name)
     if requested == "auto":
         return declared or "mean"

@@ -13,20 +13,20 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 LOGITS_PER_CHUNK = 1 << 26
-"""Most logits that are in memory at one time (256 MiB in fp32)."""
+"""Maximum number of logits in one chunk (256 MiB in fp32)."""
 
 
 def hidden_states(
     model: PreTrainedModel, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the last hidden states (B, T, H) of tokens (B, T), without the head.
+    """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). The head is not applied.
 
     Args:
         model: a causal language model.
-        ids: tokens. Pad them on the right: causal attention then never sees the padding.
-        positions: (B, T), 0 .. T - 1 by default.
-        mask: (B, T, T), true if the token of the row attends to the token of the column; each token must attend to
-            itself. Causal attention by default.
+        ids: (B, T) tokens. Pad each row on the right, because causal attention then never sees the padding.
+        positions: (B, T) position of each token. Default: 0 .. T - 1.
+        mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
+            itself. Default: causal attention.
     """
     return backbone_states(backbone_of(model), ids, positions, mask)
 
@@ -43,11 +43,11 @@ def backbone_states(
     mask: Tensor | None = None,
     added: Tensor | None = None,
 ) -> Tensor:
-    """Return :func:`hidden_states` for a model without a head; ``added`` (B, T, H) is added to the embeddings."""
+    """Return :func:`hidden_states` of a model without a head. ``added`` (B, T, H) is added to the token embeddings."""
     additive = None
     if mask is not None:
         dtype = next(backbone.parameters()).dtype
-        # Eager attention adds the mask to the scores, SDPA takes boolean or additive masks: additive works for both.
+        # Eager attention takes additive masks, SDPA takes boolean or additive masks: an additive mask works for both.
         additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
         additive = additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
     read = {"input_ids": ids} if added is None else {"inputs_embeds": backbone.get_input_embeddings()(ids) + added}
@@ -55,10 +55,11 @@ def backbone_states(
 
 
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Return the log-probability (N,) of each target token (N,) given the hidden state (N, H) that predicts it.
+    """Return the log-probability (N,) of each target token (N,), given the hidden state (N, H) that predicts it.
 
-    It is log-softmax(logits / temperature) over the full vocabulary, in at least fp32. Logits are computed in chunks,
-    and again in the backward pass, so that memory stays bounded for every N and V.
+    A log-probability is log-softmax(logits / temperature) over the full vocabulary, in fp32 or a more precise type. If
+    there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, and computed again in the backward
+    pass, so that only one chunk of logits is in memory.
     """
     return token_scores(model, hidden, targets, temperature)[0]
 
@@ -66,9 +67,10 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
 def token_scores(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`token_logprobs` (N,) and the entropy (N,), in nats, of the same distributions.
+    """Return :func:`token_logprobs` (N,), and the entropy (N,), in nats, of the same distributions.
 
-    With ``entropy_gradient`` the entropy has a gradient, which keeps one more table of logits in memory.
+    The entropy has a gradient only if ``entropy_gradient``. The gradient needs memory for one more table of the size of
+    the logits.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -89,27 +91,28 @@ def _scores(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     table = logits.log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        finite = table.clamp(min=torch.finfo(table.dtype).min)  # p log p is 0 for an excluded token, not 0 * inf
+        finite = table.clamp(min=torch.finfo(table.dtype).min)  # p log p of an excluded token: 0, not 0 * -inf
         entropy = -(table.exp() * finite).sum(-1)
     return table.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 @torch.no_grad()
 def supports_tree_mask(model: PreTrainedModel) -> bool:
-    """Return whether the mask alone decides what each token attends to, so that branches can share a prefix.
+    """Return whether the mask alone decides which tokens each token of the model attends to.
 
-    False for sliding windows and recurrent layers. Tested on a prefix of two tokens with two branches of one token
-    each: the second branch must get the same hidden state as without the first.
+    Only then can branches share a prefix in one sequence. Models with sliding windows or recurrent layers return False.
+    The test is a prefix of two tokens with two branches of one token each: the hidden state of the second branch must
+    be the same with and without the first branch.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
-        return False  # the probe is shorter than the window
+        return False  # the test below is shorter than the window
     ids = torch.tensor([[0, 1, 2, 3]], device=model.device) % model.config.get_text_config().vocab_size
     positions = torch.tensor([[0, 1, 2, 2]], device=model.device)
     mask = torch.ones(1, 4, 4, dtype=torch.bool, device=model.device).tril()
     mask[0, 3, 2] = False
     try:
         shared = hidden_states(model, ids, positions, mask)[0, 3]
-    except (TypeError, ValueError, RuntimeError):  # the backbone takes no such mask or positions
+    except (TypeError, ValueError, RuntimeError):  # the backbone does not accept the mask or the positions
         return False
     alone = hidden_states(model, ids[:, [0, 1, 3]])[0, 2]
     difference = (shared - alone).abs().max() / alone.abs().max()

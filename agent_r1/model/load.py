@@ -1,4 +1,4 @@
-"""Load a causal language model or its tokenizer, by folder or by name on the Hugging Face hub."""
+"""Load a causal language model or its tokenizer, from a folder or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ from transformers.utils import logging
 from agent_r1.core.errors import InvalidInput
 
 HUB_SECONDS = 10.0
-"""Timeout of requests to the hub."""
+"""Time limit for the hub's answer to a request, in seconds."""
 
 LOGIT_TOLERANCE = 1e-6
-"""Largest difference between the logits and head(backbone(ids)), relative to the largest logit."""
+"""Largest accepted difference between the model's logits and head(backbone(ids)), divided by the largest logit."""
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
-"""Entries of config.json of which none can be larger than the bytes of the weights."""
+"""Entries of config.json that are sizes. No size can be larger than the number of bytes of the weights."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the causal language model in the folder ``name``, or of that name on the hub, in eval mode.
+    """Load the causal language model ``name`` (a folder, or a name on the Hugging Face hub) in eval mode.
 
-    It stays in eval mode during training: without dropout, the trainer computes the probabilities that the engine
-    sampled from, and the first importance ratio is 1.
+    The model stays in eval mode during training. Without dropout, the trainer computes the same probabilities as the
+    engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a pickle
+    can run code.
 
-    Weights are read from safetensors files only: a pickle may run code. Raises InvalidInput if the model is missing,
-    broken, incomplete, not a causal language model, has weights or logits that are NaN or infinite, or computes its
-    logits in another way than ``head(backbone(ids))``.
+    Raises:
+        InvalidInput: the model is missing, broken or incomplete, or is not a causal language model; its weights or
+            logits are NaN or infinite; or its logits are not ``head(backbone(ids))``.
     """
     folder = find_folder(name, "model")
     _check_declared_sizes(folder, name)
@@ -66,10 +67,13 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer in the folder ``name``, or of that name on the hub. Raises InvalidInput if there is none."""
+    """Load the tokenizer ``name`` (a folder, or a name on the Hugging Face hub).
+
+    Raise InvalidInput if the tokenizer is missing or cannot be loaded.
+    """
     folder = find_folder(name, "tokenizer")
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        # Otherwise transformers makes an empty tokenizer from the model's configuration.
+        # Without these files, transformers would make an empty tokenizer from the model's configuration.
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
     try:
         with quiet_transformers():
@@ -79,7 +83,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
-    """Return the model's end-of-sequence tokens from generation_config.json; () if it names none."""
+    """Return the end-of-sequence tokens that the model's generation_config.json names.
+
+    Return () if the file is missing or names no token. Raise InvalidInput if the file or its tokens cannot be read.
+    """
     folder = find_folder(name, "model")
     if not (folder / "generation_config.json").is_file():
         return ()
@@ -96,10 +103,11 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 
 
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer as ``tokenizer.json`` describes it.
+    """Return the tokenizer that ``tokenizer.json`` describes.
 
-    For some model types (qwen2), transformers 5 ignores the saved pipeline and builds the type's usual one around the
-    saved vocabulary, so that text is split differently than in training (docs/decisions/0004).
+    For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder). It
+    combines the saved vocabulary with the usual pipeline of the model type. The tokenizer then splits text differently
+    than in training (docs/decisions/0004), so it is loaded again without its model type.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -111,11 +119,12 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
 
 
 def find_folder(name: str, kind: str) -> Path:
-    """Return the local folder ``name``, or the folder of the files downloaded from the hub.
+    """Return the local folder ``name``, or download the files of ``name`` from the hub and return their folder.
 
-    ``kind`` ("model", "tokenizer", "encoder") is named in the InvalidInput that is raised if there is neither.
+    Raise InvalidInput if ``name`` can be found neither as a folder nor on the hub. The error names ``kind``: "model",
+    "tokenizer" or "encoder".
     """
-    if os.path.exists(name):  # False, too, for text that no path can be
+    if os.path.exists(name):  # also False for text that cannot be a path
         return _local_folder(Path(name), kind)
     try:
         return Path(snapshot_download(name, etag_timeout=HUB_SECONDS, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))
@@ -125,7 +134,10 @@ def find_folder(name: str, kind: str) -> Path:
 
 
 def _local_folder(folder: Path, kind: str) -> Path:
-    """Return the folder. Raises InvalidInput if it is none, or holds something that may be read forever."""
+    """Return ``folder``. Raise InvalidInput if it is not a folder, or holds a pipe, a socket or a device.
+
+    Reading from a pipe, a socket or a device might never end.
+    """
     if not folder.is_dir():
         raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")
     try:
@@ -143,13 +155,16 @@ def _is_ordinary(path: Path) -> bool:
 
 
 def _check_declared_sizes(folder: Path, name: str) -> None:
-    """Raise InvalidInput if config.json declares a size that is larger than the weights: it would be allocated."""
+    """Raise InvalidInput if config.json declares a size that is larger than the number of bytes of the weights.
+
+    Without this check, transformers would allocate memory for a model of the declared size.
+    """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         available = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         declared = {key: config[key] for key in _SIZES if isinstance(config.get(key), int)}
     except (OSError, ValueError, AttributeError, RecursionError):
-        return  # transformers says what is wrong
+        return  # transformers reports the error when it loads the model
     for key, value in declared.items():
         if 0 < available < value:
             got = f"{name}, whose config.json has {key} {value}, with weights of {available} bytes"
@@ -157,9 +172,9 @@ def _check_declared_sizes(folder: Path, name: str) -> None:
 
 
 def check_finite(model: nn.Module, kind: str, name: str) -> None:
-    """Raise InvalidInput that names the first tensor of a model with a NaN or an infinity.
+    """Raise InvalidInput if a parameter or a buffer of the model has a value that is NaN or infinite.
 
-    ``kind`` and ``name`` say in the message which model it is.
+    The message names the first such tensor, and the ``kind`` and ``name`` of the model.
     """
     for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if not bool(torch.isfinite(tensor).all()):
@@ -174,14 +189,17 @@ def _load_error(kind: str, name: str, error: Exception) -> InvalidInput:
 
 
 def _line(error: Exception) -> str:
-    """Return the type and the first line of an error, truncated."""
+    """Return the type of an error and the first line of its message, at most 160 characters of the line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' reports and progress bars: our own error reports a failure once."""
+    """Switch off the log messages and progress bars of transformers in the ``with`` block.
+
+    A failure is then reported only once, by an error of this package.
+    """
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -195,7 +213,11 @@ def quiet_transformers() -> Iterator[None]:
 
 @torch.no_grad()
 def _check_logits(model: PreTrainedModel, name: str) -> None:
-    """Raise InvalidInput unless the logits are the head's output: training applies the head to action tokens only."""
+    """Raise InvalidInput if the model's logits are not finite, or are not equal to the output of its head.
+
+    Training applies the head itself, to the hidden states of some tokens only. A model that changes the head's output
+    would get wrong probabilities.
+    """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state

@@ -1,4 +1,4 @@
-"""The memory of forward and backward passes, found by running them on tensors that have shapes and no data."""
+"""The memory that forward and backward passes need, found by running the passes on tensors with shapes and no data."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class PassShape:
 
     Attributes:
         settings: the model's configuration as JSON.
-        with_critic: a critic of the same size is trained in the same pass.
-        with_mask: the sequences have branches, so that attention needs a mask.
+        checkpointing: whether layers keep only their inputs in the forward pass.
+        with_critic: whether the pass also trains a critic of the same size.
+        with_mask: whether the sequences have branches, so that attention needs a mask.
     """
 
     model_type: type[PreTrainedModel]
@@ -47,7 +48,7 @@ class PassShape:
 
 @lru_cache(maxsize=64)
 def pass_bytes(shape: PassShape) -> int:
-    """Return the peak of the bytes that a pass needs besides weights and their gradients."""
+    """Return the peak memory of a pass in bytes, without the weights and the gradients of the weights."""
     with FakeTensorMode(), torch.device(shape.device):
         models = [_fake_model(shape.model_type, shape.settings, shape.dtype) for _ in range(1 + shape.with_critic)]
         for model in models:
@@ -60,24 +61,25 @@ def pass_bytes(shape: PassShape) -> int:
             hidden, *critic = [_states(backbone_of(model), ids, shape.with_mask) for model in models]
             actions = hidden.flatten(0, 1)[torch.arange(ids.numel())]
             loss = token_scores(models[0], actions, ids.flatten(), 1.0)[0].sum()
-            for states in critic:  # its values are sums over the hidden states
+            for states in critic:  # stands for the values, which are weighted sums of the hidden states
                 loss = loss + states.float().sum()
             loss.backward()
     return alive.peak
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states of tokens (B, T): (B, T, H)."""
+    """Return the hidden states (B, T, H) of tokens (B, T)."""
     if with_mask:
         return backbone_states(backbone, ids, ids, torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool))
-    # Without data transformers would make a causal mask, which it otherwise does not: it gets one without memory.
+    # For tensors without data, transformers would allocate a causal mask that a real pass does not need. This mask
+    # prevents the allocation, and itself needs almost no memory.
     dtype = next(backbone.parameters()).dtype
     mask = torch.zeros((1, 1, 1, 1), dtype=dtype).expand(ids.shape[0], 1, ids.shape[1], ids.shape[1])
     return backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
 
 
 def kv_bytes_per_token(model: PreTrainedModel, dtype: Dtype) -> int:
-    """Return the bytes of keys and values that one token of one sequence takes in a KV cache of this type."""
+    """Return how many bytes the keys and values of one token take in a KV cache of type ``dtype``."""
     settings = json.dumps(model.config.to_dict(), default=str, sort_keys=True)
     return _kv_bytes(type(model), settings, dtype)  # type: ignore[arg-type]
 
@@ -92,7 +94,7 @@ def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) ->
 
 
 def _fake_model(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) -> PreTrainedModel:
-    """Return a model without data. Call it in a FakeTensorMode."""
+    """Return a model whose parameters have shapes and no data. Call this function inside a FakeTensorMode."""
     values: Mapping[str, Any] = json.loads(settings)
     with quiet_transformers():
         config = model_type.config_class.from_dict(dict(values))  # type: ignore[union-attr]
@@ -104,12 +106,12 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 class _AliveBytes(TorchDispatchMode):
-    """Tracks the bytes of the tensors that operations make, as long as they are alive."""
+    """Counts the bytes of all living tensors that operations have made. ``peak`` is the largest count so far."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = self._now = 0
-        self._alive: dict[int, int] = {}  # bytes by the identity of the storage
+        self._alive: dict[int, int] = {}  # number of bytes by the id() of the storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Data types of weights, and modules that compute in another one than their weights are kept in."""
+"""Data types of weights, and modules that compute in another data type than the type of their weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": tor
 
 
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
-    """Cast the parameters of a module in place, and return it.
+    """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
-    Buffers keep their type: the frequencies of rotary embeddings must stay in float32. So do the parameters whose name
-    begins with a submodule of ``keep``. Tied parameters stay tied.
+    The parameters of the submodules named in ``keep`` keep their type. Buffers keep their type too, because the
+    frequencies of rotary embeddings must stay in float32. Tied parameters stay tied.
     """
     for name, parameter in module.named_parameters():
         if name.partition(".")[0] not in keep:
@@ -34,17 +34,18 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPrecision(Generic[M]):
-    """A module whose weights are kept in float32, and the module that computes for it.
+    """A module that holds trained weights in float32, and a module that computes with these weights.
 
-    ``compute`` is a copy of lower precision, or ``weights`` itself. The gradient of each backward pass of the copy is
-    added to the gradient of ``weights`` in float32, so nothing is lost over micro-batches and optimizer steps.
+    ``compute`` is a copy of ``weights`` in lower precision, or ``weights`` itself. After each backward pass of the
+    copy, the copy's gradient is added in float32 to the gradient of ``weights``. So sums over micro-batches and over
+    optimizer steps lose no precision.
     """
 
     weights: M
     compute: M
 
     def refresh(self) -> None:
-        """Copy the weights to the module that computes. Call it after they changed."""
+        """Copy ``weights`` to ``compute``. Call this method after each change of the weights."""
         if self.compute is self.weights:
             return
         with torch.no_grad():
@@ -52,12 +53,12 @@ class MixedPrecision(Generic[M]):
                 own.copy_(weight)
 
     def clear_gradients(self) -> None:
-        """Set the gradients of the module that computes to None; an interrupted backward pass leaves some."""
+        """Set the gradients of ``compute`` to None. An interrupted backward pass leaves gradients there."""
         self.compute.zero_grad(set_to_none=True)
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return a module that computes in ``dtype``; its submodules in ``keep`` compute in float32."""
+    """Return ``weights`` with a module that computes in ``dtype``. Its submodules named in ``keep`` are not cast."""
     if dtype == "float32":
         return MixedPrecision(weights, weights)
     compute = cast_parameters(copy.deepcopy(weights), dtype, keep)
@@ -68,7 +69,11 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
 
 
 def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
-    """Return a hook that adds a parameter's gradient to that of ``weight``, in its type, and frees it."""
+    """Return a hook for the parameter that is the copy of ``weight``.
+
+    The hook adds the gradient of the copy to the gradient of ``weight``, in the type of ``weight``, and frees the
+    gradient of the copy.
+    """
 
     def hand_over(own: torch.Tensor) -> None:
         assert own.grad is not None
@@ -79,15 +84,16 @@ def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
 
 
 def checkpoint_activations(model: nn.Module, name: str) -> None:
-    """Let the layers of a model keep only their inputs in the forward pass, and compute the rest again when needed.
+    """Make the layers of a model keep only their inputs in the forward pass.
 
-    Raises InvalidInput, which names the model, if its architecture does not support it.
+    The backward pass computes the other activations again. Raise InvalidInput with the model's ``name`` if the model's
+    architecture does not support this.
     """
-    backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # a critic's backbone
+    backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # the backbone of a critic
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not isinstance(backbone, PreTrainedModel) or not layers:
         do = "leave it out: transformers cannot checkpoint the layers of this architecture"
         raise InvalidInput("trainer.activation_checkpointing", got=name, do=do)
     backbone.activation_checkpointing_enable()
     for layer in layers:
-        layer.training = True  # transformers checkpoints in training only. The modules inside stay in eval mode.
+        layer.training = True  # checkpointing needs it; modules inside a layer stay in eval mode

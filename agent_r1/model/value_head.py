@@ -1,4 +1,4 @@
-"""The critic: a value model that predicts the reward still to come, at each position."""
+"""The critic: a value model that predicts, at each position of a sequence, the future reward."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from transformers import PreTrainedModel
 from agent_r1.model.forward import backbone_of, backbone_states
 
 LOGPROB_SCALE = 0.25
-"""Factor on log-probabilities as an input, so that most are between -1 and 0."""
+"""Factor on the log-probabilities that the critic reads, so that most inputs are between -1 and 0."""
 
 
 class ValueModel(nn.Module):
-    """A backbone with a linear head to one number. The head is initialized to zero, so all values are 0 at first.
+    """A backbone with a linear head that gives one number for each token.
 
-    The baseline of PPO's first update is then 0 instead of noise. If ``reads_logprobs``, the probability with which
-    each token was sampled is a further input, whose weights are initialized like an embedding.
+    The head is initialized to 0, so all values are 0 before the first update. The baseline of PPO's first update is
+    then 0 instead of noise. If ``reads_logprobs``, the log-probability with which each token was sampled is a second
+    input. A linear layer adds this input to the embeddings; its weights are initialized like an embedding.
     """
 
     def __init__(self, backbone: PreTrainedModel, width: int, reads_logprobs: bool = False) -> None:
@@ -42,9 +43,10 @@ class ValueModel(nn.Module):
         mask: Tensor | None = None,
         logprobs: Tensor | None = None,
     ) -> Tensor:
-        """Return the values (B, T) of the states that end with each token; arguments as in ``hidden_states``.
+        """Return the value of each state (B, T). The state at position t consists of the tokens up to and including t.
 
-        ``logprobs`` (B, T) are those with which the tokens were sampled, 0 for tokens that were not.
+        For ``ids``, ``positions`` and ``mask``, see :func:`agent_r1.model.forward.hidden_states`. ``logprobs`` (B, T)
+        are the log-probabilities with which the tokens were sampled; 0 for tokens that were not sampled.
         """
         added = None
         if self.logprob_input is not None and logprobs is not None:
@@ -55,6 +57,6 @@ class ValueModel(nn.Module):
 
 
 def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> ValueModel:
-    """Return a value model whose backbone is a copy of the policy's."""
+    """Return a value model whose backbone is a copy of the policy's backbone."""
     width = policy.get_output_embeddings().weight.shape[-1]
     return ValueModel(copy.deepcopy(backbone_of(policy)), width, reads_logprobs).eval()
