@@ -1,4 +1,4 @@
-"""The objective of an algorithm, written out with the values of its settings."""
+"""The objective of an algorithm in words and formulas, with the values of the settings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ RATIO_LEVELS: Mapping[Level, str] = {
 
 
 def objective(algorithm: Algorithm) -> str:
-    """Return the effective objective in one line."""
+    """Return the objective of the algorithm in one line."""
     return "; ".join(clauses(algorithm))
 
 
 def inactive_terms(algorithm: Algorithm, optimizer_steps: int, max_staleness: int) -> str:
-    """Return which terms cannot act under these settings, in one sentence; empty if all can.
+    """Return one sentence that names the settings without an effect on the gradient, or "".
+
+    Settings of the loss have no effect if r is always 1: with one optimizer step per batch and samples without
+    staleness. In all other cases, and if the loss does not depend on r, the result is "".
 
     Args:
         algorithm: The algorithm.
-        optimizer_steps: Optimizer steps per batch: epochs times minibatches.
-        max_staleness: Largest staleness of a sample.
+        optimizer_steps: Number of optimizer steps per batch: epochs * minibatches.
+        max_staleness: Largest staleness of a sample, in optimizer steps.
     """
     if optimizer_steps > 1 or max_staleness or not algorithm.loss.uses_ratio:
         return ""
@@ -43,7 +46,7 @@ def inactive_terms(algorithm: Algorithm, optimizer_steps: int, max_staleness: in
 
 
 def clauses(algorithm: Algorithm) -> Iterator[str]:
-    """Yield the clauses of the objective: the maximized term, its symbols, the added terms and the filters."""
+    """Yield the clauses of the objective: the maximized term, the formulas of r and A, the other terms, the filters."""
     aggregated = algorithm.aggregation.replace("_", " ")
     if algorithm.length is not None:
         aggregated = f"sum over tokens / ({algorithm.length:g} * trajectories)"

@@ -247,8 +247,8 @@ class Gmpo(PolicyLoss):
         clipped = torch.where(advantage > 0, log_ratio.clamp(max=bound), log_ratio.clamp(min=-bound))
         # (n,) the geometric mean over the unit of each token
         mean = segment_mean(clipped.detach(), tokens.ratio_unit)[tokens.ratio_unit].exp()
-        # The value is -A * mean. The factor 1 + x - sg(x) is 1 and has the gradient of x. So the average over a unit has
-        # the gradient of -A exp(mean of x).
+        # The value is -A * mean. The factor 1 + x - sg(x) is 1 and has the gradient of x. So the average over a unit
+        # has the gradient of -A exp(mean of x).
         return -advantage * mean * (1 + clipped - clipped.detach())
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:

@@ -1,4 +1,4 @@
-"""Algorithms by name or from a file, with parameters by dotted key laid over them."""
+"""Look-up of algorithms by name or in a file, and changes of parameters by dotted key (``loss.clip_low``)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.suggest import suggest
 
 NONE = "none"
-"""The text that removes an optional component or number."""
+"""The value that switches an optional component or number off."""
 
 DESCRIPTIVE = ("name", "paper", "deviations")
-"""Fields that describe an algorithm and are no parameters."""
+"""The fields of an algorithm that are descriptions, and not parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""Kinds of components of which there are several, each with a name."""
+"""The base classes of components that have a name: a field of such a class has alternative components."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
-    """Return the algorithm that a setting stands for: a name, a table of parameters, or an Algorithm itself.
+    """Return the algorithm for the value of a setting: a name, a table of parameters, or an Algorithm.
 
-    A table holds the parameters as :func:`build_algorithm` takes them, and the preset's ``name``; without a name they
-    are laid over ``default``.
+    A table holds parameters as in :func:`build_algorithm`, and the ``name`` of a preset. If the table has no name, the
+    parameters change the algorithm ``default``.
+
+    Raises:
+        InvalidInput: if ``value`` has another type, or is not a valid algorithm.
     """
     if isinstance(value, str):
         return build_algorithm(value, {})
@@ -53,13 +56,14 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 
 
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
-    """Return a preset, or an algorithm of a file (``my_file.py:MINE``), with ``settings`` laid over it.
+    """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
-    Settings are nested or have dotted keys. The name of a component replaces it; keys below it set its parameters.
-    Another name is accepted if the settings hold every component, as the settings of a stored run do.
+    Settings are nested tables, or have dotted keys. If the value of a setting is the name of a component, this
+    component replaces the old component. Keys below the setting change parameters of the component. An unknown
+    ``name`` is accepted if ``settings`` holds every component, like the settings of a stored run.
 
     Raises:
-        InvalidInput: if a name or a key is unknown, a value is invalid, or components do not fit together.
+        InvalidInput: if a name or a key is unknown, a value is invalid, or the components do not fit together.
 
     Example:
         build_algorithm("grpo", {"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}})
@@ -78,15 +82,18 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
 
 def find_algorithm(name: str) -> Algorithm | None:
-    """Return the preset of this name, or the algorithm that FILE.py:NAME defines; None if there is no such preset.
+    """Return the preset with this name, or the algorithm at FILE.py:NAME. Return None if no preset has this name.
 
-    An algorithm of a file is named by the file and the variable, so that its name finds it again.
+    The name of an algorithm from a file becomes FILE.py:NAME, so that the algorithm can be found by this name later.
+
+    Raises:
+        InvalidInput: if the file does not exist, raises an error, or does not define the algorithm.
     """
     return _from_file(name) if ".py:" in name or name.endswith(".py") else ALGORITHMS.get(name)
 
 
 def parameters(algorithm: Algorithm) -> dict[str, object]:
-    """Return every parameter of an algorithm by dotted key; a component that has a name by its name.
+    """Return every parameter of an algorithm by dotted key. The value of a component with a name is this name.
 
     Example:
         parameters(GRPO)["loss"], parameters(GRPO)["loss.clip_low"] == "clip", 0.2
@@ -103,9 +110,10 @@ def _parameters(component: Component, prefix: str) -> Iterator[tuple[str, object
 
 
 def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Algorithm:
-    """Return the algorithm with parameters by dotted key laid over it.
+    """Return the algorithm, changed by parameters with dotted keys.
 
-    Raises InvalidInput if a key is unknown or a value invalid. Whether components fit together is not checked.
+    Raise InvalidInput if a key is unknown or a value is invalid. The function does not check whether the components fit
+    together.
     """
     changed = _replace(algorithm, settings, "")
     assert isinstance(changed, Algorithm)
@@ -113,7 +121,7 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield settings by dotted key. The name of a component is the value of the component's own key."""
+    """Yield each setting with a dotted key. The key ``loss.name`` becomes ``loss``."""
     for name, value in settings.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
@@ -123,7 +131,10 @@ def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm to lay ``settings`` over if they hold every component, so that nothing of it remains."""
+    """Return an algorithm for ``settings`` to change, if ``settings`` holds every component, else None.
+
+    The settings replace every component, so any preset can be the start.
+    """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
     described = {key: settings[key] for key in DESCRIPTIVE if key in settings}
@@ -134,7 +145,7 @@ def _from_file(name: str) -> Algorithm:
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not os.path.isfile(path):
         raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of an Algorithm")
-    sys.path.insert(0, str(Path(path).parent.absolute()))  # as for a script, which can import the files beside it
+    sys.path.insert(0, str(Path(path).parent.absolute()))  # so that the file can import the files in its folder
     try:
         values = runpy.run_path(path)
     except (Exception, SystemExit) as error:  # sys.exit in the file must not end the command
@@ -149,7 +160,10 @@ def _from_file(name: str) -> Algorithm:
 
 
 def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """Return the component with settings by dotted key laid over it; ``prefix`` is its own key in error messages."""
+    """Return the component, changed by settings with dotted keys.
+
+    ``prefix`` is the key of the component in error messages, with a dot at the end.
+    """
     by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
         name, _, rest = key.partition(".")
@@ -167,7 +181,10 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
-    """Return the new value of a field: the value given for the field itself (key ""), then the values below it."""
+    """Return the new value of the field ``name``.
+
+    ``given`` holds the value of the field (key ""), and the values of the parameters below the field (by dotted key).
+    """
     value: Any = dict(component)[name]
     options = choices(component, name)
     if "" in given:
@@ -184,7 +201,10 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the component of a name, None for "none", or the value itself if the field holds no component."""
+    """Return the component with the name ``value``, None for "none", or ``value`` if the field holds no component.
+
+    Raise InvalidInput if the field holds components and none of them has this name.
+    """
     if optional and value in (None, NONE):
         return None
     if not options:
@@ -205,7 +225,7 @@ def _is_optional(component: Component, name: str) -> bool:
 
 
 def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
-    """Return the components that a field can hold, by name; empty if it holds a plain value."""
+    """Return the classes of components that a field can hold, by name; {} if the field holds a plain value."""
     base = next(_component_types(type(component).model_fields[name].annotation), None)
     if base is None:
         return {}
@@ -213,12 +233,15 @@ def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
 
 
 def name_of(component: type[Component]) -> str:
-    """Return the name that a class of components declares; "" if it declares none."""
+    """Return the default of ``name`` that a class of components declares, or "" if the class declares no ``name``."""
     return str(component.model_fields["name"].default) if "name" in vars(component).get("__annotations__", {}) else ""
 
 
 def _check_names(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if a component's class has no name of its own: a stored run could not find it again."""
+    """Raise InvalidInput if the class of a component declares no name.
+
+    The settings of a stored run refer to a component by its name.
+    """
     for field, component in algorithm:
         if not isinstance(component, NAMED):
             continue
@@ -245,7 +268,10 @@ def _subclasses(base: type[Component]) -> Iterable[type[Component]]:
 
 
 def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
-    """Return the error for a parameter that a component does not have. It names the components that have it."""
+    """Return the error for a parameter that a component does not have.
+
+    The message names the components that have such a parameter, or the parameters of the component.
+    """
     own = name_of(type(component)) if isinstance(component, NAMED) else ""
     others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]
     if own and others:

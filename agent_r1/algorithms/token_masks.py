@@ -1,8 +1,8 @@
-"""Rules that treat some tokens differently: token masks, the off-policy sequence mask, and KL-Cov.
+"""Rules for some tokens of the loss: token masks, the off-policy sequence mask, and KL-Cov.
 
-A masked token has no policy loss, but it counts in the denominators and in the other terms of the loss. Rules that
-compare the tokens of a batch use the policy before the update, so that they depend neither on minibatches nor on
-micro-batches.
+A masked token has no policy loss, but the masked token counts in the denominators and in the other terms of the loss.
+Token masks and KL-Cov compare the tokens of a batch with each other. These rules use the policy before the update, so
+that the rules depend neither on minibatches nor on micro-batches.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from agent_r1.data.segments import index_within, segment_mean
 
 
 class TokenMask(Component, ABC):
-    """A rule that chooses the tokens of the policy loss, among the n tokens of the loss mask."""
+    """A rule that chooses, among the n tokens of the loss mask, the tokens that have a policy loss."""
 
     name: str = ""
 
     compares_sampler: ClassVar[bool] = False
-    """Whether pi_old and the sampler are compared, which takes a forward pass before the update."""
+    """Whether pi_old is compared with the sampler's policy, which needs a forward pass before the update."""
     needs_entropy: ClassVar[bool] = False
-    """Whether the entropy of pi_old at each token is needed, which takes a forward pass before the update."""
+    """Whether the entropy of pi_old is needed. Computing the entropy needs a forward pass before the update."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The rule in words, with the values of its settings."""
+        """The rule in words, with the values of the settings."""
 
     @abstractmethod
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return which of the n tokens have a policy loss: (n,) bool.
+        """Return whether each of the n tokens has a policy loss: (n,) bool.
 
         Args:
-            batch: the n tokens; its columns of tokens are (n,).
-            outputs: Model outputs for these tokens, before the update.
-            advantage: (n,) their advantages.
+            batch: The batch, reduced to the n tokens of the loss mask.
+            outputs: The outputs of the models for the n tokens, before the update.
+            advantage: (n,) The advantages of the n tokens.
         """
 
 
 class SecondMoment(TokenMask):
-    """Keep the tokens of smallest (log(pi_old / mu))^2 whose mean is at most ``threshold``: M2PO (2510.01161).
+    """A mask of the tokens with the largest (log(pi_old / mu))^2: M2PO (2510.01161; ``_apply_m2po_masking`` in AReaL).
 
-    The tokens that moved furthest from the sampler are masked, until the second moment of the log-ratio is within the
-    threshold (``_apply_m2po_masking`` in AReaL). Unlike a clip, it bounds the batch and not each token.
+    Tokens are masked until the mean of (log(pi_old / mu))^2 over the other tokens is at most ``threshold``. mu is the
+    sampler's policy. Unlike a clip, the rule bounds the mean over the batch, and not each token.
     """
 
     name: Literal["second_moment"] = "second_moment"
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest mean of the squared log-ratio."""
+    """Largest mean of the squared log-ratio over the tokens that are kept."""
 
     @property
     def formula(self) -> str:
@@ -71,21 +71,21 @@ class SecondMoment(TokenMask):
         ordered = squares.sort().values
         # the means of the 1, 2, .. n smallest squares do not decrease; equal squares are kept or masked together
         means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1)  # (n,)
-        first_masked = torch.searchsorted(ordered, ordered[means > self.threshold][:1])  # (1,), or (0,) if all are kept
+        first_masked = torch.searchsorted(ordered, ordered[means > self.threshold][:1])  # (1,) or (0,)
         return squares < ordered[first_masked] if len(first_masked) else torch.ones_like(squares, dtype=torch.bool)
 
 
 class TopEntropy(TokenMask):
     """Keep the share of tokens at which the policy's entropy is largest: the forking tokens of 2506.01939.
 
-    It is the quantile of ``top_entropy_quantile`` in TRL, over the whole batch.
+    The share is computed with a quantile, like ``top_entropy_quantile`` in TRL, but over the whole batch.
     """
 
     name: Literal["top_entropy"] = "top_entropy"
     needs_entropy: ClassVar[bool] = True
 
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the tokens that is kept."""
+    """Share of the tokens that have a policy loss."""
 
     @property
     def formula(self) -> str:
@@ -93,7 +93,7 @@ class TopEntropy(TokenMask):
 
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         entropy = _without_noise(require(outputs.entropy, "the entropy of the policy"))  # (n,)
-        # the first token above the quantile 1 - share; 1e-9 against rounding of whole numbers
+        # rank of the quantile 1 - share; 1e-9 is subtracted because float rounding can raise a whole number
         rank = math.ceil((1 - self.share) * (len(entropy) - 1) - 1e-9)
         return entropy >= entropy.sort().values[rank]
 
@@ -101,20 +101,21 @@ class TopEntropy(TokenMask):
 class ClipCov(TokenMask):
     """Mask a few random tokens with a large covariance of advantage and log-probability: Clip-Cov (2505.22617).
 
-    These tokens reduce the entropy of the policy most. A ``share`` of all tokens, and at least one, is drawn from those
-    with low < cov < high; see :func:`covariance`.
+    Tokens with a large covariance reduce the entropy of the policy most. The masked tokens are drawn from the tokens
+    with low < cov < high (:func:`covariance`). Their number is ``share`` of all tokens, and at least 1, if there are
+    enough such tokens.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """Largest share of the tokens that is masked."""
+    """Share of all tokens that is masked, if enough tokens have a covariance between low and high."""
 
     low: float = 1.0
-    """Covariance above which a token may be masked."""
+    """A token is masked only if its covariance is above this number."""
 
     high: float = 5.0
-    """Covariance below which a token may be masked."""
+    """A token is masked only if its covariance is below this number."""
 
     @property
     def formula(self) -> str:
@@ -123,7 +124,8 @@ class ClipCov(TokenMask):
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         cov = covariance(batch, outputs, advantage)  # (n,)
         candidates = ((cov > self.low) & (cov < self.high)).nonzero().squeeze(1)
-        # each token's number in the draw depends on its attempt and place alone: a repeated or resumed run draws alike
+        # The random number of a token depends only on the attempt and on the index of the token in the attempt. So a
+        # repeated or resumed run masks the same tokens.
         place = index_within(batch.token_trajectory)[candidates].tolist()
         attempts = [batch.attempts[number] for number in batch.token_trajectory[candidates].tolist()]
         lots = torch.tensor([attempt.seed(0, index) for attempt, index in zip(attempts, place, strict=True)])
@@ -132,23 +134,26 @@ class ClipCov(TokenMask):
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on the tokens of largest covariance, in place of a mask: KL-Cov (2505.22617)."""
+    """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (2505.22617).
+
+    :func:`covariance` defines the covariance. The penalty replaces the token mask of Clip-Cov.
+    """
 
     share: float = Field(default=2e-4, gt=0, le=1)
-    """Share of the tokens that is penalized, at least one token."""
+    """Share of the tokens that is penalized. At least one token is penalized."""
 
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the penalty."""
 
     @property
     def formula(self) -> str:
-        """The penalty in words, with the values of its settings."""
+        """The penalty in words, with the values of the settings."""
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return the weight of the penalty at each of n tokens, of whole batches: (n,)."""
+        """Return the weight of the penalty at each of the n tokens of the loss mask of a batch: (n,)."""
         cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
-        least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # tokens equal to it are penalized too
+        least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # all tokens with cov >= least are penalized
         return self.coefficient * (cov >= least).double()
 
 
@@ -157,19 +162,20 @@ class OffPolicyMask(Component):
 
         M = 0 if A < 0 and the mean of log(mu / pi) over the trajectory > threshold, else 1
 
-    pi is the present policy, so the mask sees staleness, the mismatch of sampler and trainer, and earlier minibatches.
+    mu is the sampler's policy, pi the policy in the current minibatch. So the mean log-ratio includes staleness, the
+    mismatch of sampler and trainer, and the optimizer steps of earlier minibatches.
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """Largest mean of log(mu / pi) over a trajectory at which bad actions are still trained on."""
+    """Largest mean of log(mu / pi) of a trajectory whose tokens with A < 0 are not masked."""
 
     @property
     def formula(self) -> str:
-        """The rule in words, with the values of its settings."""
+        """The rule in words, with the values of the settings."""
         return f"without tokens with A < 0 of trajectories whose mean of log(mu / pi) is above {self.threshold:g}"
 
     def kept(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return which of the n tokens of whole trajectories have a policy loss: (n,) bool."""
+        """Return whether each of the n tokens has a policy loss: (n,) bool. The tokens are of whole trajectories."""
         sampler_logprobs = require(tokens.sampler_logprobs, "the sampler's log-probabilities")
         trajectory = require(tokens.trajectory, "the trajectory of each token")
         moved = segment_mean(sampler_logprobs - tokens.logprobs.detach(), trajectory)[trajectory]  # (n,)
@@ -177,16 +183,19 @@ class OffPolicyMask(Component):
 
 
 def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-    """Return each token's part of the covariance of advantage and log-probability: (n,).
+    """Return the term of each token in the covariance of advantage and log-probability: (n,).
 
         cov = (A - mean A) (log pi_old - mean log pi_old)
 
-    If pi_old was not computed, the sampler's log-probabilities stand for it: then both are the same policy.
+    If log pi_old was not computed, the sampler's log-probabilities are used: pi_old is then the sampler's policy.
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())
 
 
 def _without_noise(x: Tensor) -> Tensor:
-    """Return x rounded, so that equal numbers stay equal in whatever micro-batches they were computed."""
+    """Return ``x``, rounded to 9 decimals.
+
+    The same number, computed in different micro-batches, has different rounding errors. Rounding removes such errors.
+    """
     return x.round(decimals=9)

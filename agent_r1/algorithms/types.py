@@ -1,9 +1,9 @@
-"""The values that travel between the models, an algorithm and the trainer.
+"""The data that the models, an algorithm and the trainer give to each other.
 
     TrainingBatch -> ModelOutputs -> Algorithm.compute_token_weights -> TokenWeights
     MicroBatch    -> TokenOutputs -> Algorithm.compute_loss          -> loss, Metrics
 
-N tokens, S turns and M trajectories of a batch; n tokens and s turns of a micro-batch.
+A batch has N tokens, S turns and M trajectories. A micro-batch has n tokens and s turns.
 """
 
 from __future__ import annotations
@@ -14,40 +14,43 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 Metrics = Mapping[str, Tensor]
-"""Detached scalars by name. Each is a micro-batch's share of the value, so the values of all micro-batches add up."""
+"""Detached scalars by name. The value of a metric for a batch is the sum of the values of its micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateValues:
     """One number for each state that a critic sees: a value, a target, or a loss weight.
 
-    Advantages are computed at the states before tokens. The states after actions are needed only to bootstrap
-    truncated episodes: the value before the last token cannot be its own target.
+    Advantages are computed at the states before tokens. The states after actions are needed only for bootstrapping: the
+    value of a truncated episode after its last action.
     """
 
     before_token: Tensor
-    """(N,) for the state before each token."""
+    """(N,) one number for the state before each token."""
     after_action: Tensor
-    """(S,) for the state that each turn's action leads to."""
+    """(S,) one number for the state after the action of each turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelOutputs:
-    """Model outputs for the N tokens of a batch, before the update. float64 on the CPU; None if not computed."""
+    """The outputs of the models for the N tokens of a batch, before the update: float64 tensors on the CPU.
+
+    An output that was not computed is None.
+    """
 
     old_logprobs: Tensor | None = None
     """(N,) log-probabilities under the policy before the update."""
     values: StateValues | None = None
-    """The critic's values."""
+    """The values of the critic."""
     reference_logprobs: Tensor | None = None
     """(N,) log-probabilities under the reference policy."""
     teacher_logprobs: Tensor | None = None
     """(N,) log-probabilities under the teacher policy."""
     entropy: Tensor | None = None
-    """(N,) entropy of the policy before the update at each token."""
+    """(N,) entropy of the policy before the update, at each token."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
-        """Return the outputs for the tokens of ``mask`` (N,). Values after actions are kept."""
+        """Return the outputs for the tokens of ``mask`` (N,). The values after actions (S,) do not change."""
         old, reference, teacher, entropy = (
             None if column is None else column[mask]
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)
@@ -58,7 +61,10 @@ class ModelOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTargets:
-    """Regression targets of the critic, and the weight of each state in the value loss (0: no target)."""
+    """The targets of the critic's regression, and the weight of each state in the value loss.
+
+    A state without a target has weight 0.
+    """
 
     target: StateValues
     weight: StateValues
@@ -66,53 +72,60 @@ class ValueTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenWeights:
-    """The weights of the N tokens in the loss. float64 on the CPU.
+    """The weights of the N tokens in the loss: float64 tensors on the CPU.
 
-    Denominators are computed over the whole batch. The loss of a batch is therefore the plain sum over its
-    micro-batches, whichever way it is divided.
+    The weights include denominators over the whole batch. So the loss of a batch is the sum of the losses of its
+    micro-batches, for every division into micro-batches.
     """
 
     advantage: Tensor
     """(N,) the advantage A."""
     loss_weight: Tensor
-    """(N,) the token's weight in the aggregated loss; 0 if the loss mask excludes it."""
+    """(N,) weight of each token in the aggregated loss; 0 if the loss mask excludes the token."""
     importance_weight: Tensor
-    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without correction, 0 if
-    a rejection or the token mask leaves the token out."""
+    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer: 1 without a correction, 0
+    if the rejection or the token mask masks the token."""
     sft_weight: Tensor | None = None
-    """(N,) weight of -log pi of the token (imitation of successes, prediction of observations); None if unused."""
+    """(N,) weight of -log pi of each token (imitation of successes, prediction of observations); None without such
+    terms."""
     value_targets: ValueTargets | None = None
-    """Targets of the critic; None without one."""
+    """The targets of the critic; None without a critic."""
     kl_coef: float = 0.0
-    """The present coefficient of the KL penalty."""
+    """The current coefficient of the KL penalty."""
     drift_weight: Tensor | None = None
-    """(N,) weight of |log(pi / pi_old)| at the token, times its loss weight (KL-Cov); None if unused."""
+    """(N,) weight of |log(pi / pi_old)| of each token, besides the loss weight of the token; None without KL-Cov."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenOutputs:
-    """Model outputs for the n tokens of a micro-batch, during the update. ``logprobs``, ``entropy`` and ``values``
-    carry gradient."""
+    """The outputs of the models for the n tokens of a micro-batch, during the update.
+
+    ``logprobs``, ``entropy`` and ``values`` have a gradient.
+    """
 
     logprobs: Tensor
     """(n,) log pi of each token."""
     entropy: Tensor
     """(n,) entropy of pi at each token."""
     old_logprobs: Tensor
-    """(n,) the denominator of the importance ratio, as log-probabilities."""
+    """(n,) log of the denominator of the importance ratio."""
     ratio_unit: Tensor | None = None
-    """(n,) int64: the turn or trajectory whose tokens share one importance ratio; None if each token has its own.
+    """(n,) int64: the number of the turn or trajectory whose tokens share one importance ratio.
 
-    Actions and observations must be in different units: observations would dilute the mean ratio of the actions.
+    None if each token has its own ratio. The actions and the observations of a turn or trajectory have different
+    numbers, so that observations do not change the mean ratio of the actions.
     """
     reference_logprobs: Tensor | None = None
     """(n,) log-probabilities under the reference policy."""
     values: StateValues | None = None
-    """The critic's values, (n,) and (s,)."""
+    """The values of the critic, (n,) and (s,)."""
     old_values: StateValues | None = None
-    """The critic's values before the update, (n,) and (s,)."""
+    """The values of the critic before the update, (n,) and (s,)."""
     sampler_logprobs: Tensor | None = None
-    """(n,) log-probabilities recorded by the sampler; those of pi for observations."""
+    """(n,) log-probabilities recorded by the sampler. For observations: log pi, without gradient."""
     trajectory: Tensor | None = None
-    """(n,) int64: the trajectory of each token, a different number for its observations. All its tokens are here if the
-    algorithm trains on whole trajectories."""
+    """(n,) int64: the number of the trajectory of each token, for ``off_policy_mask``; None without this mask.
+
+    The actions and the observations of a trajectory have different numbers. All tokens of a trajectory are in the
+    micro-batch.
+    """

@@ -1,4 +1,4 @@
-"""Checks that the components of an algorithm fit together."""
+"""Checks whether the components of an algorithm fit together."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 
 def check_context_rewriting(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if ``algorithm`` trains on observations, while the context of episodes is rewritten.
+    """Raise InvalidInput if ``algorithm`` trains on observations. Call this function if the context is rewritten.
 
-    After a rewrite an observation does not continue the text before it, and repeated text would be trained on again.
+    After a rewrite, an observation does not follow directly on the tokens before the observation. Text that is repeated
+    in the new context would also be trained on twice.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"
@@ -28,13 +29,13 @@ def check_context_rewriting(algorithm: Algorithm) -> None:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Raise InvalidInput with the first reason if components of ``algorithm`` do not fit together."""
+    """Raise InvalidInput if the components of ``algorithm`` do not fit together. The error gives the first reason."""
     if reason := next(incompatibilities(algorithm), None):
         raise InvalidInput(f"algorithm {algorithm.name}", got="components that do not fit", do=reason)
 
 
 def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
-    """Yield every reason why the components do not make an algorithm, or why one of them would have no effect."""
+    """Yield every reason why components do not fit together, or why a setting has no effect."""
     yield from _ratio(algorithm)
     yield from _masks(algorithm)
     yield from _token_rules(algorithm)
@@ -139,7 +140,7 @@ def _rewards(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _without_effect(algorithm: Algorithm) -> Iterator[str]:
-    """Yield settings that nothing reads, and windows that are empty."""
+    """Yield a reason for each setting that no code reads, and for each window that contains no number."""
     correction, rejection, kl = algorithm.correction, algorithm.rejection, algorithm.kl
     if correction is not None and correction.rule == "truncate" and correction.low != Correction().low:
         yield "correction.low has no effect if ratios are truncated: give correction.rule window"

@@ -1,6 +1,6 @@
-"""Pure functions that several algorithms share, over flat tensors.
+"""Pure functions over flat tensors, which several algorithms use.
 
-A ``unit`` (or ``key``) gives for each element of a flat tensor the unit it belongs to: the turn, trajectory or group
-of a token, or the group of a trajectory. Units are numbered from 0. The tensors hold action tokens only (or turns, or
-trajectories), so nothing has to be masked here.
+The argument ``unit`` (or ``key``) is a tensor with the number of the unit of each element: the turn, trajectory or
+group of a token, or the group of a trajectory. Units are numbered from 0. The functions include every element, so the
+caller leaves out the elements that a mask excludes.
 """

@@ -1,7 +1,8 @@
-"""KL estimators: KL(pi || q) from the log-probabilities of tokens sampled from pi.
+"""Estimators of KL(pi || q) from the log-probabilities of tokens that were sampled from pi.
 
-k1, k2 and k3 are named as in joschu.net/blog/kl-approx.html. The minimum of a KL loss depends on the gradient of the
-estimator, not on its value: the gradient of k1 is 0 in expectation, and k3 has the gradient of KL(q || pi).
+The names k1, k2 and k3 are from joschu.net/blog/kl-approx.html. In a loss, only the gradient of an estimator matters,
+and not the value. In expectation, the gradient of k1 is 0, and the gradient of k3 is the gradient of KL(q || pi). The
+arguments are the log-probabilities under pi (``logprobs``) and under q (``other``), (n,).
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
 
 
 def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return log(pi / q): unbiased; its gradient is 0 in expectation."""
+    """Return log(pi / q). The value is unbiased. The expected gradient is 0."""
     return logprobs - other
 
 
 def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return log(pi / q)^2 / 2: biased, but its gradient is in expectation the gradient of KL(pi || q)."""
+    """Return log(pi / q)^2 / 2. The value is biased. The expected gradient is the gradient of KL(pi || q)."""
     return (logprobs - other).square() / 2
 
 
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return q / pi - 1 - log(q / pi): unbiased and never negative; its gradient is the gradient of KL(q || pi).
+    """Return q / pi - 1 - log(q / pi). The value is unbiased and never negative.
 
-    With ``bound`` it is at most that, and has no gradient beyond.
+    The expected gradient is the gradient of KL(q || pi). If ``bound`` is given, the value is at most ``bound``, and a
+    token with a larger k3 has no gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -32,15 +34,19 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 
 
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return the value of k3 with the gradient of k2: unbiased, never negative, with the gradient of KL(pi || q)."""
+    """Return k3 with the gradient of k2. The value is unbiased and never negative.
+
+    The expected gradient is the gradient of KL(pi || q). ``bound`` bounds the value, and not the gradient.
+    """
     k2 = kl_k2(logprobs, other)
-    # sg(k3) has the value, k2 - sg(k2) is 0 and has the gradient
+    # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
     return kl_k3(logprobs, other, bound).detach() + k2 - k2.detach()
 
 
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
     """Return (pi / pi_old) * k3, with gradient through both factors (DeepSeek-V3.2, 2512.02556).
 
-    Value and gradient equal KL(pi || q) and its gradient for tokens sampled from pi_old.
+    For tokens that were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the
+    gradient of KL(pi || q). ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest value of k3.
     """
     return ratio * kl_k3(logprobs, other, bound)

@@ -1,4 +1,4 @@
-"""Loss aggregation: the weight of each token, computed once over the whole batch."""
+"""Loss aggregation: the weight of each token in the loss, computed once for the whole batch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
     """Return the loss weight of each token: (n,) -> (n,) float64.
 
     Args:
-        unit: (n,) the turn, trajectory or group of each token, as the aggregation asks for.
-        aggregation: ``token_mean`` gives every token 1 / n. ``turn_mean``, ``trajectory_mean`` and ``group_mean`` give
-            every unit the same weight: 1 / (units * tokens of the unit). ``constant`` is Dr.GRPO's (2503.20783):
-            1 / (units * length).
-        length: The constant divisor, in tokens.
+        unit: (n,) The turn, trajectory or group of each token. Which of these, depends on the aggregation.
+        aggregation: The formula of the weight. ``token_mean``: 1 / n. ``turn_mean``, ``trajectory_mean`` and
+            ``group_mean``: 1 / (number of units * tokens of the unit), so that all units have equal weight.
+            ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783). Units without tokens are not
+            counted.
+        length: The divisor of ``constant``, in tokens. The other aggregations do not use the length.
     """
     if aggregation == "token_mean":
         return torch.full(unit.shape, 1 / len(unit), dtype=torch.float64)
     count = segment_count(unit)  # (units,) tokens of each unit
-    units = count.count_nonzero()  # a unit without tokens in the loss has no weight
+    units = count.count_nonzero()  # units without tokens in the loss are not counted
     if aggregation == "constant":
         return torch.full(unit.shape, 1 / (int(units) * (length or 1.0)), dtype=torch.float64)
     return 1 / (units * count[unit]).double()

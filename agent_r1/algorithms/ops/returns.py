@@ -1,6 +1,7 @@
-"""Returns and generalized advantage estimation (GAE) over the elements of each unit.
+"""Discounted returns and generalized advantage estimation (GAE) over the elements of each unit.
 
-``unit`` (N,) is the trajectory or turn of each element. Its elements are contiguous and in order of time.
+``unit`` (N,) is the number of the trajectory or turn of each element. The elements of a unit are contiguous and in the
+order of time.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from torch import Tensor
 from agent_r1.data.segments import segment_last
 
 RETURN_TOLERANCE = 1e-9
-"""Returns that differ by less than this count as equal: the order of a floating-point sum must not decide a success."""
+"""Tolerance for comparing returns: a success must not depend on the rounding errors of a floating-point sum."""
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:
-    """Return which returns are at least ``threshold``, up to rounding: (M,) bool."""
+    """Return whether each return is at least ``threshold``, up to ``RETURN_TOLERANCE``: (M,) bool."""
     return returns > threshold - RETURN_TOLERANCE
 
 
 def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
-    """Return y_t = x_t + discount * y_{t+1} within each unit, the discounted return to go: (N,) -> (N,).
+    """Return the discounted return to go y_t = x_t + discount * y_{t+1} within each unit: (N,) -> (N,).
 
     Args:
         x: (N,) rewards, or temporal-difference errors.
         unit: (N,) the unit of each element.
-        discount: One number, or one per element (N,) that is equal within each unit.
+        discount: One number, or one number per element (N,) that is equal for all elements of a unit.
     """
-    # Doubling: after k rounds total_t sums the elements t .. t + 2^k - 1, and factor is discount^(2^k).
-    # This takes log2(longest unit) vector operations; a loop over time would take one operation per element.
+    # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
+    # discount^(2^k). The loop has log2(length of the longest unit) rounds. A loop over time would have one round per
+    # element.
     total = x.clone()
     factor = torch.as_tensor(discount, dtype=x.dtype).expand(len(x))
-    remaining = segment_last(unit)[unit] - torch.arange(len(x))  # (N,) elements after this one in its unit
+    remaining = segment_last(unit)[unit] - torch.arange(len(x))  # (N,) number of later elements of the unit
     reach = 1
     while bool((remaining >= reach).any()):
         earlier = (remaining >= reach).nonzero().squeeze(1)
         later = earlier + reach
-        total = total.index_add(0, earlier, factor[later] * total[later])  # sum over twice as many elements
+        total = total.index_add(0, earlier, factor[later] * total[later])  # the sum of twice as many elements
         factor = factor.square()
         reach *= 2
     return total
@@ -51,13 +53,12 @@ def generalized_advantages(
         A_t     = delta_t + gamma lambda A_{t+1}
 
     Args:
-        rewards: (N,) r.
-        values: (N,) V of the state before each element.
-        final_values: (units,) V of the state after each unit's last element: 0 if the episode ended there, the critic's
-            value if it was truncated.
+        rewards: (N,) r_t. values: (N,) V_t, the value of the state before each element. final_values: (units,) The
+        value of the state after the last element of each unit: 0 if the episode terminated, the
+            critic's value if the episode was truncated.
         unit: (N,) the unit of each element.
         gamma: The discount.
-        lam: lambda; one number, or one per element (N,) that is equal within each unit.
+        lam: lambda: one number, or one number per element (N,) that is equal for all elements of a unit.
     """
     next_values = values.roll(-1).index_put((segment_last(unit),), final_values)  # (N,) V_{t+1}
     deltas = rewards + gamma * next_values - values  # (N,) delta_t
