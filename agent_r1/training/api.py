@@ -79,7 +79,7 @@ def train(
 
 
 class Trainer:
-    """A trainer of your own agent: trains and evaluates the agent, and saves the model. Usable in notebooks.
+    """A trainer of your own agent, for scripts and notebooks. It trains and evaluates the agent, and saves the model.
 
     Args:
         env: the environment: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.

@@ -43,11 +43,11 @@ def _single_process_trainer(policy: Policy, config: TrainConfig, teacher: PreTra
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The factories that make the engine and the trainer of a run. By default both run in this process.
+    """The factories that make the engine and the trainer of a run. By default engine and trainer run in this process.
 
     Attributes:
         engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
-            the policy's module, because the caller does not use this module any more.
+            the model of this policy, because nothing else uses the model.
         trainer: makes the trainer of the policy. The third argument is the teacher, or None if the algorithm needs no
             teacher.
     """
@@ -103,7 +103,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
     check_reward_weights(config, taskset)
-    policy = load_policy(config, taskset)  # in float32, because bfloat16 would round optimizer steps away
+    policy = load_policy(config, taskset)  # in float32: bfloat16 would round off the changes of an optimizer step
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
     fitting = config.trainer.model_copy(update={"micro_tokens": plan.micro_tokens})

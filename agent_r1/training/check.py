@@ -1,4 +1,4 @@
-"""Check a task set: gold solutions must earn the expected rewards, and wrong solutions must not earn them."""
+"""Check a task set: gold solutions must earn the expected rewards, and wrong solutions must not earn these rewards."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SolutionCheck:
             for name, expected in self.expected_rewards.items()
             if name not in reached
         ]
-        # A reward that no solution earns has probably a wrong name in expected_rewards.
+        # If an expected reward is not given at all, its name in expected_rewards is probably wrong.
         unknown = [name for name in self.expected_rewards if name not in earned]
         hint = f" (no reward {', '.join(unknown)} was given; there are: {', '.join(earned)})" if unknown else ""
         return f"gold, but earned {', '.join(short)}{hint}" if short else None
@@ -169,7 +169,7 @@ def _has_tasks(taskset: TaskSet, split: str) -> bool:
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order, or all of them if ``n`` is 0."""
+    """Return ``n`` random tasks in their original order. Return all tasks if ``n`` is 0 or too large."""
     if n == 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]

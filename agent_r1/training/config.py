@@ -1,4 +1,4 @@
-"""The settings of training and evaluation. Importing them does not import torch."""
+"""The settings of training and evaluation. Importing this module does not import torch."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
     """Return events with the hashes of a run's data.
 
     One event is for the tasks of training and validation. Further events are for ``config.data`` and ``config.corpus``,
-    if they are local files or folders (not names on the hub).
+    if the setting is a local file or folder (not a name on the hub).
     """
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
@@ -84,7 +84,7 @@ def _hash_tasks(tasks: Iterable[Task]) -> str:
     for task in tasks:
         try:
             data = _to_json(task.data)
-        except RecursionError:  # the data contains itself
+        except RecursionError:  # the task's data contains itself
             data = sorted(map(str, task.data))
         content = [task.id, task.split, [to_openai(message) for message in task.messages], data]
         total.update(_dump(content).encode() + b"\n")

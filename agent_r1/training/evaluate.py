@@ -161,14 +161,14 @@ async def make_table(
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return the measures that the task set computes from scored attempts; an empty mapping if there are none."""
+    """Return the task set's further measures of scored attempts; an empty mapping if it has no further measures."""
     return {} if taskset.measures is None else taskset.measures(trajectories)
 
 
 def _report_failures(method: str, split: str, answers: Sequence[EvalResult], progress: Progress) -> None:
     """Print how many attempts failed, and the most common reason.
 
-    The table does not show failures, because it counts failed attempts as wrong answers.
+    The table does not show failures, because failed attempts count as wrong answers.
     """
     reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
     for reason, count in reasons.most_common(1):

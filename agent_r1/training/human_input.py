@@ -1,4 +1,4 @@
-"""Conversion of the lines that a person types to messages, as a policy sends them."""
+"""Conversion of the lines that a person types into messages of a policy."""
 
 from __future__ import annotations
 

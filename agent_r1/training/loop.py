@@ -60,7 +60,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     progress = run.start.progress
-    first = await run_in_thread(updater.publish)  # may compute a checksum of all weights
+    first = await run_in_thread(updater.publish)  # in a thread, because publish() can compute a checksum of all weights
     manager = CheckpointManager(runtime, run.folder, run.start, run.writer)
     monitor = HealthMonitor(config, updater, run.writer, run.folder)
     monitor.load_state(run.start.monitor)

@@ -40,8 +40,8 @@ class PlayResult:
 
     Attributes:
         rewards: the total of each reward; empty if the episode was not scored.
-        answers: the right answers, if they are known.
-        reason: why the episode failed, if it failed.
+        answers: the right answers; () if no answer is known.
+        reason: why the episode failed; None if the episode did not fail.
 
     Example:
         PlayResult("style-a/7", "completed", 3, {"em": 1.0, "f1": 1.0}, ("Bruno",))
@@ -112,7 +112,7 @@ class HumanPlayer:
         self._print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
 
     def _read(self) -> str:
-        """Read lines until one is not empty and not ``?``, and return the text. A ``?`` prints the help.
+        """Return the next text that the person types. Empty lines are ignored, and a ``?`` prints the help.
 
         If a line ends with a backslash, the text continues on the next line.
         """
@@ -182,7 +182,7 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
 
 
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
-    """Return the right answers of a task, or () if they are not known.
+    """Return the right answers of a task, or () if no answer is known.
 
     The answers are the value of ``answers`` in the task's data. Without this value, the answer is the text of the first
     gold solution that calls no tool in its first message.

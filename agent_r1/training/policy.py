@@ -46,8 +46,9 @@ def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -
 
     The context length is the smallest of ``config.context`` and the limits of the model itself.
 
-    Raises InvalidInput if the chat template cannot render the tools of the task set, if model and tokenizer do not
-    belong together, or if the device does not exist.
+    Raises:
+        InvalidInput: the model cannot be loaded, the chat template cannot render the tools of the task set, the
+            tokenizer has more tokens than the model, or the device does not exist.
     """
     name = _model_name(config.model)
     tokenizer = load_tokenizer(name)
@@ -68,8 +69,9 @@ def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
     """Load the teacher, from which the policy learns. Return None if the algorithm needs no teacher.
 
-    Raises InvalidInput if a teacher is given but not needed, if a teacher is needed but not given, or if teacher and
-    policy have different vocabularies.
+    Raises:
+        InvalidInput: a teacher is given but not needed, a teacher is needed but not given, or teacher and policy have
+            different vocabularies.
     """
     algorithm = config.algorithm
     if "teacher" not in algorithm.needs:

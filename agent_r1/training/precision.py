@@ -17,8 +17,9 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
 
-    The algorithm is returned unchanged if the data types are equal, if the user set ``algorithm.correction`` (also to
-    ``none``), if the algorithm already has a correction, or if the algorithm cannot be combined with a correction.
+    The algorithm is returned unchanged in these cases: the data types are equal; ``given`` contains
+    ``algorithm.correction`` (the value can be ``none``); the algorithm already has a correction; the algorithm cannot
+    be combined with a correction.
 
     Args:
         trainer: the data type in which the trainer computes.

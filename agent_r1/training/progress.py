@@ -40,7 +40,7 @@ class Progress(Protocol):
         ...
 
     def start(self, steps: int, taken: int = 0) -> None:
-        """Begin to show training. The run has ``steps`` steps in total; ``taken`` of them were taken before."""
+        """Begin to show the training of a run with ``steps`` steps. The first ``taken`` steps were taken before."""
         ...
 
     def on_attempts(self, done: int, total: int) -> None:

@@ -27,11 +27,11 @@ class WeightPublisher:
     """A sender of weight updates to an engine.
 
     An engine in this process gets the trainer's module. For an engine that does not share memory with the trainer, the
-    weights are written to a safetensors folder. The folder is in /dev/shm if /dev/shm has enough room, otherwise in the
-    run's folder. The folder gets its final name when all files are written.
+    weights are written to a safetensors folder. This folder is in /dev/shm if /dev/shm has enough room, otherwise in
+    the run's folder. The folder gets its final name when all files are written.
 
-    The trainer's weights are in float32. If the engine has another data type, the update has the checksum of the
-    weights in the engine's data type, because the engine computes a checksum of the weights that it holds.
+    The trainer's weights are in float32. If the engine has another data type, the engine computes the checksum of the
+    converted weights. Therefore the update then has the checksum of the weights in the engine's data type.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:

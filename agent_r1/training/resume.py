@@ -23,23 +23,24 @@ CHANGEABLE = (
     *(f"engine.{name}" for name in EngineConfig.model_fields if name != "dtype"),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
-"""The settings that can differ from the stored configuration of a run.
+"""The settings that can differ from the stored configuration of a run:
 
-- the folder of the run
-- the number of steps (at least the number of steps that the run has taken)
-- settings of checkpoints and reports
-- settings for the machine (``trainer.micro_tokens`` changes results only by rounding)
-- limits of the monitor
-- the paths of data, corpus and model. Their contents must be unchanged: :mod:`agent_r1.training.data_fingerprint`
-  compares the data files, and a checksum compares the initial weights.
+- The folder of the run.
+- The number of steps. At least the number of steps that the run has taken.
+- Settings of checkpoints and reports.
+- Settings for the machine. ``trainer.micro_tokens`` changes results only by rounding.
+- Limits of the monitor.
+- The paths of data, corpus and model. The contents of data and corpus must be unchanged, which
+  :mod:`agent_r1.training.data_fingerprint` checks. The initial weights must have the same checksum.
 """
 
 
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration for resuming a run: the stored configuration, changed by the settings of ``layers``.
 
-    Raises InvalidInput if the layers name no run, if the run does not exist, if the run is complete and gets no further
-    steps, if ``steps`` is below the number of steps taken, or if the layers change a setting that cannot change.
+    Raises:
+        InvalidInput: the layers name no run, the run does not exist, the run is complete and gets no further steps,
+            ``steps`` is below the number of steps taken, or a setting differs that is not in ``CHANGEABLE``.
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:
@@ -68,7 +69,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
     """Raise InvalidInput if the layers change the name of the algorithm or the value of one of its parameters."""
-    from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters  # here: it imports torch
+    # Imported here, because the module imports torch.
+    from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters
 
     algorithm = config.algorithm
     own: Mapping[str, object] = {**algorithm.model_dump(include=set(DESCRIPTIVE)), **parameters(algorithm)}

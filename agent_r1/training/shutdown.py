@@ -1,4 +1,4 @@
-"""Graceful shutdown: after the first SIGINT or SIGTERM a run saves its last step. A second signal ends it at once."""
+"""Graceful shutdown: after the first SIGINT or SIGTERM, a run saves its last step. A second signal ends the process."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _active: list[GracefulShutdown] = []
 
 
 def request_shutdown(number: int) -> bool:
-    """Request the shutdown of all active runs, as the signal ``number`` does. Return whether a run was active."""
+    """Request a shutdown of all active runs, as the signal ``number`` does. Return whether a run was active."""
     active = list(_active)
     for shutdown in active:
         shutdown.handle(number, None)

@@ -52,9 +52,9 @@ def make_taskset(
         solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
     Raises:
-        InvalidInput: if ``env`` is not an environment, if there are no rewards, if ``rewards`` is not a list of
-            functions, if ``tasks`` is not a list of tasks, if two tasks have the same id, or if no task has the split
-            ``train``.
+        InvalidInput: ``env`` is not an environment, ``rewards`` is not a list of functions, neither ``env`` nor
+            ``rewards`` gives a reward, ``tasks`` is not a list of tasks, two tasks have the same id, or no task has the
+            split ``train``.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
@@ -82,7 +82,7 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest isolation level that environment, scorers or tasks declare; None if they execute no code.
+    """Return the weakest isolation level that environment, scorers or tasks declare; None if no code is executed.
 
     An unconfined sandbox counts even if no environment, scorer or task declares the sandbox.
     """

@@ -53,7 +53,7 @@ class CheckpointManager:
         self._progress, self._monitor = start.progress, start.monitor
 
     async def on_step_end(self, progress: TrainProgress, monitor: MonitorState) -> dict[str, float]:
-        """Validate the step and take a snapshot, each if it is due at this step.
+        """Validate the step if a validation is due, and take a snapshot if a checkpoint is due.
 
         Call this method before the next update changes the weights.
 

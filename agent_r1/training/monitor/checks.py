@@ -72,7 +72,7 @@ class HealthCheck:
     def check(self, metrics: Mapping[str, float]) -> Finding | None:
         """Return a finding if the metric exceeds the maximum or is NaN; None if the step has no such metric."""
         value = metrics.get(self.metric)
-        # NaN fails the comparison, so it is a finding.
+        # NaN is a finding, because the comparison with NaN is false.
         if value is None or value <= self.maximum or (self.on_policy_only and metrics["staleness"] > 0):
             return None
         return Finding(self.metric, self.what, f"{value:.3g}", f"at most {self.maximum:g}", self.do, self.patience)
@@ -196,7 +196,7 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
     the step are equal.
     """
     explained = metrics.get("critic/explained_variance")
-    # NaN fails the comparison, so it is a finding.
+    # NaN is a finding, because the comparison with NaN is false.
     if explained is None or explained >= _MIN_EXPLAINED_VARIANCE:
         return None
     return Finding(

@@ -63,7 +63,7 @@ class FailedToolCall:
     def cause(self) -> str:
         """The cause of the failure: the first two parts of the reason, usually tool and type of the exception.
 
-        The rest of the reason is left out, because it often contains the arguments of the call.
+        The rest of the reason is left out, because the rest often contains the arguments of the call.
         """
         return normalize_reason(": ".join(self.reason.split(": ")[:2]))
 
@@ -113,10 +113,13 @@ class CircuitBreaker:
         self._calls: dict[str, deque[FailedToolCall | None]] = {}
 
     def record(self, group: Group, excluded: Sequence[Excluded]) -> str | None:
-        """Record a group and the attempts in it that cannot be trained.
+        """Record the attempts of a group and their tool calls.
+
+        Args:
+            excluded: the attempts of the group that cannot be trained.
 
         Returns:
-            A diagnosis if the breaker opens, None otherwise.
+            A diagnosis if the breaker opens, otherwise None.
         """
         reasons = {one.attempt: one.reason for one in excluded}
         trajectories = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)
@@ -138,7 +141,7 @@ class CircuitBreaker:
     def tools_failing_for_several_causes(self) -> Iterator[tuple[str, int]]:
         """Yield each tool whose recent calls all failed for more than one cause, with the number of causes.
 
-        Such failures do not stop the run, because they can be errors of the agent.
+        Failures for several causes do not stop the run, because the causes can be errors of the agent.
         """
         for name in self._calls:
             causes = {call.cause for call in self._failed_calls(name)}

@@ -1,4 +1,4 @@
-"""Settings of the health monitor. Importing them does not import torch, so that the command line stays fast."""
+"""Settings of the health monitor. Importing this module does not import torch, so that the command line is fast."""
 
 from __future__ import annotations
 
