@@ -59,9 +59,9 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that training ``model`` needs, with the largest micro-batches that fit into memory.
 
-    The size of the micro-batches is ``config.trainer.micro_tokens`` tokens. The size is halved until the plan needs at
+    The size of the micro-batches is ``config.trainer.micro_tokens`` tokens. The size is halved until the run needs at
     most ``available`` bytes. The smallest size is one sequence of ``context`` tokens. The weights of ``model`` do not
-    count, because they are already in memory.
+    count, because these weights are already in memory.
 
     Raises:
         InvalidInput: the smallest micro-batch does not fit. The error suggests settings that need less memory.
@@ -142,9 +142,10 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 
 
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
-    """Return advice for a run that does not fit: settings with which one sequence fits, if there are any.
+    """Return advice for a run that does not fit into memory: settings with which one sequence fits, if they exist.
 
-    Settings that save memory are added one after the other until one sequence fits. At last the context is halved.
+    Settings that save memory are added step by step until one sequence fits. If all these settings are not enough, the
+    context is halved until one sequence fits.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
@@ -178,7 +179,11 @@ def _options(settings: Mapping[str, Any]) -> str:
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
-    """Return the available memory in bytes: of the GPU, or the minimum of the machine and of its control groups."""
+    """Return the available memory of a device in bytes.
+
+    For a GPU, this is the free memory of the GPU. For the CPU, this is the minimum of the available memory of the
+    machine and the free memory of the control groups of this process.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_machine_memory(root), *_group_memory(root))
@@ -209,7 +214,7 @@ def _group_memory(root: Path) -> list[int]:
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 # The kernel frees inactive pages of files when memory is short.
                 cached = int(stat.get("inactive_file", stat.get("total_inactive_file", "0")))
-            except (OSError, ValueError):  # no such group, or "max"
+            except (OSError, ValueError):  # the group does not exist, or has no limit ("max")
                 continue
             free.append(max(0, limited - taken + cached))
     return free or [_machine_memory(root)]
