@@ -85,7 +85,7 @@ class CheckConfig(TasksetConfig):
     """Tasks per split, drawn at random; 0: all tasks."""
 
     concurrency: int = Field(default=32, ge=1)
-    """Episodes that run at the same time."""
+    """Maximum number of episodes that run at the same time."""
 
 
 class PlayConfig(TasksetConfig):
@@ -116,10 +116,10 @@ class RunConfig(TasksetConfig):
     model."""
 
     max_tokens: int = Field(default=1024, ge=1)
-    """New tokens per turn."""
+    """Maximum number of new tokens per turn."""
 
     context: int = Field(default=8192, ge=2)
-    """Largest number of tokens in the context of the policy: prompts, actions and tool results."""
+    """Maximum number of tokens in the context of the policy: prompts, actions and tool results."""
 
     context_policy: ContextPolicyConfig = ContextPolicyConfig()
     """How a long history is shortened."""
@@ -135,7 +135,7 @@ class RunConfig(TasksetConfig):
     """Names of the tags in the tool format 'tags'."""
 
     concurrency: int = Field(default=256, ge=1)
-    """Episodes that run at the same time."""
+    """Maximum number of episodes that run at the same time."""
 
     episode_seconds: float = Field(default=600.0, gt=0)
     """Time limit of an episode in seconds. An episode that exceeds the limit is dropped."""

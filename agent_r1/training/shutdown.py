@@ -1,4 +1,8 @@
-"""Graceful shutdown: after the first SIGINT or SIGTERM, a run saves its last step. A second signal ends the process."""
+"""Graceful shutdown of a run.
+
+After the first SIGINT or SIGTERM, the run completes its current update, saves its last step, and stops. A second signal
+stops the run at once.
+"""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def load_task_file(file: Path, model: str) -> TaskSet:
     file is imported, with its folder at the beginning of ``sys.path``.
 
     Raises:
-        InvalidInput: if the file does not exist, raises an error, or does not define ``env`` and ``tasks``, or if
-            :func:`make_taskset` refuses the values.
+        InvalidInput: the file does not exist, the file raises an error, the file does not define ``env`` and ``tasks``,
+            or :func:`make_taskset` refuses the values.
     """
     if not os.path.isfile(file):
         is_model = os.path.isdir(file) or is_run(run_folder(str(file)))

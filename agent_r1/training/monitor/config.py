@@ -13,8 +13,8 @@ class MonitorConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     failure_share: float = Field(default=0.5, gt=0, le=1)
-    """Stop the run if more than this share of the recent attempts failed, or if all recent calls of a tool failed. 1:
-    failures never stop the run."""
+    """Stop the run if more than this share of the recent attempts failed, or if all recent calls of a tool failed for
+    the same cause. 1: failures never stop the run."""
 
     failure_window: int = Field(default=256, ge=1)
     """Number of recent attempts that failure_share refers to, at most the attempts of three steps. The recent attempts
