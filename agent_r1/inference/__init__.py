@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["EngineConfig", "TorchEngine"]
 
 
-# The engine imports torch, which reading settings does not need.
+# Import the engine on first use, because the engine imports torch and settings do not need torch.
 __getattr__ = lazy_names(__name__, {"torch_engine": ("TorchEngine",)})

@@ -1,4 +1,4 @@
-"""Settings of the embedded engine. Imports no torch, so that reading settings stays fast."""
+"""Settings of the embedded engine. This module does not import torch, so that settings are read fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent_r1.core.weights import Dtype
 
 
 class EngineConfig(BaseModel):
-    """How many sequences the embedded engine generates at the same time, and how much memory they may take.
+    """How many sequences the embedded engine generates at the same time, in which data type and in how much memory.
 
     Example:
         EngineConfig(max_sequences=64, kv_cache_gib=8.0)
@@ -20,8 +20,8 @@ class EngineConfig(BaseModel):
     """Data type of the engine's weights, activations and KV cache. Log-probabilities are computed in float32."""
 
     max_sequences: int = Field(default=64, ge=1)
-    """Sequences in one decode batch. The engine adds batches of this size while the KV cache has room for them."""
+    """Maximum number of sequences in one decode batch. The engine adds decode batches while the KV cache has room."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache, in GiB; sequences that do not fit wait, but one always fits. None: half of the available
-    memory on a CPU, at most 4 GiB; 30 % of the free memory on a GPU."""
+    """Memory for the KV cache, in GiB. Sequences that do not fit wait, but one sequence always runs. None: on a CPU,
+    half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory."""

@@ -1,10 +1,11 @@
 """The KV cache: keys and values of many sequences, in blocks of slots.
 
-A block has a fixed number of rows, one sequence per row, and one pair of tensors per layer. A decode step runs on whole
-blocks. Because shapes are fixed, the arithmetic of a row does not depend on the other rows: a sequence gets the same
-bits alone and among others (tests/inference/test_torch_engine.py shows it).
+A block has a fixed number of rows, with one sequence in each row. For each layer, a block has one tensor of keys and
+one tensor of values. A decode step runs on whole blocks. The arithmetic of a row does not depend on the other rows,
+because the shapes are fixed: a sequence gets the same bits alone and in a batch (tests/inference/test_torch_engine.py).
 
-Unlike the pages of vLLM's paged attention, a slot is contiguous and as long as the longest sequence of its block.
+A slot is contiguous memory, unlike the pages of vLLM's paged attention. All slots of a block have the same length: it
+is enough for the longest sequence of the block.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, L visible tokens, D head size.
 """
@@ -19,7 +20,7 @@ from transformers import AttentionInterface
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
-"""Numbers of visible tokens are rounded up to this, so that few distinct shapes occur."""
+"""The number of visible tokens is rounded up to a multiple of this number, so that few different shapes occur."""
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -43,8 +44,9 @@ def cache_attention(
 ) -> tuple[Tensor, None]:
     """Return the attention (R, T, H, D) of query (R, H, T, D) over key and value (R, K, L, D).
 
-    ``attention_mask`` (R, 1, T, L) is added to the scores. Keys and values may be strided views of a block, and are
-    never copied per head: the G heads that share them become rows of one matrix product (grouped-query attention).
+    ``attention_mask`` (R, 1, T, L) is added to the scores. ``key`` and ``value`` can be strided views of a block. They
+    are not copied for each attention head: the G attention heads that share a key-value head become rows of one matrix
+    product (grouped-query attention). The second returned value, the attention weights of transformers, is None.
     """
     rows, heads, new, size = query.shape
     kv_heads = key.shape[1]
@@ -62,7 +64,7 @@ AttentionInterface.register(ATTENTION, cache_attention)
 
 @dataclass(frozen=True, slots=True)
 class CacheSlot:
-    """The place of one sequence: a row of a block."""
+    """The place of one sequence in the KV cache: a row of a block."""
 
     block: int
     row: int
@@ -70,10 +72,10 @@ class CacheSlot:
 
 @dataclass(slots=True)
 class CacheBlock:
-    """The cache of ``rows`` sequences.
+    """The keys and values of ``rows`` sequences.
 
-    ``keys[layer]`` and ``values[layer]`` are (R, K, capacity, D); ``lengths`` (R,) counts the tokens whose keys and
-    values are valid, row by row.
+    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D). ``lengths`` (R,) holds, for each row, the
+    number of tokens whose keys and values are valid.
     """
 
     rows: int
@@ -87,7 +89,7 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer; allocated on first use in the dtype, K and D of ``like``."""
+        """Return the keys and values of a layer. The first call allocates them with the dtype, K and D of ``like``."""
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
             self.keys.append(like.new_zeros(shape))
@@ -95,7 +97,7 @@ class CacheBlock:
         return self.keys[index], self.values[index]
 
     def reserve(self, tokens: int) -> None:
-        """Make room for ``tokens`` per row. The capacity at least doubles if it grows."""
+        """Make room for ``tokens`` tokens in each row. If the capacity grows, it at least doubles."""
         if tokens <= self.capacity:
             return
         capacity = round_up(max(tokens, 2 * self.capacity), LENGTH_MULTIPLE)
@@ -116,21 +118,25 @@ def _grow(tensor: Tensor, capacity: int) -> Tensor:
 
 
 class _CacheView:
-    """The part of transformers' cache interface that models call in a forward pass, besides ``update``."""
+    """The part of transformers' cache interface, without ``update``, that models call in a forward pass."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # only used to derive positions, which the runner passes explicitly
+        return 0  # models only derive positions from this number, and the runner passes positions
 
 
 class DecodeCache(_CacheView):
-    """One new token per row of a block, written at the row's length; the first ``visible`` tokens are attended to."""
+    """The cache of a decode step: each row of a block gets one new token.
+
+    The keys and values of the new token are written at index ``lengths[row]``. Each layer gets the first ``visible``
+    tokens of all rows.
+    """
 
     def __init__(self, block: CacheBlock, visible: int) -> None:
         self._block, self._visible = block, visible
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write key and value (R, K, 1, D); return all visible keys and values (R, K, L, D)."""
+        """Write the new keys and values (R, K, 1, D) of a layer. Return its visible keys and values (R, K, L, D)."""
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
         values[self._rows, :, self._block.lengths] = value[:, :, 0]
@@ -138,10 +144,10 @@ class DecodeCache(_CacheView):
 
 
 class PrefillCache(_CacheView):
-    """T new tokens of sequences in several blocks.
+    """The cache of a prefill pass: T new tokens for each sequence. The sequences can be in several blocks.
 
-    The new keys and values are written to the slots. The ``context`` columns before them are copied from the slots,
-    ``cached[i]`` tokens for sequence i, padded with zeros.
+    The keys and values of the new tokens are written to the slots. Each layer gets ``context`` columns before the new
+    columns: the keys and values of ``cached[i]`` tokens from the slot of sequence i, then zeros as padding.
     """
 
     def __init__(
@@ -150,7 +156,10 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write key and value (R, K, T, D); return them after the context's (R, K, context + T, D)."""
+        """Write the new keys and values (R, K, T, D) of a layer, and return them with their context.
+
+        The returned keys and values have the shape (R, K, context + T, D).
+        """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)
             keys[slot.row, :, cached : cached + new] = key[index, :, :new]

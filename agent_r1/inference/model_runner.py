@@ -25,30 +25,34 @@ from agent_r1.inference.kv_cache import (
 )
 
 PREFILL_MULTIPLE = 16
-"""Numbers of new tokens are padded to multiples of this."""
+"""The number of new tokens in a prefill pass is padded to a multiple of this number."""
 
 PREFILL_CHUNK = 256
-"""Most tokens of one sequence in one prefill pass; longer sequences take several passes (chunked prefill)."""
+"""Maximum number of tokens of one sequence in a prefill pass. More tokens take several passes (chunked prefill)."""
 
 PREFILL_TOKENS = 512
-"""Tokens of one prefill pass, rows times padded length: the number of rows follows from the length alone."""
+"""Number of tokens in a prefill pass: rows * padded length. So the padded length determines the number of rows."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-"""Largest difference of a logit, relative to the largest logit, between the KV cache and a plain forward pass, by type
-of the weights. A rounding of bfloat16 is 4e-3, and 0.05 after the layers of a random model with large weights."""
+"""Largest accepted difference between a logit with the KV cache and the same logit in a plain forward pass, by type of
+the weights. The difference is divided by the largest logit. One rounding to bfloat16 causes a difference of 4e-3; all
+layers of a random model with large weights cause 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens to prefill: ``token_ids`` follow the ``cached`` tokens whose keys and values ``slot`` already holds."""
+    """Tokens to prefill in one slot.
+
+    The slot already holds the keys and values of the first ``cached`` tokens; ``token_ids`` are the next tokens.
+    """
 
     slot: CacheSlot
     cached: int
     token_ids: tuple[int, ...]
 
     def split(self) -> list[PrefillChunk]:
-        """Return the chunk in portions of at most ``PREFILL_CHUNK`` tokens."""
+        """Divide the chunk into chunks of at most ``PREFILL_CHUNK`` tokens."""
         return [
             PrefillChunk(self.slot, self.cached + start, self.token_ids[start : start + PREFILL_CHUNK])
             for start in range(0, len(self.token_ids), PREFILL_CHUNK)
@@ -56,14 +60,18 @@ class PrefillChunk:
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """(new, context) tokens. The arithmetic of a chunk depends on these and on its own tokens only."""
+        """The padded numbers of new tokens and of cached tokens: (new, context).
+
+        The arithmetic of a chunk depends only on these two numbers and on the tokens of its sequence.
+        """
         return round_up(len(self.token_ids), PREFILL_MULTIPLE), round_up(self.cached, LENGTH_MULTIPLE)
 
 
 class ModelRunner:
-    """Runs a model over blocks of cache slots of ``rows`` rows each. Not thread-safe.
+    """Runs a model on the blocks of the KV cache. Each block has ``rows`` rows. The class is not thread-safe.
 
-    It takes ownership of the model and replaces its attention by one that reads the KV cache in place.
+    The runner takes ownership of the model, and replaces the model's attention function by
+    :func:`agent_r1.inference.kv_cache.cache_attention`.
     """
 
     def __init__(self, model: PreTrainedModel, rows: int) -> None:
@@ -77,13 +85,13 @@ class ModelRunner:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def add_block(self) -> int:
-        """Make room for ``rows`` more sequences; return the index of the new block."""
+        """Add a block with room for ``rows`` sequences, and return the index of the block."""
         self.blocks.append(CacheBlock(self.rows, 2 * LENGTH_MULTIPLE, self.model.device))
         return len(self.blocks) - 1
 
     @torch.inference_mode()
     def copy_prefix(self, source: CacheSlot, target: CacheSlot, tokens: int) -> None:
-        """Copy the first ``tokens`` keys and values of ``source`` to ``target``."""
+        """Copy the keys and values of the first ``tokens`` tokens from the slot ``source`` to the slot ``target``."""
         origin, destination = self.blocks[source.block], self.blocks[target.block]
         destination.reserve(tokens + 1)
         for index, (keys, values) in enumerate(zip(origin.keys, origin.values, strict=True)):
@@ -94,12 +102,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
-        """Compute the keys and values of all chunks. Older tokens of their slots after ``cached`` are dropped."""
+        """Compute the keys and values of all chunks, and write them to the slots of the chunks.
+
+        A slot keeps its first ``cached`` tokens; all later tokens in the slot are dropped.
+        """
         for chunk in chunks:
             block = self.blocks[chunk.slot.block]
             block.lengths[chunk.slot.row] = chunk.cached
             block.reserve(chunk.cached + len(chunk.token_ids) + 1)
-        # The first portions of all chunks run before the second ones; portions of equal padded shape run together.
+        # First portions of all chunks run before second portions. Portions of equal padded shape run together.
         for portions in itertools.zip_longest(*(chunk.split() for chunk in chunks)):
             by_shape: dict[tuple[int, int], list[PrefillChunk]] = {}
             for portion in portions:
@@ -111,16 +122,16 @@ class ModelRunner:
                     self._prefill_pass(equal[start : start + rows], rows, new, context)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
-        """Run one forward pass over at most ``rows`` chunks of ``new`` tokens and ``context`` columns, as padded."""
+        """Run one forward pass over at most ``rows`` chunks, whose padded shape is (``new``, ``context``)."""
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)
         for index, chunk in enumerate(chunks):
             token_ids[index, : len(chunk.token_ids)] = torch.tensor(chunk.token_ids)
             cached[index] = chunk.cached
         counts = [len(chunk.token_ids) for chunk in chunks]
-        # Padding could lie past the model's last position, so its positions, which nothing reads, are clamped.
+        # Positions of padding could be beyond the model's last position, so they are clamped. No result uses them.
         positions = (cached[:, None] + torch.arange(new)[None]).clamp(max=int(cached.max()) + max(counts) - 1)
-        # Visible to each token: the row's own cached columns, then the new tokens up to itself. (R, T, context + T)
+        # Each token sees the cached tokens of its row and the new tokens up to itself: (R, T, context + T)
         seen = (torch.arange(context)[None] < cached[:, None])[:, None].expand(rows, new, context)
         causal = torch.ones((new, new), dtype=torch.bool).tril()[None].expand(rows, new, new)
         mask = self._additive_mask(torch.cat([seen, causal], dim=-1))[:, None]
@@ -132,10 +143,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, block_index: int, last_tokens: Mapping[int, int]) -> Tensor:
-        """Decode one step of a block: ``last_tokens`` maps rows to the token that each one appends.
+        """Run one decode step of a block, and return the logits (len(last_tokens), V) in fp32.
 
-        Returns the logits (len(last_tokens), V) in fp32, in the order of the mapping. The whole block runs, so that
-        shapes never change; the other rows write to positions that are overwritten before they are read.
+        ``last_tokens`` maps each running row to the last token of its sequence, which the step appends to the cache.
+        The logits have the order of this mapping. The whole block runs, so that shapes do not depend on the number of
+        running rows. All other rows write to positions that are overwritten before they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
@@ -143,7 +155,7 @@ class ModelRunner:
         rows = torch.tensor(list(last_tokens), dtype=torch.long)
         token_ids[rows] = torch.tensor(list(last_tokens.values()), dtype=torch.long)
         visible = min(round_up(int(block.lengths.max()) + 1, LENGTH_MULTIPLE), block.capacity)
-        # A row attends to its cached tokens and to the one it appends: columns 0 .. length. (R, 1, 1, L)
+        # A row attends to its cached tokens and to the token that it appends, columns 0 .. length: (R, 1, 1, L)
         mask = self._additive_mask(torch.arange(visible)[None] <= block.lengths.cpu()[:, None])[:, None, None]
         hidden = self._forward(token_ids[:, None], block.lengths[:, None], mask, DecodeCache(block, visible))
         logits = self.model.get_output_embeddings()(hidden[:, 0])  # (R, V)
@@ -166,10 +178,13 @@ class ModelRunner:
 
 
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Return the bytes of keys and values that one token of one sequence takes.
+    """Return how many bytes the keys and values of one token take, measured with a short prompt.
 
-    They are measured on a short prompt, whose logits are compared with the logits of the model's own forward pass.
-    Raises InvalidInput if they differ, as for models with attention sinks or soft-capped scores.
+    The logits of this prompt with the KV cache are compared with the logits of the model's own forward pass.
+
+    Raises:
+        InvalidInput: the logits differ, as they do for models with attention sinks or soft-capped scores; logits are
+            not finite; or the model fails with the KV cache.
     """
     usual = model.config._attn_implementation
     token_ids = torch.arange(PROBE_TOKENS) % model.config.get_text_config().vocab_size
@@ -180,7 +195,7 @@ def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
     try:
         runner.prefill([PrefillChunk(slot, 0, tuple(token_ids[:-1].tolist()))])
         logits = runner.decode(0, {0: int(token_ids[-1])})[0]
-    except Exception as error:  # models that need more of the cache interface fail in many ways
+    except Exception as error:  # models that need other methods of the cache raise many types of errors
         raise _unsupported(model, f"{type(error).__name__}: {error}") from error
     finally:
         model.set_attn_implementation(usual)

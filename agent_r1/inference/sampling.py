@@ -1,4 +1,4 @@
-"""Sample tokens from logits, each row with its own temperature, filters and random number."""
+"""Sample tokens from logits. Each row has its own temperature, filters and random number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How to sample one row. ``uniform`` in [0, 1) selects the token, so rows share no random generator."""
+    """How to sample the token of one row.
+
+    ``uniform`` is a random number in [0, 1) that selects the token. Each row has its own number, so rows share no
+    random generator. ``temperature`` 0 selects the most probable token. ``top_p`` 1 and ``top_k`` 0 exclude no token.
+    """
 
     temperature: float
     top_p: float
@@ -20,10 +24,10 @@ class RowSampling:
 
 
 def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tensor]:
-    """Sample tokens (N,) from fp32 logits (N, V); return them with their log-probabilities (N,).
+    """Sample one token for each row of fp32 logits (N, V). Return tokens (N,) and their log-probabilities (N,).
 
-    Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, also if top-p or top-k exclude
-    tokens. Rows of temperature 0 are greedy and report log-probabilities at temperature 1.
+    Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, even if top-p or top-k exclude
+    tokens. Rows with temperature 0 are greedy; their log-probabilities are at temperature 1.
     """
     temperature = torch.tensor([row.temperature or 1.0 for row in rows], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)
@@ -34,7 +38,7 @@ def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, 
 
 
 def _filter(logprobs: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Return probabilities (N, V) in fp64, zero for tokens that top-k or top-p exclude; not renormalized."""
+    """Return probabilities (N, V) in fp64. Tokens that top-k or top-p exclude get 0. Rows are not renormalized."""
     probabilities = logprobs.double().exp()
     for index, row in enumerate(rows):
         if row.top_k or row.top_p < 1:
@@ -43,17 +47,17 @@ def _filter(logprobs: Tensor, rows: Sequence[RowSampling]) -> Tensor:
 
 
 def _allowed(probabilities: Tensor, row: RowSampling) -> Tensor:
-    """Return a mask (V,) of the tokens that may be sampled. It always includes the most probable token."""
+    """Return a mask (V,), true for the tokens that top-k and top-p allow. The most probable token is always allowed."""
     order = probabilities.argsort(descending=True, stable=True)
     ranked = probabilities[order]
-    keep = ranked.cumsum(0) - ranked < row.top_p  # the probability of all more likely tokens is below top_p
+    keep = ranked.cumsum(0) - ranked < row.top_p  # more probable tokens have a total probability below top_p
     if row.top_k:
         keep[row.top_k :] = False
     return torch.zeros_like(keep).scatter(0, order, keep)
 
 
 def _invert_cdf(probabilities: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Return the first token (N,) at which the cumulative probability exceeds uniform * total."""
+    """Return, for each row, the first token at which the cumulative probability exceeds uniform * total: (N,)."""
     cumulative = probabilities.cumsum(dim=-1)
     uniform = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=probabilities.device)
     target = uniform * cumulative[:, -1]

@@ -1,6 +1,6 @@
-"""Which request holds which slot of the KV cache, and what of its prefix is already there.
+"""The engine's scheduler: which request has which slot of the KV cache, and which of its tokens the slot already holds.
 
-All of this is bookkeeping on the host: the scheduler never touches a tensor.
+The scheduler works on the host with plain Python values, and never reads or writes a tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_r1.inference.model_runner import PrefillChunk
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation on its way through the engine."""
+    """One call of ``generate``, and the tokens that the engine has sampled for this call so far."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -39,29 +39,29 @@ class Request:
 
     @property
     def cached_tokens(self) -> tuple[int, ...]:
-        """The tokens that the KV cache must hold before the next decode step: all but the last one."""
+        """The tokens that the KV cache must hold before the next decode step: all tokens but the last token."""
         return (*self.prompt, *self.token_ids)[:-1]
 
 
 @dataclass(slots=True)
 class _Session:
-    """A session's slot, and the tokens whose keys and values it holds."""
+    """A session's slot, and the tokens whose keys and values the slot holds."""
 
     slot: CacheSlot
     token_ids: tuple[int, ...] = ()
 
 
 class Scheduler:
-    """Continuous batching: requests join and leave the running batch between any two steps.
+    """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
-    A session keeps its slot from its first request until it is released, so that each turn of an episode computes only
-    its new tokens. A prefix cache maps prompts to slots that hold them: of equal new prompts, as in a group of attempts
-    at one task, one is computed and the others are copied.
+    A session keeps its slot from its first request until the session is released, so that each turn of an episode
+    computes only its new tokens. A prefix cache maps prompts to the slots that hold them. If new prompts are equal, as
+    in a group of attempts at one task, one prompt is computed, and its keys and values are copied for the others.
 
     Args:
-        rows: slots of a block.
-        max_blocks: the most blocks that fit into memory; requests without a free slot wait.
-        add_block: allocates a block of the KV cache and returns its index.
+        rows: number of slots in a block.
+        max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
+        add_block: function that allocates a block of the KV cache and returns the index of the block.
     """
 
     def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int]) -> None:
@@ -88,11 +88,14 @@ class Scheduler:
         self._waiting.append(request)
 
     def release(self, session_id: str) -> None:
-        """Free the session's slot before the next step."""
+        """Free the session's slot before the next decode step. A running request of the session is cancelled."""
         self._released.append(session_id)
 
     def schedule(self) -> bool:
-        """Give waiting requests the slot of their session or a free one; return whether any request is running."""
+        """Give each waiting request the slot of its session or a free slot. Return whether any request is running.
+
+        A request keeps waiting if no slot is free, or if another request of its session is running.
+        """
         self._free_released()
         waiting, self._waiting = self._waiting, []
         for request in waiting:
@@ -133,10 +136,10 @@ class Scheduler:
             del self._running[slot]
 
     def plan_prefill(self) -> tuple[list[PrefillChunk], list[tuple[CacheSlot, PrefillChunk]]]:
-        """Return the chunks to compute, and those to copy instead, each with the slot to copy from.
+        """Return the chunks to compute, and the chunks to copy, each with the slot to copy from.
 
-        The chunks to compute must run first: a slot to copy from may be prefilled in the same step. After both, every
-        running slot holds all but the last token of its sequence.
+        Compute first and copy afterwards, because a slot to copy from can be prefilled in the same decode step. After
+        both, the slot of every running request holds all tokens of its sequence but the last token.
         """
         new: list[PrefillChunk] = []
         for slot, request in self._running.items():
@@ -145,10 +148,10 @@ class Scheduler:
                 session, needed = self._sessions[request.session_id], request.cached_tokens
                 cached = _common_prefix(session.token_ids, needed)
                 if cached < len(session.token_ids):
-                    self._forget_prefixes(slot)  # its later tokens will be overwritten
+                    self._forget_prefixes(slot)  # tokens of the slot will be overwritten
                 session.token_ids = needed
                 new.append(PrefillChunk(slot, cached, needed[cached:]))
-        # Slots that will be overwritten have left the prefix cache by now, so that its entries are valid.
+        # The prefix cache no longer contains slots that will be overwritten, so all of its entries are valid.
         for chunk in new:
             if chunk.cached == 0 and chunk.token_ids:
                 self._prefix_cache.setdefault(chunk.token_ids, chunk.slot)
@@ -163,20 +166,23 @@ class Scheduler:
         return compute, copy
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
-        """Yield the index of each block with its running requests by row."""
+        """Yield, for each block with running requests, its index and the pairs (row, request)."""
         for block in range(self._num_blocks):
             batch = [(slot.row, request) for slot, request in self._running.items() if slot.block == block]
             if batch:
                 yield block, batch
 
     def fail_running(self, reason: str) -> None:
-        """Make all running requests fail; nothing that the cache holds is relied on afterwards."""
+        """Make all running requests fail with ``reason``, and empty the prefix cache.
+
+        The keys and values of the failed requests can be incomplete. :meth:`take_finished` declares their slots empty.
+        """
         self._prefix_cache.clear()
         for request in self._running.values():
             request.error = reason
 
     def take_finished(self) -> list[Request]:
-        """Remove the requests that ended from the running batch and return them. Their sessions keep their slots."""
+        """Remove finished and failed requests from the running batch, and return them. Sessions keep their slots."""
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error
         ]
@@ -186,7 +192,10 @@ class Scheduler:
         return [request for _, request in finished]
 
     def on_new_weights(self, version: int) -> None:
-        """Invalidate all keys and values: running sequences are prefilled again, and a new version span begins."""
+        """Invalidate all keys and values, because they belong to older weights than version ``version``.
+
+        Running sequences are prefilled again, and a new version span begins in each of them.
+        """
         self._version = version
         self._prefix_cache.clear()
         for session in self._sessions.values():
@@ -200,7 +209,7 @@ class Scheduler:
 
 
 def _common_prefix(held: tuple[int, ...], needed: tuple[int, ...]) -> int:
-    """Return how many tokens at the start of ``needed`` are equal to the start of ``held``."""
+    """Return the length of the longest common prefix of ``held`` and ``needed``."""
     if needed[: len(held)] == held:
         return len(held)
     return next((i for i, (a, b) in enumerate(zip(held, needed, strict=False)) if a != b), len(needed))

@@ -1,9 +1,12 @@
-"""The embedded inference engine: continuous batching in process, for any transformers causal LM.
+"""The embedded inference engine: continuous batching in the process of the run, for causal LMs of transformers.
 
-A loop of steps, as in nano-vllm: the scheduler assigns slots of the KV cache to requests, the model runner prefills new
-tokens and decodes one token of every running sequence, and postprocessing finishes requests that are complete. The
-arithmetic and the random numbers of a sequence depend on its own tokens and seed alone (fixed shapes, see
-``inference.kv_cache``), so neither the other sequences nor the duration of tool calls change a bit of it.
+The engine runs decode steps in a loop, as nano-vllm does. The scheduler assigns slots of the KV cache to requests. The
+model runner prefills new tokens, and decodes one token of every running sequence. Then the engine finishes the requests
+that are complete.
+
+The random numbers of a sequence depend only on its seed, and its arithmetic depends only on its tokens, because the
+shapes are fixed (see ``inference.kv_cache``). So neither other sequences nor the duration of tool calls change a bit
+of the sequence.
 """
 
 from __future__ import annotations
@@ -39,27 +42,29 @@ GPU_SHARE = 0.3
 
 
 class TorchEngine:
-    """An ``InferenceEngine`` in this process. It takes ownership of the model; updates copy new weights into it.
+    """An ``InferenceEngine`` in this process.
 
-    The forward passes run in a worker thread, so that the event loop stays free for tools.
+    The engine takes ownership of the model: it casts the model's weights to ``config.dtype``, and weight updates copy
+    new weights into the model. Forward passes run in a worker thread, so that the event loop stays free for tools.
 
     Args:
-        model: the model to serve, on the device where it is to run.
-        context: the most tokens of a prompt and its completion.
-        config: batch size and memory.
+        model: the model to serve, on the device on which it runs.
+        context: maximum number of tokens of a prompt and its completion together.
+        config: data type, batch size and memory. None: the default settings.
 
     Raises:
-        InvalidInput: if the model computes other logits with the KV cache than in a plain forward pass.
+        InvalidInput: the model fails with the KV cache, or its logits with the KV cache differ from the logits of a
+            plain forward pass.
     """
 
     def __init__(self, model: PreTrainedModel, context: int, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
         bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
-        cast_parameters(model, config.dtype)  # after the probe, which is the sharper the more precise the weights are
+        cast_parameters(model, config.dtype)  # after the probe, which needs precise weights
         bytes_per_slot = bytes_per_token * round_up(context + 1, LENGTH_MULTIPLE)
         slots = max(1, kv_cache_bytes(config, model.device) // bytes_per_slot)
-        # The shape of a decode batch decides bits, so on a CPU it must not depend on the memory that is free now: free
-        # memory bounds the number of batches only.
+        # The shape of a decode batch changes the bits of its results. So, on a CPU, the shape does not depend on the
+        # memory that is free now: the free memory limits only the number of decode batches.
         fixed = config.kv_cache_gib or (CPU_LIMIT_GIB if model.device.type == "cpu" else None)
         rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
         self._context, self._dtype = context, config.dtype
@@ -77,7 +82,10 @@ class TorchEngine:
         return Capabilities(frozenset({"shared_memory"}), self._context, deterministic=True, dtype=self._dtype)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. If the caller is cancelled, the generation ends before the next step."""
+        """Return a completion. If the caller is cancelled, the generation ends before the next decode step.
+
+        Raise EngineError if the prompt or the parameters are invalid, or if the generation fails.
+        """
         self._validate(prompt, params)
         self._num_anonymous += session_id is None
         session = session_id or f"anonymous {self._num_anonymous}"
@@ -93,10 +101,11 @@ class TorchEngine:
                 await self.release(session)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Copy the weights of a module into the engine's model, between two steps; return the version now served.
+        """Copy the weights of a module into the engine's model, and return the version that the engine now serves.
 
-        Running sequences continue from the tokens they have: their keys and values are computed again, and a new
-        version span begins.
+        The weights are copied between two decode steps. Running sequences keep their tokens: the keys and values of
+        these tokens are computed again, and a new version span begins. Raise EngineError if the weights cannot be
+        copied.
         """
         if update.transport != "shared_memory" or not isinstance(update.handle, torch.nn.Module):
             raise EngineError(f"the embedded engine takes a module in shared memory, got {update.transport!r}")
@@ -114,7 +123,7 @@ class TorchEngine:
             self._wake()
 
     async def close(self) -> None:
-        """Stop after the current step; running generations fail with EngineError."""
+        """Stop the engine after the current decode step. Running generations and updates fail with EngineError."""
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
@@ -141,10 +150,10 @@ class TorchEngine:
             self._driver = shared_task(self._drive())
 
     async def _drive(self) -> None:
-        """Run steps until there is no work. ``generate``, ``update_weights`` and ``release`` start it again.
+        """Run decode steps until no work is left. ``generate``, ``update_weights`` and ``release`` restart the loop.
 
-        The scheduler runs on the event loop between two steps, steps run in the worker thread. Every error reaches the
-        callers that wait, as an EngineError.
+        Decode steps run in the worker thread. Between two decode steps, weights are updated and requests are scheduled.
+        If the loop fails, all waiting callers get an EngineError.
         """
         try:
             while self._updates or self._scheduler.has_work:
@@ -160,7 +169,10 @@ class TorchEngine:
             self._fail_all(f"the engine stopped: {type(error).__name__}: {error}")
 
     def _step(self) -> list[Request]:
-        """Prefill new tokens, decode one token of every running sequence, and return the requests that finished."""
+        """Run one decode step, and return the requests that finished or failed.
+
+        A decode step prefills new tokens and then decodes one token of every running sequence.
+        """
         self._scheduler.drop_cancelled()
         try:
             compute, copy = self._scheduler.plan_prefill()
@@ -179,7 +191,7 @@ class TorchEngine:
 
     async def _apply_updates(self) -> None:
         while self._updates:
-            update, future = self._updates[0]  # it stays in the list while it is loaded, so that close() fails it
+            update, future = self._updates[0]  # close() fails all updates in the list, so the update leaves it last
             try:
                 settle(future, await self._worker.run(self._load_weights, update), None)
             except EngineError as error:
@@ -211,7 +223,10 @@ def _row_sampling(request: Request) -> RowSampling:
 
 
 def _postprocess(request: Request, token: int, logprob: float) -> None:
-    """Append a sampled token; set ``finish_reason`` if it ends the generation, ``error`` if it cannot be used."""
+    """Append a sampled token to the request, and set ``finish_reason`` if the token ends the generation.
+
+    Set ``error`` if the log-probability is not finite or the stop condition raises an exception.
+    """
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return
@@ -222,7 +237,7 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
         is_stop = token in params.stop_token_ids or (
             params.stop_condition is not None and params.stop_condition.is_met(request.token_ids)
         )
-    except Exception as error:  # user code, called for one request: the others continue
+    except Exception as error:  # user code fails only this request
         request.error = f"the stop condition raised {type(error).__name__}: {error}"
         return
     if is_stop:
@@ -242,7 +257,7 @@ def _resolve(request: Request) -> None:
 
 
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the memory that the KV cache may take: as configured, or a share of the memory that is free now."""
+    """Return the maximum size of the KV cache in bytes: the configured size, or a share of the memory free now."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     if device.type == "cuda":
