@@ -1,1 +1,1 @@
-"""Tool-call formats: one module per way in which models write calls, and the detection of a template's format."""
+"""Tool-call formats: the ways in which models write tool calls, and the detection of the format of a template."""

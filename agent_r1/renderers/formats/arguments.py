@@ -1,4 +1,4 @@
-"""Conversion of arguments that a format writes as bare text to the types of the tool's schema."""
+"""Conversion of arguments to the types of a tool's schema, for formats that write arguments as plain text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 from agent_r1.renderers.formats.tool_format import Tools, parse_json
 
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
-"""Values that templates write as words; some templates spell them as Python does."""
+"""The values that templates write as words, as in JSON or as in Python. The case of the letters is ignored."""
 
 
 def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
-    """Return the JSON schema of an argument; {} if the tool declares none."""
+    """Return the JSON schema of an argument, or {} if the tool or the argument is not declared."""
     parameters = next((spec.parameters for spec in tools if spec.name == tool), {})
     return parameters.get("properties", {}).get(argument, {})
 
 
 def convert_value(text: str, schema: Mapping[str, Any]) -> object:
-    """Return the value that ``text`` stands for.
+    """Return the value that a model wrote as ``text``.
 
-    Text stays text if the schema accepts text. A text that does not fit the schema also stays text, so that the
-    validation of the call can explain it.
+    If the schema allows strings, return the text itself. If the schema allows both strings and null, the words ``null``
+    and ``none`` become None. With other schemas, return the JSON value of the text. A text that is not JSON is returned
+    unchanged, so that the validation of the call can report the error.
 
     Example:
         >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})

@@ -1,6 +1,6 @@
-"""DeepSeek tool calls: between special tokens, with a fence of JSON (V3 and R1) or bare JSON (V3.1).
+"""DeepSeek tool calls between special tokens: JSON in a fence (V3 and R1), or JSON without a fence (V3.1).
 
-The templates that ship with V3 and R1 do not describe tools to the model, so a system message does.
+The templates of V3 and R1 do not describe tools to the model. A system message describes the tools instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 class DeepSeek(ToolFormat):
-    """``parse`` reads the calls of V3 and of V3.1; a template writes calls of its own version."""
+    """The tool format of DeepSeek. ``parse`` reads the calls of V3, R1 and V3.1, whatever template is used."""
 
     name: ClassVar[str] = "deepseek"
 
@@ -37,7 +37,7 @@ class DeepSeek(ToolFormat):
         return ParsedOutput(content, tuple(_parse_call(block) for block in split_blocks(text, OPEN, CLOSE)))
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages with JSON arguments: the templates concatenate arguments to text."""
+        """Return the messages with the arguments of calls as JSON text, because the templates expect text."""
         return [_to_template(message) for message in messages]
 
     def tool_instructions(self, tools: Tools) -> str:
@@ -49,7 +49,7 @@ class DeepSeek(ToolFormat):
 def _to_template(message: Message) -> dict[str, Any]:
     data = to_openai(message)
     if "tool_calls" in data:
-        # the templates drop the reasoning of answers, but not of calls
+        # the templates drop reasoning from the content of answers, but not from the content of calls
         data["content"] = message.text.rpartition(THINK_CLOSE)[2].lstrip("\n")
     for call in data.get("tool_calls", ()):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)

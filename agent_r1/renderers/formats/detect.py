@@ -23,7 +23,7 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 
 AUTO = "auto"
 TEMPLATE_FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Qwen35, Glm, Llama, DeepSeek, Harmony, Lfm2)
-"""The formats that detection tries with a template, in this order."""
+"""The formats that the detection tries with a template, in the order in which they are tried."""
 
 FORMAT_NAMES = (AUTO, *(known.name for known in TEMPLATE_FORMATS), Response.name, Tags.name)
 
@@ -34,11 +34,20 @@ def open_renderer(
     tags: TagsConfig | None = None,
     stop_token_ids: tuple[int, ...] = (),
 ) -> TemplateRenderer:
-    """Return a tokenizer's renderer in the tool format ``name``; ``stop_token_ids`` also end its actions.
+    """Return a renderer for a tokenizer and the tool format ``name``.
 
-    ``auto`` selects the tokenizer's own response template if it has one, else the first format that reads back a call
-    that the template wrote, else Hermes (if no tools are used, the format does not matter). Raises InvalidInput if the
-    format does not exist, UnsupportedChat if the template cannot be used.
+    With ``auto``, the format is the tokenizer's own response template, if the tokenizer has one. Otherwise
+    :func:`detect_format` selects the format.
+
+    Args:
+        tokenizer: the tokenizer, with its chat template. Without a chat template, only the format ``tags`` works.
+        name: one of FORMAT_NAMES.
+        tags: the tags of the format ``tags``. Other formats ignore this argument.
+        stop_token_ids: additional tokens that end an action.
+
+    Raises:
+        InvalidInput: the format does not exist, or is ``response`` and the tokenizer has no response template.
+        UnsupportedChat: the chat template cannot be used.
     """
     if name not in FORMAT_NAMES:
         raise InvalidInput("tool_format", got=repr(name), do=f"choose from {', '.join(FORMAT_NAMES)}")
@@ -58,9 +67,12 @@ def open_renderer(
 
 
 def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
-    """Return the first format that reads back a call that the template wrote; Hermes if none does.
+    """Return the first format that parses a call which the chat template of the tokenizer writes.
 
-    Raises UnsupportedChat if the template can be rendered with no format.
+    If no format parses the call, return Hermes, because without tools the format has no effect.
+
+    Raises:
+        UnsupportedChat: no format parses the call, and the template cannot be used with one of the formats.
     """
     refused: UnsupportedChat | None = None
     tokens = {text for _, text in special_tokens(tokenizer)}
@@ -80,7 +92,12 @@ def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
 
 
 def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
-    """Raise UnsupportedChat if the template cannot use tools, InvalidInput if the configured tags do not fit them."""
+    """Check that the renderer can be used with the tools.
+
+    Raises:
+        UnsupportedChat: the chat template cannot show tools, or the format cannot parse the calls of the template.
+        InvalidInput: the configured tags do not match the tools.
+    """
     if isinstance(renderer.tool_format, Tags):
         renderer.tool_format.check(tools)
     behavior = renderer.probe_behavior("tool", thinking=False)
@@ -94,14 +111,14 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
 
 
 def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy of a tokenizer without a template, with the template for running text."""
+    """Return a copy of a tokenizer that has no chat template. The copy has the chat template PLAIN_TEMPLATE."""
     plain = copy.copy(tokenizer)
     plain.chat_template = PLAIN_TEMPLATE
     return plain
 
 
 def _header(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text that a prompt ends with, after the last message."""
+    """Return the text that the chat template adds to a prompt after the last message."""
     messages = [{"role": "user", "content": "question"}]
     with_header, without = (
         apply_chat_template(tokenizer, messages, (), add_generation_prompt=added) for added in (True, False)

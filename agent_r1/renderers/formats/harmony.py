@@ -1,4 +1,4 @@
-"""Tool calls of gpt-oss (the Harmony format): messages on channels, a call is addressed to ``functions.NAME``."""
+"""Tool calls of gpt-oss (the Harmony format): messages on channels. A call is a message to ``functions.NAME``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
 class Harmony(ToolFormat):
-    """The reasoning is the text on the analysis channel. A call ends its action (``<|call|>``).
+    """The Harmony format. The reasoning is the text on the analysis channel. The token ``<|call|>`` ends an action.
 
     Example: <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}
     """
@@ -40,15 +40,16 @@ class Harmony(ToolFormat):
         return ParsedOutput("" if calls else "".join(contents), tuple(calls))
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages for the template. A malformed call is written as the policy wrote it.
+        """Return the messages for the template. The arguments of a malformed call are the text that the policy wrote.
 
-        It cannot become plain text: the template requires that a tool result follows a call.
+        A malformed call stays a call and does not become plain text, because the template requires a call before each
+        tool result.
         """
         return [_to_template(message) for message in messages]
 
 
 def _split_messages(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (header, body, number of characters of the text up to its end) of each message."""
+    """Yield (header, body, end) of each message in a text. ``end`` is the index after the end of the message."""
     end = 0
     for piece in text.split(START):
         end += len(piece)
@@ -73,7 +74,10 @@ def _to_template(message: Message) -> dict[str, Any]:
 
 
 def _escape_channel(text: str) -> str:
-    """Break the channel token: the template raises an error if a content or reasoning holds it."""
+    """Return a text in which a space breaks each channel token.
+
+    The template raises an error if the content or the reasoning of a message contains a channel token.
+    """
     return text.replace(CHANNEL, f"{CHANNEL[0]} {CHANNEL[1:]}")
 
 

@@ -1,4 +1,4 @@
-"""Tool calls of Hermes, Qwen2.5 and Qwen3: ``<tool_call>`` JSON ``</tool_call>`` inside the text."""
+"""Tool calls of Hermes, Qwen2.5 and Qwen3: a JSON object between ``<tool_call>`` and ``</tool_call>``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _OPEN, _CLOSE = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}")
 
 
 class Hermes(ToolFormat):
-    """Example: <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>"""
+    """The tool format of Hermes, Qwen2.5 and Qwen3.
+
+    Example: <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>
+    """
 
     name: ClassVar[str] = "hermes"
 
@@ -32,7 +35,7 @@ class Hermes(ToolFormat):
 
 
 def _parse_calls(text: str) -> Iterator[ParsedCall]:
-    """Yield the calls; a call that is not closed reaches to the next call, or to the end."""
+    """Yield the calls of a text. A call that is not closed ends at the next call, or at the end of the text."""
     opened = _OPEN.search(text)
     while opened:
         call = _parse_call(text, opened.start() + len(OPEN), _end_of_call(text, opened.end()))
@@ -41,9 +44,10 @@ def _parse_calls(text: str) -> Iterator[ParsedCall]:
 
 
 def _end_of_call(text: str, start: int) -> int | None:
-    """Return the end of a call whose JSON begins at ``start``; None if no complete and closed value begins there.
+    """Return the index after the closing tag of a call whose JSON begins at ``start``.
 
-    The JSON is decoded, not searched for the closing tag: its strings may hold the tag.
+    Return None if the JSON is not complete, or if no closing tag follows the JSON. The JSON is decoded to find its end,
+    because a string in the JSON can contain the text of the closing tag.
     """
     try:
         _, end = json.JSONDecoder().raw_decode(text, start)
@@ -68,7 +72,11 @@ def _parse_call(text: str, start: int, end: int | None) -> ParsedCall:
 
 
 def _with_arguments(data: Any) -> Any:
-    """Return the call with an object of arguments, if the model wrote none, or JSON inside a string as OpenAI does."""
+    """Return the JSON value of a call, with its arguments as an object.
+
+    If the value has no arguments, the object is empty. If the arguments are a string with JSON, as OpenAI writes them,
+    the string is parsed. A value that is not a call, or whose string is not JSON, is returned unchanged.
+    """
     if not isinstance(data, dict):
         return data
     arguments = data.get("arguments", {})

@@ -30,10 +30,12 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{)\]},]", re.DO
 
 
 class Lfm2(ToolFormat):
-    """Example: <|tool_call_start|>[add(a=1, b=2), search(query='Alba')]<|tool_call_end|>
+    """The tool format of LFM2 and LFM2.5.
 
-    The template of LFM2 writes no calls, and that of LFM2.5 does not escape quotes, so calls are written into the
-    content of a message.
+    Calls are written into the content of a message, because the template of LFM2 does not write calls, and the template
+    of LFM2.5 does not escape quotes.
+
+    Example: <|tool_call_start|>[add(a=1, b=2), search(query='Alba')]<|tool_call_end|>
     """
 
     name: ClassVar[str] = "lfm2"
@@ -61,7 +63,10 @@ def _written(call: ToolCall) -> str:
 
 
 def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
-    """Yield the calls of a block. Each ends with its closing parenthesis, and the last with the block."""
+    """Yield the calls of a block.
+
+    A call ends before the comma that follows the call. The last call ends with the block.
+    """
     inside = block.text.strip()
     if not block.is_closed:
         yield malformed_call(block.text, block.end, f"the call is not closed by {CLOSE}")
@@ -78,7 +83,7 @@ def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts of a text between the commas that are in no brackets and no strings."""
+    """Return the parts of a text between commas. Commas inside brackets or strings do not separate parts."""
     parts, begin, depth = [], 0, 0
     for found in _TOKEN.finditer(text):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(found[0], 0)
@@ -109,10 +114,14 @@ def _parse_call(text: str, end: int) -> ParsedCall:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of a Python literal or of JSON. Raises ValueError if it is neither."""
+    """Return the value of a Python literal, or else the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not a Python literal with a value that JSON can hold, and is not JSON.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # unknown escapes are kept as they are
+            warnings.simplefilter("ignore")  # Python warns about unknown escapes, and keeps them unchanged
             return parse_json(json.dumps(ast.literal_eval(text), allow_nan=False))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return parse_json(text)

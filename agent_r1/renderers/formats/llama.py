@@ -1,4 +1,4 @@
-"""Tool calls of Llama 3: the whole text is one JSON object, ``{"name": .., "parameters": ..}``."""
+"""Tool calls of Llama 3: the text begins with a JSON object ``{"name": .., "parameters": ..}``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _LOOKS_LIKE_CALL = re.compile(r'\{\s*"(?:name|type)"')
 
 
 class Llama(ToolFormat):
-    """A text that begins with a brace, or with the python tag, is a sequence of calls, separated by ``;``.
+    """The tool format of Llama 3: a text with calls begins with a JSON object, or with ``<|python_tag|>`` before it.
 
-    Text after the calls is dropped. Without the tag, a JSON object is a call only if it has a name and parameters, or
-    names a known tool; any other object is an answer. Without tools, every text is an answer.
+    Several calls are separated by ``;``. Text after the calls is dropped. Without the tag, a JSON object is a call only
+    if it has a name and parameters, or the name of a known tool. A text without calls is an answer. If there are no
+    tools, every text is an answer.
 
     Example: {"name": "add", "parameters": {"a": 1}}
     """
@@ -41,7 +42,10 @@ class Llama(ToolFormat):
         return ParsedOutput("" if calls else text, calls)
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages for the template, which refuses several calls in one message: those stay text."""
+        """Return the messages for the template.
+
+        Several calls in one message become text, because the template refuses a message with several calls.
+        """
         return [_to_template(message) for message in messages]
 
 

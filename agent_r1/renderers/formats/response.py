@@ -1,4 +1,4 @@
-"""Tool calls read by the response template of a tokenizer: transformers parses them as the template says."""
+"""Tool calls of tokenizers with a response template. The parser of transformers uses the template to read the calls."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from agent_r1.renderers.formats.tool_format import (
 
 _CALLS = "tool_calls"
 _REASONING = ("reasoning_content", "thinking")
-"""Fields in which response templates keep the reasoning."""
+"""Fields of a parsed message that can hold the reasoning."""
 
 
 class Response(ToolFormat):
-    """``template`` is the tokenizer's ``response_template``, ``header`` the text that a prompt ends with.
+    """The tool format that the response template of a tokenizer describes.
 
-    The parser has to see the header: it may hold the beginning of the message (opened reasoning).
+    Args:
+        template: the ``response_template`` of the tokenizer.
+        header: the text at the end of a prompt, after the last message. The parser needs the header, because the header
+            can contain the beginning of the assistant's message (opened reasoning).
     """
 
     name: ClassVar[str] = "response"
@@ -33,7 +36,7 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return the reasoning and the whole text: the parser separates the two itself."""
+        """Return the reasoning and the whole text. The parser itself skips the reasoning in the text."""
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text
 
@@ -42,7 +45,10 @@ class Response(ToolFormat):
         return ParsedOutput(str(message.get("content") or ""), tuple(calls))
 
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
-        """Return the message and its calls. The parser is fed one character at a time, which gives the end of each."""
+        """Return the parsed message and its calls.
+
+        The parser gets one character at a time, so that the end of each call is known.
+        """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
         calls: list[ParsedCall] = []
@@ -52,14 +58,17 @@ class Response(ToolFormat):
                 start = _add_calls(parser.feed(character), text, start, end, calls)
             message, events = parser.finalize()
             _add_calls(events, text, start, len(text), calls)
-        except Exception as error:  # a third-party template may raise anything on a policy's text
+        except Exception as error:  # with a third-party template, the parser can raise an exception of any type
             reason = f"it does not follow the model's response template: {' '.join(str(error).split())[:200]}"
             return {}, [*calls, malformed_call(text[start:], len(text), reason)]
         return message, calls
 
 
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
-    """Add the calls that were completed at ``end``; return the index at which the next part begins."""
+    """Add the calls that are complete at the index ``end`` of the text to ``calls``.
+
+    Return the index at which the text of the next call begins: ``end`` if a call was completed, else ``start``.
+    """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:
             for value in event["value"] if isinstance(event["value"], list) else [event["value"]]:

@@ -1,4 +1,7 @@
-"""Whether an action in tags is complete, decided for a text that grows, in time proportional to its length."""
+"""A check whether a growing action in the format ``tags`` is complete.
+
+The time of all checks together is proportional to the length of the text.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,20 @@ from dataclasses import dataclass
 from agent_r1.renderers.formats.tool_format import THINK_CLOSE, THINK_OPEN
 
 _PARTIAL_FENCE = re.compile(r"`{1,2}|```\w*[ \t]*")
-"""A fence at the end of a text that may still become one that opens or closes a block."""
+"""Matches an incomplete fence at the end of a text. With more text, the fence can open or close a block."""
 
 _SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class ElementPatterns:
-    """The patterns of an element's beginning and end, and the most characters that either has before a fence's spaces.
+    """The patterns of a call or an answer.
+
+    Attributes:
+        opening: the pattern of the opening delimiter.
+        closing: the pattern of the closing delimiter.
+        longest: an upper bound of the characters of ``opening`` and ``closing``, without the spaces after a fence.
+        is_answer: whether the element is an answer, and not a call.
 
     Example:
         ElementPatterns(re.compile("<search>"), re.compile("</search>"), longest=9, is_answer=False)
@@ -29,7 +38,7 @@ class ElementPatterns:
 
 
 class _Search:
-    """The first opening of an element in a growing text, and the first closing after it."""
+    """A search for an element in a growing text: for its first opening, and for the first closing after the opening."""
 
     def __init__(self, patterns: ElementPatterns) -> None:
         self.patterns, self.start, self.is_closed = patterns, -1, False
@@ -43,7 +52,10 @@ class _Search:
             self.is_closed = True
 
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Return the next match; without one, later searches begin where a match may have begun."""
+        """Return the next match of a pattern, or None if there is none yet.
+
+        Without a match, the next search begins at the first position at which an incomplete match can begin.
+        """
         found = pattern.search(text, self._position)
         if found is None:
             fence = text.rfind("```", self._position)
@@ -54,15 +66,15 @@ class _Search:
 
 
 class TagScan:
-    """Called with each further part of an action's text, returns whether the action is complete.
+    """A function that is called with each new part of an action's text, and returns whether the action is complete.
 
-    Decides as ``Tags.parse`` does: the first call ends the action when it is closed, and so does a closed answer that
-    begins before it.
+    The result agrees with ``Tags.parse``. An action is complete if its first call is closed. An action is also complete
+    if an answer is closed and no call begins before the answer.
 
     Args:
-        elements: the calls and the answer.
+        elements: the patterns of the calls and of the answer.
         is_opened: whether the text begins inside a thought.
-        thoughts: how many thoughts at the beginning are skipped, one after the other.
+        thoughts: how many adjacent thoughts at the beginning of the text are skipped at most.
     """
 
     def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:
@@ -84,13 +96,17 @@ class TagScan:
         )
 
     def _skip_thoughts(self) -> bool:
-        """Move the beginning behind the thoughts; return whether the text there is not part of one."""
+        """Skip the thoughts at the beginning of the text, so that elements are searched after them only.
+
+        Return True if all these thoughts are closed. Return False if a thought is still open, or if the text is too
+        short to show whether a thought begins.
+        """
         while self._thoughts:
             if not self._is_thinking:
                 self._position = self._end_of_space()
                 ahead = self._text[self._position : self._position + len(THINK_OPEN)]
                 if THINK_OPEN.startswith(ahead) and ahead != THINK_OPEN:
-                    return False  # too short to say
+                    return False  # the text is too short to show whether a thought begins
                 if ahead != THINK_OPEN:
                     self._thoughts = 0
                     break

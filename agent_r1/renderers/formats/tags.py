@@ -1,4 +1,4 @@
-"""Tool calls as tags and fences in plain text, for models without a format of their own (Search-R1, 2503.09516).
+"""Tool calls as tags and fences in plain text, for models without a tool format (Search-R1, arXiv:2503.09516).
 
 <search>mayor of Alba</search>
 <information>Alba: mayor Bruno.</information>
@@ -33,14 +33,17 @@ PLAIN_TEMPLATE = """\
     {{- message.content }}
     {{- eos_token if loop.last and message.role == 'assistant' and not add_generation_prompt else '\\n\\n' }}
 {%- endfor %}"""
-"""A conversation as running text, for tokenizers without a template: messages separated by empty lines."""
+"""A chat template for tokenizers without one: the text of all messages, with an empty line between two messages."""
 
 PLAIN_BREAK = "\n\n"
-"""The text that follows an action in :data:`PLAIN_TEMPLATE`, which writes no end token there."""
+"""The text that PLAIN_TEMPLATE writes between an action and the next message, in place of an end token."""
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
-"""A fence ends with its line. Spaces before the end of the line are allowed, so they are stop strings as well."""
+"""The stop strings of a fence, which is closed at the end of its line.
+
+A backtick fence followed by a space or a tab is a stop string too, because white space is allowed after the fence.
+"""
 
 _FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")
 _FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
@@ -48,7 +51,7 @@ _FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
 
 @dataclass(frozen=True, slots=True)
 class _Delimiters:
-    """The texts around a call or an answer, the patterns that find them, and the stop strings of its end.
+    """The texts before and after a call or an answer, the patterns of these texts, and the stop strings of the end.
 
     Example:
         _Delimiters.of("search").opening == "<search>" and _Delimiters.of("```python").opening == "```python\\n"
@@ -70,7 +73,10 @@ class _Delimiters:
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        """Return the patterns for a growing text, in which a fence is closed when its line has ended."""
+        """Return the patterns for a text that grows.
+
+        In such a text, a closing fence is complete after the end of its line.
+        """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
 
@@ -86,7 +92,13 @@ class _Delimiters:
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """Text between delimiters: the index where it begins, its content, and the index of its end (None: not closed)."""
+    """A call or an answer in a text.
+
+    Attributes:
+        start: the index at which the opening delimiter begins.
+        inside: the text between the delimiters.
+        end: the index after the closing delimiter; None if the element is not closed.
+    """
 
     start: int
     inside: str
@@ -94,10 +106,11 @@ class _Element:
 
 
 class Tags(ToolFormat):
-    """Each tool has a tag: its name, or the one in ``config.names``; ``python`` has a fence.
+    """The tool format in which each call stands between the tags of a tool.
 
-    An action ends with its first call or answer. If a tool needs one text, that text stands bare in its tag; other
-    arguments are a JSON object.
+    The tag of a tool is the tag in ``config.names``, or else the name of the tool. The tool ``python`` has a fence. An
+    action ends with its first call or answer. If a tool needs one text argument only, the text is written in the tag as
+    it is. Other arguments are written as a JSON object.
     """
 
     name: ClassVar[str] = "tags"
@@ -108,7 +121,11 @@ class Tags(ToolFormat):
         self._answer = _Delimiters.of(self._config.answer)
 
     def check(self, tools: Tools) -> None:
-        """Raise InvalidInput if the configured tags do not fit the tools."""
+        """Check that the configured tags match the tools.
+
+        Raises:
+            InvalidInput: ``names`` contains a tool that does not exist, or a tag has two uses.
+        """
         names = {tool.name for tool in tools}
         if unknown := sorted(self._config.names.keys() - names):
             raise InvalidInput("tags.names", got=unknown[0], do=f"name one of the tools: {', '.join(sorted(names))}")
@@ -151,7 +168,10 @@ class Tags(ToolFormat):
         return self._config.names.get(tool.name, _PYTHON_FENCE if tool.name == "python" else tool.name)
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return plain text under the roles that every template knows; adjacent user messages are joined."""
+        """Return messages of plain text, with roles that every template supports.
+
+        A tool result becomes a user message. Adjacent user messages become one message.
+        """
         by_name = {tool.name: tool for tool in tools}
         converted: list[dict[str, Any]] = []
         for message in messages:
@@ -177,7 +197,7 @@ class Tags(ToolFormat):
         tags, bare_name = self._delimiters(tool), _bare_parameter(tool)
         arguments = dict(call.arguments or {})
         bare = str(arguments[bare_name]) if bare_name is not None and arguments.keys() == {bare_name} else ""
-        # a text that would be read as something else is written as JSON
+        # a text that would be parsed as a different argument is written as JSON
         is_read_back = _call_of(tool, bare, 0).arguments == arguments
         is_readable = is_read_back and not tags.close_pattern.search(f"{bare}{tags.closing}"[:-1])
         written = bare if is_readable else json.dumps(arguments, ensure_ascii=False).replace("</", "<\\/")
@@ -194,14 +214,21 @@ class Tags(ToolFormat):
 
 
 def _bare_parameter(tool: ToolSpec) -> str | None:
-    """Return the name of the one parameter that a tool needs, if it is text: it may be written bare."""
+    """Return the name of the parameter whose text is written in the tag without JSON, or None if there is none.
+
+    A tool has such a parameter if its only required parameter is a text. A tool without required parameters has such a
+    parameter if its only parameter is a text.
+    """
     properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
     names = required or list(properties)
     return names[0] if len(names) == 1 and properties.get(names[0], {}).get("type") == "string" else None
 
 
 def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
-    """Return the JSON object in a text; None if it is not one, or has none of the tool's parameters."""
+    """Return the JSON object in a text, or None if the text is not a JSON object with arguments of the tool.
+
+    An object has arguments of the tool if it is empty, or has at least one parameter of the tool as a key.
+    """
     try:
         data = parse_json(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The base class of tool-call formats, and the result of parsing with one."""
+"""The base class of tool-call formats, the classes of parsed calls, and functions that several formats use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class ParsedCall:
     """A tool call in a text.
 
     Attributes:
-        name: the tool; "" if it could not be read.
-        arguments: None if the call could not be read; ``error`` is then the reason.
-        raw: the part of the text that the policy wrote for it.
-        end: the number of characters of the text up to the end of the call.
+        name: the name of the tool; "" if the name could not be read.
+        arguments: the arguments of the call; None if the call could not be read.
+        raw: the part of the text that the policy wrote for the call.
+        end: the number of characters from the beginning of the text to the end of the call.
+        error: the reason why the call could not be read; None if the call could be read.
 
     Example:
         ParsedCall("add", {"a": 1}, '{"name": "add", "arguments": {"a": 1}}', end=61)
@@ -43,9 +44,13 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """A text without its reasoning: the content beside the calls, and the calls in their order.
+    """The result of parsing the text of an action without its reasoning.
 
-    ``end`` is the number of its characters that belong to the action, if the format ends the action by text.
+    Attributes:
+        content: the text beside the calls.
+        calls: the calls, in their order in the text.
+        end: the number of characters of the text that belong to the action; None if the format does not end the action
+            by text.
 
     Example:
         ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
@@ -57,33 +62,39 @@ class ParsedOutput:
 
 
 class ToolFormat(ABC):
-    """One way of writing calls: parses them, and converts messages to the form that its templates take."""
+    """A way of writing tool calls: parses the calls of a text, and converts messages for chat templates."""
 
     name: ClassVar[str]
     delimiters: ClassVar[tuple[str, ...]] = ()
-    """Texts that no argument may hold: a template does not escape them, so the call would be read as another one."""
+    """Texts that are not allowed in arguments, because a template does not escape them.
+
+    A call with such a text would be parsed as a different call.
+    """
 
     required_tokens: ClassVar[tuple[str, ...]] = ()
-    """Special tokens that the tokenizers of this format have. Without them the format is not detected."""
+    """Special tokens that a tokenizer must have, so that the format is detected for the tokenizer."""
 
     @abstractmethod
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
-        """Return the content and calls of a text without its reasoning.
+        """Return the content and the calls of a text without reasoning.
 
-        Never raises: a call that cannot be read has an ``error``.
+        This method raises no exception. A call that cannot be read has an ``error``.
         """
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, rest); the rest is a suffix of the text.
+        """Return (reasoning, rest). The reasoning is None if the text has none; the rest is the end of the text.
 
-        ``opened`` means that the prompt ended inside the reasoning.
+        Args:
+            text: the text of an action.
+            opened: whether the prompt ended inside the reasoning, so that the text begins with reasoning.
         """
         return split_reasoning(text, opened)
 
     def check_writable(self, messages: Iterable[Message]) -> None:
-        """Raise UnsupportedChat if a call, written by the template, would be read as another one.
+        """Raise UnsupportedChat if a call has an argument with a delimiter.
 
-        Calls of a policy are malformed already when they are parsed. Calls that come with a task may be like this.
+        The text that the template writes for such a call would be parsed as a different call. Only messages of a task
+        can have such calls, because :meth:`parse` makes such a call of a policy malformed.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):
@@ -91,37 +102,45 @@ class ToolFormat(ABC):
                 raise UnsupportedChat(f"{problem}, which ends it; take it out, or give another --tool_format")
 
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
-        """Return the texts that may end an action without an end token. Most formats have none."""
+        """Return the texts that can end an action without an end token. Most formats have no such texts."""
         return ()
 
     def is_complete(self, text: str, tools: Tools) -> bool:
-        """Return whether the action ends within ``text``, whatever text follows."""
+        """Return whether the format ends the action within ``text``, also if more text follows."""
         end = self.parse(text, tools).end
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a function that takes each further part of one action, and returns whether the action may be complete.
+        """Return a check for the growing text of one action.
 
-        :meth:`is_complete` confirms it. A format with stop strings overrides this: it is called for each of them.
+        The check is called with each new part of the text, and returns whether the action can be complete. If the check
+        returns True, the caller calls :meth:`is_complete` with the whole text. A format with stop strings overrides
+        this method with a cheap check, because the check is called whenever a stop string is found.
 
         Args:
             tools: the tools of the prompt.
             is_opened: whether the action begins inside a thought.
-            thoughts: how many leading thoughts are no part of the text that :meth:`parse` sees.
+            thoughts: how many thoughts at the beginning are removed before the text is given to :meth:`parse`.
         """
         return lambda part: True
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages as the dictionaries that a chat template of this format takes."""
+        """Return the messages as the dictionaries that chat templates of this format expect."""
         return [to_openai(message) for message in messages]
 
     def tool_instructions(self, tools: Tools) -> str | None:
-        """Return a system message that describes the tools, for templates that do not; None if there is none."""
+        """Return the text of a system message that describes the tools, or None if the format has no such text.
+
+        The text is used with templates that do not describe tools.
+        """
         return None
 
 
 def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
-    """Return (reasoning, rest). Reasoning that is not closed has no rest.
+    """Return (reasoning, rest) of a text that can begin with ``<think>``.
+
+    If the text has no reasoning, return (None, text). If the reasoning is not closed, the rest is empty. With
+    ``opened``, the text begins inside the reasoning.
 
     Example:
         >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes."), split_reasoning("So I", opened=True)
@@ -135,9 +154,10 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
 
 
 def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
-    """Return the delimiter that arguments hold when a template writes them; None if they hold none.
+    """Return the first of ``delimiters`` that occurs in the arguments, or None if no delimiter occurs.
 
-    The arguments are written out again, because JSON may have spelled the delimiter with escapes.
+    The parsed arguments are searched, and not the text of the call, because JSON in the text can write a delimiter with
+    escapes.
 
     Example:
         >>> find_delimiter({"words": ["a</parameter>"]}, ("</parameter>",))
@@ -149,7 +169,12 @@ def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> s
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """The text between the delimiters of a call; ``end`` counts the characters of the whole text up to its end.
+    """The text between the opening and the closing delimiter of a call.
+
+    Attributes:
+        text: the text between the delimiters.
+        is_closed: whether the closing delimiter was found.
+        end: the number of characters from the beginning of the whole text to the end of the call.
 
     Example:
         CallBlock('{"name": "add"', is_closed=False, end=25)
@@ -161,7 +186,9 @@ class CallBlock:
 
 
 def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
-    """Return the block of each call; a call that is not closed reaches to the next one, or to the end.
+    """Return one block for each opening delimiter in a text.
+
+    A block without a closing delimiter ends at the next opening delimiter, or at the end of the text.
 
     Example:
         >>> [block.end for block in split_blocks("<a>{}</a> and <a>{", "<a>", "</a>")]
@@ -178,20 +205,30 @@ def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
 
 
 def text_before(text: str, opening: str) -> str:
-    """Return the text before the first call, without the line break that separates them."""
+    """Return the text before the first ``opening``, without a line break at its end.
+
+    Return the whole text if ``opening`` does not occur.
+    """
     content, mark, _ = text.partition(opening)
     return content.removesuffix("\n") if mark else content
 
 
 MAX_JSON_DEPTH = 100
-"""Levels of lists and objects in a call. Code that renders, copies and stores a call recurses into them."""
+"""The largest number of nested lists and objects in a call.
+
+The limit is needed because code that renders, copies and stores a call is recursive.
+"""
 
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-"""A bracket, or a whole string, so that brackets inside strings do not match."""
+"""Matches a bracket or a whole JSON string, so that a bracket inside a string is not matched alone."""
 
 
 def parse_json(text: str) -> Any:
-    """Return a JSON value. Raises ValueError, with a reason, if the text is not one; NaN and infinities are not."""
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not valid JSON, has NaN or an infinite number, or has more than MAX_JSON_DEPTH levels.
+    """
     steps = ({"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0) for token in _BRACKET.findall(text))
     if max(accumulate(steps), default=0) > MAX_JSON_DEPTH:
         raise ValueError(f"it is nested too deeply, more than {MAX_JSON_DEPTH} levels")
@@ -210,12 +247,16 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a call that could not be read, with the reason."""
+    """Return a call that could not be read. ``error`` is the reason."""
     return ParsedCall(name, None, raw, end, error)
 
 
 def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
-    """Return the call for a JSON value: an object with a "name" and an object of arguments under ``key``."""
+    """Return the call that a JSON value describes.
+
+    The value has to be an object with a "name" and an object of arguments under ``key``. For any other value, return a
+    malformed call.
+    """
     if not isinstance(data, dict):
         return malformed_call(raw, end, f"a call is a JSON object, got {type(data).__name__}")
     name = data.get("name")
@@ -228,7 +269,10 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
 
 
 def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
-    """Return the call of ``name`` with the JSON object ``text`` as arguments."""
+    """Return the call of the tool ``name`` with the JSON object in ``text`` as arguments.
+
+    If ``text`` is not a JSON object, return a malformed call.
+    """
     try:
         arguments = parse_json(text)
     except ValueError as error:

@@ -1,10 +1,12 @@
-"""Tool calls of Qwen3.5 and GLM-4.5, with one element per argument inside ``<tool_call>``.
+"""Tool calls of Qwen3.5 and GLM-4.5, with one XML element for each argument inside ``<tool_call>``.
 
-Values are bare text, so the tool's schema decides whether ``7`` is a number. A value ends at its first closing
-delimiter. The text after it makes the call malformed, with a reason that the policy can read, unless it has the form
-of a further argument: then it is one. A call whose JSON spells a delimiter with escapes is malformed as well, because
-the template would write the delimiter itself. A call with such a value that comes with a task is refused before the
-template writes it.
+A value is plain text, so the tool's schema decides whether ``7`` is a number. A value ends at the first closing
+delimiter. All text after a value has to have the form of further arguments. Other text makes the call malformed, and
+the policy gets the reason.
+
+A value that contains a delimiter cannot be written. If the policy writes such a value as JSON with escapes, the call is
+malformed, because the template would write the delimiter without escapes. If a message of a task contains a call with
+such a value, UnsupportedChat is raised before the message is rendered.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOT
 _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 _CallParts = tuple[str, str, re.Pattern[str]]
-"""A tool's name, the text of its arguments, and the pattern of one argument."""
+"""The name of a tool, the text of all arguments, and the pattern of one argument."""
 
 
 class Qwen35(ToolFormat):
-    """Example: <tool_call>\\n<function=add>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>"""
+    """The tool format of Qwen3.5.
+
+    Example: <tool_call>\\n<function=add>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>
+    """
 
     name: ClassVar[str] = "qwen3.5"
     delimiters: ClassVar[tuple[str, ...]] = (OPEN, CLOSE, "</parameter>")
@@ -46,7 +51,10 @@ class Qwen35(ToolFormat):
 
 
 class Glm(ToolFormat):
-    """Example: <tool_call>add\\n<arg_key>a</arg_key>\\n<arg_value>1</arg_value>\\n</tool_call>"""
+    """The tool format of GLM-4.5.
+
+    Example: <tool_call>add\\n<arg_key>a</arg_key>\\n<arg_value>1</arg_value>\\n</tool_call>
+    """
 
     name: ClassVar[str] = "glm"
     delimiters: ClassVar[tuple[str, ...]] = (OPEN, CLOSE, "</arg_value>")
@@ -56,13 +64,13 @@ class Glm(ToolFormat):
 
 
 def _split_function(block: str) -> _CallParts | str:
-    """Return the parts of a Qwen3.5 call, or the error."""
+    """Return the parts of a Qwen3.5 call, or a text that says why the call cannot be read."""
     found = _FUNCTION.fullmatch(block)
     return (found[1].strip(), found[2], _PARAMETER) if found else "a call is <function=NAME> .. </function>"
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return the parts of a GLM call, or the error."""
+    """Return the parts of a GLM call, or a text that says why the call cannot be read."""
     name, mark, rest = block.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         return "a call begins with the name of a tool, alone on its line"
@@ -77,9 +85,10 @@ def _parse(
 
 
 def _require_writable(call: ParsedCall, delimiters: tuple[str, ...]) -> ParsedCall:
-    """Return the call, malformed if no template could write it so that it is read as the same.
+    """Return the call, or a malformed call if an argument contains a delimiter.
 
-    That costs the policy a turn. A refusal when the next prompt is rendered would cost the episode.
+    A malformed call costs the policy one turn. Without this check, the render of the next prompt would fail and end the
+    episode.
     """
     if found := find_delimiter(call.arguments or {}, delimiters):
         return malformed_call(call.raw, call.end, f"an argument holds {found}, which ends it", call.name)
