@@ -1,10 +1,14 @@
 """What holds for all tests: one thread, so that tests side by side do not fight over cores; no test is a timing."""
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so; tests send interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 

@@ -68,6 +68,7 @@ def test_a_game_of_two_is_trained_from_both_sides(capsys, monkeypatch):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
 def test_benchmarks_start(file, monkeypatch):
+    monkeypatch.syspath_prepend(file.parent)
     try:
         start(monkeypatch, file, "--help")
     except SystemExit as ended:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 REDACTED = "***"
-"""Stands in the place of credentials."""
+"""The text that replaces credentials."""
 
-# One slash is enough: a Path makes "http:/user:password@host" of an address.
-_URL = re.compile(r"\b(?P<scheme>[a-z][a-z0-9+.-]*:/{1,2})(?P<rest>[^\s'\"<>]+)", re.IGNORECASE)
+# One slash is enough, because Path changes "http://user:password@host" to "http:/user:password@host".
+_URL = re.compile(r"\b(?P<scheme>https?:/{1,2}|[a-z][a-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)", re.IGNORECASE)
 _PARAMETER = re.compile(r"(?<=[?&])([^=&#]+)=[^&#]+")
 
 
 def redact(text: str) -> str:
-    """Return a text in which the addresses have no user, no password, and no values of query parameters.
+    """Return a text with the user, the password and the query values of each address replaced by ``***``.
 
     Example:
         >>> redact("no answer from http://ann:secret@10.0.0.1:8800/search?token=abc")
@@ -23,7 +23,7 @@ def redact(text: str) -> str:
 
 
 def has_redacted(text: str) -> bool:
-    """Return whether a text is an address whose credentials were removed."""
+    """Return whether a text has an address with replaced credentials, and no address with other credentials."""
     return redact(text) == text and REDACTED in text and _URL.search(text) is not None
 
 

@@ -169,7 +169,7 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
 def _with(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     for key, value in settings.items():
         section, _, name = key.partition(".")
-        inner = getattr(config, section).model_copy(update={name: value})
+        inner = dict(config)[section].model_copy(update={name: value})
         config = config.model_copy(update={section: inner})
     return config
 

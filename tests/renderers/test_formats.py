@@ -335,10 +335,8 @@ def test_an_unknown_format_error_lists_the_formats():
 
 
 def test_if_no_format_fits_the_error_is_one_line(renderers):
-    with pytest.raises(
-        UnsupportedChat,
-        match=r"does not show tools to the model; give --tool_format tags, .*or another --tool_format \(auto",
-    ):
+    error = r"does not show tools to the model; give --tool_format tags, .*or another --tool_format \(auto"
+    with pytest.raises(UnsupportedChat, match=error):
         require_tools(renderers("gemma3"), TOOLS)
     with pytest.raises(UnsupportedChat, match="or give --tool_format tags"):
         open_renderer(tokenizer_of(None))

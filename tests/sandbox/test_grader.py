@@ -21,7 +21,6 @@ from sandboxed import sandbox_or_skip
 from agent_r1.sandbox import ExecutionStatus, Limits, Sandbox, SandboxConfig, Verdict
 from agent_r1.sandbox.inside.grader_worker import (
     AlteredArgument,
-    Opaque,
     decode,
     encode,
     encode_exactly,
@@ -363,54 +362,3 @@ def test_numpy_values_arrive_as_python_values(value: str, wanted: str) -> None:
     assert grade(with_numpy, candidate, f"assert f() != {wanted}") == Verdict(False, "AssertionError")
     handed = f"import numpy as np\nassert f({value}) == {wanted}"
     assert grade(with_numpy, candidate.replace("f()", "f(b)"), handed).passed is None
-
-
-LIES = [
-    {"defaultdict": ["eval", {"dict": []}]},
-    {"counter": "aab"},
-    {"deque": [[1], "many"]},
-    {"fraction": ["0x1", "0x0"]},
-    {"decimal": ["__import__('os')"]},
-    {"datetime": {"int": "0x1"}},
-    {"timedelta": [1e300]},
-    {"keys": [{"list": []}]},
-    {"Opaque": 1},
-    {"kept": 0},
-    {"list": [1], "dict": []},
-    ["no form"],
-]
-
-
-@pytest.mark.parametrize("lie", LIES, ids=map(str, LIES))
-def test_a_forged_message_on_the_connection_fails(sandbox: Sandbox, lie: Any) -> None:
-    assert grade(sandbox, lying(lie), "assert f() == 1").passed is False
-
-
-def lying(message: Any) -> str:
-    """Return a candidate that replaces the encoding of its return values."""
-    return f"import sys\nsys._getframe(1).f_globals['encode'] = lambda value, keep: {message!r}\ndef f(): return 2"
-
-
-def test_such_a_message_does_reach_the_tests(sandbox: Sandbox) -> None:
-    assert grade(sandbox, lying({"int": "0x1"}), "assert f() == 1") == Verdict(True)
-
-
-def test_objects_that_pretend_to_be_equal_lose_that() -> None:
-    class Yes(int):
-        def __eq__(self, other: object) -> bool:
-            return True
-
-        __hash__ = int.__hash__
-
-    kept: list[Any] = []
-
-    def keep(value: Any) -> int:
-        kept.append(value)
-        return len(kept) - 1
-
-    assert type(decode(encode(Yes(3), keep), keep)) is int
-    stayed = decode(encode(object(), keep), keep)
-    assert isinstance(stayed, Opaque)
-    for use in (lambda: stayed == 3, lambda: stayed != 3, lambda: bool(stayed), lambda: {stayed}):
-        with pytest.raises(TypeError, match="no plain data"):
-            use()

@@ -66,7 +66,7 @@ def code(folder: Path) -> TaskSet:
 
 
 SMALL: dict[str, Callable[[Path], TaskSet]] = {
-    **{name: generated(name) for name in ("tinywiki", "orders", "unreliable", "memory")},
+    **{name: generated(name) for name in ("tinywiki", "people", "orders", "unreliable", "memory")},
     **{name: multihop(name) for name in ("hotpotqa", "2wiki", "musique")},
     "multihop": mixture,
     "math": mathematics,

@@ -290,7 +290,7 @@ def test_a_run_with_a_context_policy_trains_and_is_recorded(taskset, tmp_path, n
         ({"context_policy": {"keep_turns": 9}}, "context_policy.keep_turns has no effect with the policy append"),
         ({"context_policy": {"name": "window"}, "algorithm": "echo"}, "use --context_policy.name append"),
         ({"tool_format": "herms"}, "tool_format: got 'herms'; choose from auto, hermes"),
-        ({"tool_format": "glm"}, "cannot be read back as glm calls; give another --tool_format"),
+        ({"tool_format": "glm"}, "cannot be read back as glm calls; give --tool_format tags"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(taskset, tmp_path, changes, error):

@@ -48,7 +48,7 @@ def fates_by_group(reader):
 
 @pytest.mark.parametrize("changes", [{}, {"max_staleness": 2, "steps": 5}], ids=["synchronous", "ahead"])
 def test_a_step_is_refilled_until_enough_groups_have_a_signal(read, changes):
-    reader = read(**changes, algorithm={"max_refill_rounds": 2})
+    reader = read(**changes, algorithm={"constant_groups": "drop", "max_refill_rounds": 2})
     steps = fates_by_group(reader)
     for groups in steps:
         assert sum(groups.values()) == 3 or (len(groups) == 9 and sum(groups.values()) < 3)

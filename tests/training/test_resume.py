@@ -59,7 +59,8 @@ def acknowledged(folder: Path) -> Counter[str]:
     """Return the attempts of all recorded trajectories, superseded or not."""
     with closing(sqlite3.connect(folder / "run.db")) as connection:
         return Counter(
-            name for (name,) in connection.execute("SELECT attempt FROM attempts JOIN outcomes ON id = attempt_id")
+            name
+            for (name,) in connection.execute("SELECT attempt FROM attempts JOIN outcomes ON attempts.id = attempt_id")
         )
 
 

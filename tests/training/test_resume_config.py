@@ -94,6 +94,7 @@ MORE: dict[str, Any] = {
     "monitor.failure_window": 8,
     "monitor.patience": 9,
     "monitor.idle_steps": 99,
+    "monitor.critic_steps": 7,
     "monitor.ratio_deviation": 1.0,
     "monitor.logprob_gap": 1.0,
     "monitor.gradient_spike": 2.0,

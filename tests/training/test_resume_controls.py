@@ -93,8 +93,8 @@ LEFT_OUT: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "KL coefficient": (scalar("kl_coefficient", 0.05), "another digest"),
     "reference": (new_reference, "another digest"),
     "best": (progress(best=None), "another model"),
-    "groups taken": (progress(groups=0), "RunWriteError: attempts of whole:0.0.0:"),
-    "segment": (no_segment, "RunWriteError: attempts of whole:8.0.0:"),
+    "groups taken": (progress(groups=0), "RunWriteError: whole:0.0.0:train/44: it got its fate in an earlier segment"),
+    "segment": (no_segment, "RunWriteError: whole:8.0.0:train/1961: it got its fate in an earlier segment"),
 }
 """Restores all but one part, and the specific failure that must follow."""
 
