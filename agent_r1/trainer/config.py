@@ -21,7 +21,7 @@ class ScheduleConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
-    """Shape in which the learning rates decay until the last step of the run. constant: they do not decay."""
+    """Shape in which the learning rates decay until the last step of the run. constant: no decay."""
 
     warmup_steps: int = Field(default=0, ge=0)
     """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). The first step has
@@ -31,11 +31,11 @@ class ScheduleConfig(BaseModel):
     """Length of the warm-up as a share of all steps. Give either warmup_steps or warmup_ratio, not both."""
 
     decay_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Share of all steps, at the end of the run, in which the learning rates decay (warm-up, stable, decay). None: the
-    decay begins right after the warm-up."""
+    """Share of all steps, at the end of the run, in which the learning rates decay. Between warm-up and decay,
+    the learning rates are constant. None: the decay begins right after the warm-up."""
 
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Share of the configured rates at which the warm-up begins, and towards which the learning rates decay."""
+    """Smallest share of the configured learning rates: in the first step of the warm-up, and at the end of the decay."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -84,8 +84,8 @@ class TrainerConfig(BaseModel):
     """Maximum number of optimizer steps per batch and epoch. All tokens of a trajectory are in the same minibatch."""
 
     micro_tokens: int = Field(default=16384, ge=1)
-    """Maximum number of tokens in one forward and backward pass, with padding. A smaller number needs less memory, and
-    changes the results by rounding only."""
+    """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
+    own. A smaller number needs less memory, and changes the results by rounding only."""
 
     dtype: Dtype = "float32"
     """Data type of forward and backward passes. Weights, gradients and optimizer moments are always kept in float32."""

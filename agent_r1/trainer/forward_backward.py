@@ -202,8 +202,9 @@ def _micro_batch_pass(
 def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
     """Return the critic's values, with gradient, before each token (n,) and after each action (s,).
 
-    If the critic reads log-probabilities, each is an input at the position of its token. The state before a token ends
-    at the previous position, so the value of this state does not depend on the log-probability of the token.
+    If the critic reads log-probabilities, the log-probability of a token is an input at the token's position. The state
+    before a token ends at an earlier position, so the value of this state does not depend on the token's
+    log-probability.
     """
     logprobs = None
     if critic.logprob_input is not None:

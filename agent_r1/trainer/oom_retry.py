@@ -15,8 +15,8 @@ from agent_r1.data.micro_batches import Block, make_micro_batches
 T = TypeVar("T")
 
 OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Parts of error messages. If memory runs out, PyTorch's CPU allocator and cuBLAS raise a plain RuntimeError with one
-of these messages. The allocator of a GPU raises torch.OutOfMemoryError."""
+"""Parts of error messages. If memory runs out, PyTorch's CPU allocator and cuBLAS raise a plain RuntimeError whose
+message contains one of these parts. The allocator of a GPU raises torch.OutOfMemoryError."""
 
 
 class OutOfMemory(AgentR1Error):
@@ -24,7 +24,7 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of ``tokens`` in a micro-batch. It becomes smaller whenever memory runs out.
+    """The maximum number of ``tokens`` in a micro-batch. The budget becomes smaller whenever memory runs out.
 
     All later passes use the smaller budget too. Loss weights are normalized over the whole batch, so a smaller
     budget changes only the order in which the losses are summed.

@@ -99,7 +99,7 @@ class Optimizer:
 def overwrite(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """Copy each tensor of ``source`` into the tensor of the same name in ``target``.
 
-    Raise InvalidInput if names or shapes differ. Then no tensor has been copied.
+    Raise InvalidInput, before the first copy, if names or shapes differ.
     """
     do = "restore into the run that saved it"
     for name in sorted(target.keys() ^ source.keys()):

@@ -106,7 +106,7 @@ class TrainerState:
 
 
 class Trainer(Protocol):
-    """Holds the policy and the other models of an algorithm, and computes and applies their gradients.
+    """Holds the policy and the other models of an algorithm, computes gradients and takes optimizer steps.
 
     A trainer is one process, or several ranks that the caller controls like one process. Its methods block the calling
     thread, so call them from a worker thread.

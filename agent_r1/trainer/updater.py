@@ -148,7 +148,7 @@ class PolicyUpdater:
         If no attempt can be trained, the policy's weights and their version do not change.
 
         Raises:
-            OutOfMemory: the update does not fit in memory, even with the smallest micro-batches.
+            OutOfMemory: the update does not fit in memory, and smaller micro-batches cannot help.
         """
         return await run_in_thread(self._update, groups)
 
@@ -263,7 +263,7 @@ class PolicyUpdater:
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         found: dict[Module, frozenset[int]] = {}
-        if self._step > self._algorithm.warmup:  # during the warm-up only the critic is trained
+        if self._step > self._algorithm.warmup:  # during the warm-up, only the critic is trained
             mask = self._algorithm.policy_gradient_mask(weights)  # (N,)
             found[POLICY] = frozenset(batch.token_trajectory[mask].tolist())
         if targets is not None:
