@@ -119,7 +119,7 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
             loaded: Any = AutoModel.from_pretrained(
                 folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True
             )
-    except Exception as error:  # transformers, safetensors and json raise many types for a broken folder
+    except Exception as error:  # for a broken folder, transformers, safetensors and json raise many types of errors
         line = str(error).strip().splitlines()[:1]
         raise InvalidInput(
             "encoder", got=name, do=f"name a complete encoder model; this one fails with: {line}"

@@ -56,7 +56,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, output_loading_info=True, use_safetensors=True
             )
-    except Exception as error:  # transformers, safetensors and json raise many types for a broken folder
+    except Exception as error:  # for a broken folder, transformers, safetensors and json raise many types of errors
         raise _load_error("model", name, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
@@ -78,7 +78,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         with quiet_transformers():
             return _as_saved(AutoTokenizer.from_pretrained(folder), folder)
-    except Exception as error:  # each tokenizer format raises its own types
+    except Exception as error:  # each tokenizer format raises its own types of errors
         raise _load_error("tokenizer", name, error) from error
 
 
