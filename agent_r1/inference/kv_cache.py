@@ -4,8 +4,8 @@ A block has a fixed number of rows, with one sequence in each row. For each laye
 one tensor of values. A decode step runs on whole blocks. The arithmetic of a row does not depend on the other rows,
 because the shapes are fixed: a sequence gets the same bits alone and in a batch (tests/inference/test_torch_engine.py).
 
-A slot is contiguous memory, unlike the pages of vLLM's paged attention. All slots of a block have the same length: it
-is enough for the longest sequence of the block.
+A slot is contiguous memory, unlike the pages of vLLM's paged attention. All slots of a block have the same length: at
+least the length of the longest sequence in the block.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, L visible tokens, D head size.
 """

@@ -129,7 +129,7 @@ class ModelRunner:
             token_ids[index, : len(chunk.token_ids)] = torch.tensor(chunk.token_ids)
             cached[index] = chunk.cached
         counts = [len(chunk.token_ids) for chunk in chunks]
-        # Positions of padding could be beyond the model's last position, so they are clamped. No result uses them.
+        # Padding could get positions beyond the model's last position, so positions are clamped. Nothing reads padding.
         positions = (cached[:, None] + torch.arange(new)[None]).clamp(max=int(cached.max()) + max(counts) - 1)
         # Each token sees the cached tokens of its row and the new tokens up to itself: (R, T, context + T)
         seen = (torch.arange(context)[None] < cached[:, None])[:, None].expand(rows, new, context)

@@ -1,4 +1,4 @@
-"""The engine's scheduler: which request has which slot of the KV cache, and which of its tokens the slot already holds.
+"""The engine's scheduler. It decides which request gets which slot of the KV cache, and which tokens must be computed.
 
 The scheduler works on the host with plain Python values, and never reads or writes a tensor.
 """
@@ -88,7 +88,7 @@ class Scheduler:
         self._waiting.append(request)
 
     def release(self, session_id: str) -> None:
-        """Free the session's slot before the next decode step. A running request of the session is cancelled."""
+        """Free the session's slot before the next decode step. A running request of the session is dropped."""
         self._released.append(session_id)
 
     def schedule(self) -> bool:
@@ -192,7 +192,7 @@ class Scheduler:
         return [request for _, request in finished]
 
     def on_new_weights(self, version: int) -> None:
-        """Invalidate all keys and values, because they belong to older weights than version ``version``.
+        """Invalidate all keys and values, because older weights than version ``version`` computed them.
 
         Running sequences are prefilled again, and a new version span begins in each of them.
         """

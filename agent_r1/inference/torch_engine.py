@@ -123,7 +123,7 @@ class TorchEngine:
             self._wake()
 
     async def close(self) -> None:
-        """Stop the engine after the current decode step. Running generations and updates fail with EngineError."""
+        """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError."""
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
