@@ -49,8 +49,8 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 def break_tokens_in_tool(tool: ToolSpec, tokens: Iterable[str]) -> ToolSpec:
     """Return the description of a tool with the tokens broken by a space, as :func:`break_tokens` does.
 
-    The tokens are broken in names, descriptions, defaults and choices, because the description can come from a source
-    that is not trusted, for example an MCP server.
+    The tokens are broken in names, descriptions, defaults and choices. A description can come from a source that is not
+    trusted, for example an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
     return ToolSpec(name, description, _break_in_json(tool.parameters, tuple(tokens)))

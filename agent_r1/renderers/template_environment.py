@@ -1,8 +1,8 @@
 """The jinja2 environment that transformers gives to chat templates, with limits on the work of a template.
 
-Each loop, call, operator, filter and output spends a part of a :class:`~agent_r1.renderers.template_budget.Budget`
-before it runs. For loops, literals and other operations without a hook in jinja2, this module adds filters to the
-syntax tree of the template. The filters count these operations.
+Loops, calls, operators, filters and outputs spend a part of a :class:`~agent_r1.renderers.template_budget.Budget`
+before they run. jinja2 has no hook for some operations, such as loops and literals. For such operations, this module
+adds filters to the syntax tree of the template. The filters count the operations.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _count_iterations(context: Any, iterable: Any, steps: int) -> _CountedIterab
 
 @pass_context
 def _concat(context: Any, values: list[Any]) -> str:
-    """Return the concatenation of values as one text, as the operator ``~`` does, and spend its size."""
+    """Return the concatenation of values as one text, as the operator ``~`` does, and spend the size of the text."""
     budget = context.environment.budget
     budget.spend(1, size_of(values, budget.limit_characters))
     return "".join(map(str, values))
@@ -231,9 +231,9 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return a list, tuple or dictionary that is a literal in a template, and spend its size.
+    """Return a list, tuple or dictionary that is a literal in a template, and spend the number of its values.
 
-    The size is the number of values in the tree. A part that occurs twice is counted twice.
+    The values of inner containers are counted too. A container that occurs twice is counted twice.
     """
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
@@ -249,7 +249,7 @@ def _scanned(context: Any, value: Any) -> Any:
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return the text that a template writes for a value, and spend its size."""
+    """Return the text that a template writes for a value, and spend the size of the text."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)
@@ -310,7 +310,7 @@ class _Generation(Extension):
 
 
 class _TemplateDict:
-    """The function ``dict`` of templates. Templates cannot reach other attributes of the type ``dict`` with it."""
+    """The function ``dict`` of templates, which hides the attributes of the type ``dict`` except ``fromkeys``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

@@ -1,8 +1,8 @@
 """A renderer for any chat template. The renderer renders probes to find out how the template behaves.
 
 Sampled tokens are never tokenized again. The tokens between two actions (the end of a turn, tool results, the header
-of the next turn) are the difference between two renders of the template. If a template changes earlier text (for
-example, if the template drops earlier reasoning), the difference does not exist, and the turn starts a new branch.
+of the next turn) are the difference between two renders of the template. Some templates change earlier text, for
+example because they drop earlier reasoning. Then there is no such difference, and the turn starts a new branch.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class TemplateBehavior:
     """The behavior of a template when a message follows an action.
 
     Attributes:
-        kind: "append" if the next render starts with the previous prompt; "rewrite" if the next render changes earlier
-            text; "unsupported" if the template cannot render the messages, or the calls that it writes cannot be read.
+        kind: "append" if the next render continues the prompt and the action; "rewrite" if the next render changes
+            earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be parsed.
         reason: an explanation of ``kind`` for users.
     """
 
@@ -57,8 +57,8 @@ class TemplateRenderer:
     Args:
         tokenizer: the tokenizer, with its chat template.
         tool_format: parses tool calls, and converts messages for the template. The default is Hermes.
-        stop_token_ids: additional tokens that end an action. An action always ends with the tokens that the template
-            writes after an answer and after a call, and with the end-of-sequence token of the tokenizer.
+        stop_token_ids: additional tokens that end an action. The tokens that the template writes after an answer or a
+            call, and the end-of-sequence token of the tokenizer, always end an action.
 
     Raises:
         UnsupportedChat: the tokenizer has no chat template, or the template writes no special token after a turn.
@@ -201,9 +201,10 @@ class TemplateRenderer:
     ) -> RenderedPrompt | None:
         """Return the prompt after an action and its observation, or None if the template changes earlier text.
 
-        The returned tokens follow the last sampled token. They begin with the end token of the turn if the policy did
-        not sample an end token. If the policy sampled an end token that the template does not write at this place,
-        return None. Text that the last sampled token holds beyond the end of the action is not in the returned tokens.
+        The returned tokens follow the last sampled token. If the policy did not sample an end token, the returned
+        tokens begin with the end token of the turn. If the policy sampled an end token that the template does not write
+        at this place, return None. If the last sampled token holds more text than the end of the action, the returned
+        tokens do not repeat this text.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
@@ -282,7 +283,7 @@ class TemplateRenderer:
         """Return how many of the first sampled tokens belong to the action.
 
         All tokens belong to the action, except tokens after a text by which the format ends the action. The caller can
-        drop such tokens, because the probabilities of the tokens before them do not depend on them.
+        drop the later tokens, because the probabilities of earlier tokens do not depend on later tokens.
         """
         end = self._text_end(sampled_ids, tools)
         if end is None:
@@ -431,8 +432,8 @@ class TemplateRenderer:
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
         """Return the tokens of the action that the template writes in ``text`` after ``prompt``.
 
-        Return None if the tokens cannot be parsed to the message ``probe``, or if ``text`` does not begin with the
-        prompt (with or without an opened reasoning).
+        Return None if the message parsed from the tokens differs from ``probe``. Return None also if ``text`` does not
+        begin with the prompt, with or without the ``<think>`` at the end of the prompt.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

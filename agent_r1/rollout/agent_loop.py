@@ -94,7 +94,7 @@ class _RolloutEnd(Exception):
 
 
 def _environment_code() -> AbstractContextManager[None]:
-    """Return a context in which any exception ends the rollout as ENVIRONMENT_FAILED."""
+    """Return a context manager that converts an exception to the end of the rollout as ENVIRONMENT_FAILED."""
     return isolate(partial(_RolloutEnd, Status.ENVIRONMENT_FAILED))
 
 

@@ -18,9 +18,9 @@ class ContextPolicyConfig(BaseModel):
     """append (the whole episode), window, truncate, summary or evidence; see docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
-    """How many of the latest turns are not rewritten (fewer if the context has no room for this number of turns).
+    """How many of the latest turns are not rewritten (fewer if the context has no room for all of these turns).
 
-    With summary: the turns are summarized when their number is larger than this number.
+    With summary: the turns are summarized when there are more than ``keep_turns`` turns.
     """
 
     after_tokens: int = Field(default=0, ge=0)

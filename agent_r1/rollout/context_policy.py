@@ -219,8 +219,8 @@ def with_notes(start: Messages, notes: str) -> Messages:
 def with_request(messages: Messages, request: Message) -> Messages:
     """Return the messages with a user's request at the end.
 
-    If the last message is a user message, the text of the request is added to the last message, because some templates
-    refuse two adjacent user messages.
+    Some templates refuse two adjacent user messages. So if the last message is a user message, the text of the request
+    is added to the last message.
     """
     if messages and messages[-1].role == "user":
         return (*messages[:-1], _with_text(messages[-1], request.text))

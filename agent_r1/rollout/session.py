@@ -43,9 +43,9 @@ class Rollout(Protocol):
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
         """Make one attempt at the task and return a sequence with one trajectory, whose ``attempt`` is ``context.id``.
 
-        An attempt that returns more trajectories fails. For example, the trajectory of an opponent in a game belongs to
-        no group of attempts with which the trajectory could be compared. To train both players, give each player groups
-        of its own, as ``examples/self_play.py`` does.
+        An attempt that returns more trajectories fails, because the other trajectories (for example, of an opponent in
+        a game) belong to no group. To train both players of a game, give each player groups of its own, as
+        ``examples/self_play.py`` does.
 
         An attempt that does not end by ``context.deadline`` is cancelled. A failed attempt returns a trajectory with a
         status that names the failure, and raises no exception.

@@ -11,12 +11,12 @@ class StalenessController:
     """Starts groups so that no attempt is trained more than ``max_staleness`` optimizer steps after its oldest token.
 
     Each optimizer step takes the next ``groups_wanted`` groups, in the order of ``group_id``. The number
-    ``groups_wanted`` is ``groups_per_step`` plus one for each group of the step without a training signal. It is at
-    most ``groups_per_step * (1 + refill)`` (dynamic sampling: DAPO, arXiv:2503.14476).
+    ``groups_wanted`` is ``groups_per_step`` plus one for each group of the step without a training signal, but at most
+    ``groups_per_step * (1 + refill)`` (dynamic sampling: DAPO, arXiv:2503.14476).
 
-    A group starts when it is certain that the current step, or one of the ``max_staleness`` steps after it, takes the
-    group. So each group that is sampled is also used. If ``max_staleness`` is 0, training is synchronous: only groups
-    of the current step are sampled.
+    A group starts when the current step, or one of the next ``max_staleness`` steps, will certainly take the group. So
+    each group that is sampled is also used. If ``max_staleness`` is 0, training is synchronous: only groups of the
+    current step are sampled.
 
     Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start immediately. If group 2 has no
     training signal, group 4 starts. If group 4 has no training signal, group 5 starts. The last group that this step

@@ -32,8 +32,8 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{)\]},]", re.DO
 class Lfm2(ToolFormat):
     """The tool format of LFM2 and LFM2.5.
 
-    Calls are written into the content of a message, because the template of LFM2 does not write calls, and the template
-    of LFM2.5 does not escape quotes.
+    The template of LFM2 does not write calls, and the template of LFM2.5 does not escape quotes. So this format writes
+    calls into the content of a message.
 
     Example: <|tool_call_start|>[add(a=1, b=2), search(query='Alba')]<|tool_call_end|>
     """

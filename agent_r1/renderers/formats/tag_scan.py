@@ -96,10 +96,10 @@ class TagScan:
         )
 
     def _skip_thoughts(self) -> bool:
-        """Skip the thoughts at the beginning of the text, so that elements are searched after them only.
+        """Skip the thoughts at the beginning of the text. Return whether the search for elements can begin.
 
-        Return True if all these thoughts are closed. Return False if a thought is still open, or if the text is too
-        short to show whether a thought begins.
+        The search begins after the skipped thoughts. It cannot begin yet if a thought is still open, or if the text is
+        too short to show whether a thought begins.
         """
         while self._thoughts:
             if not self._is_thinking:

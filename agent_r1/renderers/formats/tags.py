@@ -109,8 +109,8 @@ class Tags(ToolFormat):
     """The tool format in which each call stands between the tags of a tool.
 
     The tag of a tool is the tag in ``config.names``, or else the name of the tool. The tool ``python`` has a fence. An
-    action ends with its first call or answer. If a tool needs one text argument only, the text is written in the tag as
-    it is. Other arguments are written as a JSON object.
+    action ends with its first call or answer. If a tool needs one text argument only, the text is written between the
+    tags without JSON. Other arguments are written as a JSON object.
     """
 
     name: ClassVar[str] = "tags"
