@@ -1,4 +1,4 @@
-"""From trajectories to the model's input: training samples, the training batch, packing and micro-batches."""
+"""Conversion of trajectories to the model's input: training samples, the training batch, packing and micro-batches."""
 
 from agent_r1.data.assemble import TokenScope, assemble_batch
 from agent_r1.data.batch import NamedReward, TrainingBatch

@@ -17,12 +17,12 @@ from agent_r1.data.sequences import Packing, TurnPlace
 from agent_r1.data.training_sample import TrainingSample
 
 TokenScope = Literal["actions", "all"]
-"""Which tokens a batch holds: action tokens only, or the observations between them too."""
+"""The tokens that a batch holds. actions: action tokens only. all: also the observations between two actions."""
 
 
 @dataclass(slots=True)
 class _TokenColumns:
-    """The columns of a batch that have one entry per token, while they grow."""
+    """The columns of a batch with one entry per token, while tokens are added."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _TokenColumns:
     def add(
         self, turn: int, ids: Sequence[int], logprobs: Iterable[float], versions: Iterable[int], is_action: bool
     ) -> int:
-        """Append tokens of a turn, and return the position of the first."""
+        """Add tokens of the turn with the number ``turn``, and return the position of the first added token."""
         position = len(self.ids)
         self.ids += ids
         self.logprobs += logprobs
@@ -52,16 +52,17 @@ def assemble_batch(
     reward_weights: RewardWeights | None = None,
     loss_excluded: Sequence[str | None] | None = None,
 ) -> TrainingBatch:
-    """Build the batch of these samples (at least one).
+    """Return the training batch of at least one sample.
 
     Args:
-        samples: The selected attempts, with their rewards.
-        packing: How a trajectory becomes token sequences for the model.
-        scope: Which tokens the batch holds.
-        reward_weights: Weights by the name of a reward; 1 if missing.
-        loss_excluded: For each sample None, or the reason why it counts in baselines only and not in the loss.
+        samples: The training samples, with their rewards.
+        packing: The function that converts a trajectory to token sequences for the model.
+        scope: The tokens that the batch holds.
+        reward_weights: Weights by the name of a reward. A reward without a weight has weight 1.
+        loss_excluded: For each sample the reason why the loss excludes the sample, or None. Baselines include all
+            samples.
     """
-    # first pass: the columns of tokens, and the place of each turn in them
+    # the columns of tokens, and the place of each turn in the columns
     tokens = _TokenColumns()
     places: list[list[TurnPlace]] = []
     turns = 0
@@ -70,7 +71,7 @@ def assemble_batch(
         turns += sum(bool(turn.action_ids) for turn in sample.trajectory.turns)
     # turns without action tokens are not in the batch
     acting = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
-    # NaN would show in the advantage if an algorithm used a missing greedy return
+    # a missing greedy return is NaN, so that an algorithm that uses it fails the check of the advantage
     greedy = [float("nan") if sample.greedy_return is None else sample.greedy_return for sample in samples]
     states = [(sample.group, state) for sample in samples for state in _states(sample.trajectory)]
     return TrainingBatch(
@@ -81,7 +82,7 @@ def assemble_batch(
         token_rewards=torch.tensor(tokens.rewards, dtype=torch.float64),
         token_turn=torch.tensor(tokens.turns),  # (N,)
         turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, acting)])),  # (S,)
-        turn_state_ids=first_seen_ids(states),  # (S,) states of different groups are different
+        turn_state_ids=first_seen_ids(states),  # (S,) turns of different groups never have the same state
         turn_used_tool=torch.tensor([bool(turn.results) for turn in chain.from_iterable(acting)]),
         turn_is_summary=torch.tensor([turn.kind == "summary" for turn in chain.from_iterable(acting)]),
         trajectory_group=torch.tensor([sample.group for sample in samples]),  # (M,)
@@ -101,10 +102,10 @@ def assemble_batch(
 
 
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
-    """Add the tokens of a sample, and return the place of each of its turns.
+    """Add the tokens of a sample to ``tokens``, and return the place of each turn of the sample.
 
-    ``first`` is the number of its first turn with action tokens. A turn without action tokens has the number of the
-    turn before it, and no tokens.
+    ``first`` is the number, in the batch, of the sample's first turn with action tokens. A turn without action tokens
+    gets the number of the turn before it, and adds no tokens.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -116,7 +117,7 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
         number += 1
         position = tokens.add(number, turn.action_ids, turn.logprobs, _versions(turn), is_action=True)
         places.append(TurnPlace(number, position, observation))
-        # dense rewards: a call's on the token that ends it, the turn's on its last token
+        # the reward of a call is on the token that ends the call, the reward of the turn on its last action token
         for end, reward in zip(turn.call_ends, sample.call_rewards[turn.index], strict=False):
             tokens.rewards[position + end] += reward
         tokens.rewards[position + len(turn.action_ids) - 1] += rewards[turn.index]
@@ -127,8 +128,9 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
 def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
     """Return the reward of each turn with action tokens, by turn index.
 
-    The reward of a turn without action tokens goes to the last turn before it that has some, or to the first after it.
-    The outcome goes to the last of all.
+    The reward of a turn without action tokens is added to the last turn with action tokens before it. If there is no
+    such turn, the reward is added to the first turn with action tokens after it. The outcome reward is added to the
+    last turn with action tokens.
     """
     rewards: dict[int, float] = {}
     pending = 0.0
@@ -145,44 +147,48 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
-    """Add the observation after ``turn``'s action, and return the position of its first token.
+    """Add the observation after the action of ``turn``, and return the position of the first observation token.
 
-    None if the next turn does not continue from this one, observed nothing, or has no action tokens.
+    Return None, and add nothing, if the next turn does not continue ``turn``, has no new tokens, or has no action
+    tokens.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
         return None
     ids = following[0].new_ids
-    # not sampled: no log-probability, and the version of the action before
+    # observation tokens have no log-probability, and get the version of the last action token before them
     version = turn.version_spans[-1].version
     return tokens.add(number, ids, [float("nan")] * len(ids), [version] * len(ids), is_action=False)
 
 
 def _versions(turn: Turn) -> list[int]:
-    """Return the version of the weights that sampled each action token."""
+    """Return for each action token of the turn the version of the weights that sampled the token."""
     # a span ends at the start of the next one
     ends = [*(span.start for span in turn.version_spans[1:]), len(turn.action_ids)]
     return [span.version for span, end in zip(turn.version_spans, ends, strict=True) for _ in range(span.start, end)]
 
 
 State = tuple[tuple[str, str], ...]
-"""The role and text of the environment's last messages before a turn."""
+"""The role and the text of each of the last messages of the environment before a turn."""
 
 
 def _states(trajectory: Trajectory) -> list[State]:
-    """Return the state before each turn with action tokens: the opening messages, then the last observation."""
+    """Return the state before each turn with action tokens.
+
+    The state is the last observation before the turn, or the opening messages before the first observation.
+    """
     before: Sequence[Message] = trajectory.start
     states: list[State] = []
     for turn in trajectory.turns:
         if turn.action_ids:
             states.append(tuple((message.role, message.text) for message in before))
-        # a summary turn does not act in the environment, so the state stays
+        # a summary turn does not act in the environment, so the state does not change
         before = turn.observation if turn.kind == "act" else before
     return states
 
 
 def _named_rewards(samples: Sequence[TrainingSample], weights: Mapping[str, float]) -> tuple[NamedReward, ...]:
-    # a trajectory without a reward of this name has 0
+    # a trajectory without a reward of a name has return 0 for this name
     names = sorted({name for sample in samples for name in sample.named_rewards})
     return tuple(
         NamedReward(

@@ -1,4 +1,4 @@
-"""The training batch: the tokens of one update as flat tensors, and the turn, trajectory and group of each."""
+"""The training batch: the tokens of one update as flat tensors, with the turn, trajectory and group of each token."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from agent_r1.data.segments import previous_within, segment_first, segment_last,
 from agent_r1.data.sequences import TokenSequence
 
 RewardWeights = Mapping[str, float]
-"""Weights by the name of a reward; a reward without a weight has weight 1."""
+"""Weights by the name of a reward. A reward without a weight has weight 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """The weighted sum of the rewards of one name in each trajectory, and the weight."""
+    """The rewards of one name: their weighted sum in each trajectory, and their weight."""
 
     name: str
     weight: float
     returns: Tensor
-    """(M,) float64, already multiplied by ``weight``."""
+    """(M,) float64: the sum of the rewards of this name in each trajectory, multiplied by ``weight``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingBatch:
     """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position. On the CPU.
 
-    The tokens are action tokens: advantages and losses cannot touch others, because there are none. So the advantage
-    mask and the loss mask of paper 2511.14460 hold by construction. Only an algorithm that trains on observations asks
-    for those too (:func:`agent_r1.data.assemble.assemble_batch`); ``action_mask`` then distinguishes them. Turns
-    without action tokens are left out. ``sequences`` holds everything that the model reads.
+    Usually all tokens of a batch are action tokens. So the advantage mask and the loss mask of paper 2511.14460 need
+    no code: advantages and losses are computed for action tokens only. If an algorithm trains on observations, the
+    batch also holds observation tokens (:func:`agent_r1.data.assemble.assemble_batch`), and ``action_mask`` tells
+    which tokens are action tokens. Turns without action tokens are not in the batch. ``sequences`` holds everything
+    that the model reads.
 
-    Example: two trajectories, the first of two turns (2 tokens, 1 token), the second of one (1 token):
+    Example: the first trajectory has two turns (2 tokens and 1 token), the second trajectory has one turn (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
     """
 
@@ -44,39 +45,41 @@ class TrainingBatch:
     sampler_logprobs: Tensor
     """(N,) float64: log-probabilities recorded by the sampler, at its temperature; NaN for observations."""
     versions: Tensor
-    """(N,) int64: version of the weights that sampled the token. An observation has the version of the action before.
-    """
+    """(N,) int64: version of the weights that sampled each token. An observation token has the version of the last
+    action token before it."""
     action_mask: Tensor
-    """(N,) bool: the token was sampled by the policy."""
+    """(N,) bool: whether the policy sampled the token."""
     token_rewards: Tensor
-    """(N,) float64, weighted: a call's reward on the token that ends the call, a turn's on its last action token, the
-    outcome on the trajectory's last action token.
+    """(N,) float64: the weighted rewards of each token.
 
-    Rewards are on action tokens only. If the turns ran out, the episode's last token belongs to an observation, and a
-    reward on it would be lost.
+    The reward of a call is on the token that ends the call. The reward of a turn is on the last action token of the
+    turn. The outcome reward is on the last action token of the trajectory. Observation tokens have no rewards.
     """
     token_turn: Tensor
-    """(N,) int64 turn of each token; an observation belongs to the turn whose action led to it."""
+    """(N,) int64 turn of each token. An observation belongs to the turn of the action before the observation."""
     turn_trajectory: Tensor
     """(S,) int64 trajectory of each turn."""
     turn_state_ids: Tensor
-    """(S,) int64: equal for turns of a group before which the environment's last messages were equal, word for word."""
+    """(S,) int64 state of each turn. Two turns of a group have the same state if the last messages of the environment
+    before these turns are equal, word for word."""
     turn_used_tool: Tensor
-    """(S,) bool: the turn's action got tool results."""
+    """(S,) bool: whether the turn has tool results."""
     turn_is_summary: Tensor
-    """(S,) bool: the turn summarized the context, and did not act in the environment."""
+    """(S,) bool: whether the turn is a summary of the context, and not an action in the environment."""
     trajectory_group: Tensor
     """(M,) int64 group of each trajectory."""
     outcome_rewards: Tensor
-    """(M,) float64: weighted rewards of whole trajectories; they are part of ``token_rewards``."""
+    """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
     greedy_return: Tensor
-    """(M,) float64: return of the group's greedy attempt, NaN if there was none."""
+    """(M,) float64: return of the greedy attempt of the group; NaN if the group has no greedy attempt with a return."""
     role_baseline: Tensor
-    """(M,) float64: running mean return of the trajectory's role before it; 0 if it is not tracked."""
+    """(M,) float64: running mean of the returns of the trajectory's role, before this trajectory; 0 without
+    ``AgainstRole``."""
     truncated: Tensor
-    """(M,) bool: the episode did not end by itself."""
+    """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
     loss_excluded: tuple[str | None, ...]
-    """For each trajectory None, or the reason why it counts in baselines only and not in the loss."""
+    """For each trajectory the reason why the loss excludes the trajectory, or None. Baselines include all
+    trajectories."""
     named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
@@ -98,18 +101,18 @@ class TrainingBatch:
 
     @property
     def previous_turn(self) -> Tensor:
-        """(S,) the turn before each one in its trajectory, -1 for the first."""
+        """(S,) the previous turn of the same trajectory; -1 for the first turn of a trajectory."""
         return previous_within(self.turn_trajectory)
 
     @property
     def turn_rewards(self) -> Tensor:
-        """(S,) the sum of the rewards of each turn; the last turn's includes the outcome."""
+        """(S,) the sum of the rewards of each turn. The sum of the last turn includes the outcome reward."""
         return segment_sum(self.token_rewards, self.token_turn)
 
     @property
     def process_rewards(self) -> Tensor:
-        """(S,) the sum of the rewards of each turn, without the outcome."""
-        # the outcome is on the trajectory's last action token, so in its last turn
+        """(S,) the sum of the rewards of each turn, without the outcome reward."""
+        # the outcome reward is on the last action token of the trajectory, and so in the last turn
         outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcome_rewards)
         return self.turn_rewards - outcome
 
@@ -120,14 +123,14 @@ class TrainingBatch:
 
     @property
     def first_tokens(self) -> Tensor:
-        """(S,) the position of each turn's first action token."""
+        """(S,) the position of the first action token of each turn."""
         return segment_first(self.token_turn)
 
     @property
     def last_tokens(self) -> Tensor:
-        """(M,) the position of each trajectory's last action token."""
+        """(M,) the position of the last action token of each trajectory."""
         positions = torch.where(self.action_mask, torch.arange(len(self.ids)), -1)  # (N,)
-        # observations after the last action are not counted: their position is -1 here
+        # observation tokens have position -1 here, so the maximum is the position of an action token
         initial = torch.full((len(self.outcome_rewards),), -1)
         return initial.scatter_reduce(0, self.token_trajectory, positions, "amax")
 
@@ -138,23 +141,23 @@ class TrainingBatch:
 
     @property
     def token_loss_excluded(self) -> Tensor:
-        """(N,) bool: the token's trajectory is excluded from the loss."""
+        """(N,) bool: whether the loss excludes the trajectory of the token."""
         return torch.tensor([reason is not None for reason in self.loss_excluded])[self.token_trajectory]
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return the batch with each summary as a part of the turn that it prepares, and the last turn of each part.
+        """Return the batch with each summary joined to the next action, and the last turn of each joined turn.
 
-        A summary takes no time in the environment and earns nothing there, so it is one time step with the action that
-        follows it. A summary after the last action of a trajectory joins that action. D turns remain of S; the second
-        result (D,) holds the last turn of each among the S.
+        A summary does nothing in the environment, so a summary and the next action are one time step. A summary after
+        the last action of a trajectory is joined to this last action. The result has D joined turns, made from S
+        turns. The second result (D,) is the number of the last of the S turns in each joined turn.
 
-        Example: act, summary, act, act, summary become the turns (act), (summary, act), (act, summary).
+        Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary).
         """
         count = len(self.turn_trajectory)
         if not bool(self.turn_is_summary.any()):
             return self, torch.arange(count)
         turns = torch.arange(count)  # (S,)
-        # last turn of each trajectory that acted, -1 if none did: (M,)
+        # the last turn of each trajectory that is not a summary; -1 if all turns are summaries: (M,)
         acted = segment_max(torch.where(self.turn_is_summary, 0, turns + 1), self.turn_trajectory) - 1
         previous = self.previous_turn  # (S,)
         after_action = ~self.turn_is_summary[previous.clamp(min=0)] & (turns <= acted[self.turn_trajectory])  # (S,)
@@ -171,13 +174,13 @@ class TrainingBatch:
         return batch, segment_last(joined)
 
     def actions(self) -> TrainingBatch:
-        """Return the batch with its action tokens only, without sequences."""
+        """Return the batch with only its action tokens, and without sequences."""
         if bool(self.action_mask.all()):
-            return self  # the common case: no observations in the batch
+            return self  # the usual case: the batch has no observations
         return self.tokens(self.action_mask)
 
     def tokens(self, mask: Tensor) -> TrainingBatch:
-        """Return the batch with the n tokens of ``mask`` (N,) only, without sequences."""
+        """Return the batch with only the n tokens of ``mask`` (N,), and without sequences."""
         positions = mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""Micro-batches: token sequences, padded to one rectangle, that the model processes at once."""
+"""Micro-batches: token sequences, padded to equal length, that the model processes in one forward pass."""
 
 from __future__ import annotations
 
@@ -12,38 +12,41 @@ from torch.nn.utils.rnn import pad_sequence
 from agent_r1.data.sequences import TokenSequence
 
 MAX_PADDING = 0.1
-"""The largest share of a micro-batch that may be padding."""
+"""A block is added to a micro-batch only if the share of padding tokens remains below this number."""
 
 Block = Sequence[TokenSequence]
-"""Sequences that must be in the same micro-batch."""
+"""Token sequences that must be in the same micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """B sequences padded on the right to length T, with n tokens of the batch and s ends of actions among them."""
+    """B token sequences, padded on the right to length T.
+
+    The sequences contain n tokens of the training batch, and the ends of s actions.
+    """
 
     ids: Tensor
     """(B, T) token ids."""
     position_ids: Tensor | None
-    """(B, T) positions; None for plain causal attention."""
+    """(B, T) position of each token on its path in the tree of turns; None with causal attention."""
     attention_mask: Tensor | None
-    """(B, T, T) bool, true if the first token may see the second; None for plain causal attention."""
+    """(B, T, T) bool: element (b, i, j) is true if token i attends to token j; None with causal attention."""
     logit_positions: Tensor
-    """(n,) indices into the B*T hidden states whose logits predict the tokens of the batch."""
+    """(n,) for each token of the training batch, the index of the hidden state (of B*T) that predicts the token."""
     token_positions: Tensor
-    """(n,) indices of these tokens into the B*T tokens."""
+    """(n,) for each token of the training batch, the index of the token (of B*T)."""
     tokens: Tensor
-    """(n,) positions of these tokens in the batch. On the batch's device."""
+    """(n,) position of each of the n tokens in the training batch. On the device of the training batch."""
     post_action_states: Tensor
-    """(s,) indices into the B*T hidden states of the states after actions."""
+    """(s,) for each action, the index of the hidden state (of B*T) after the action."""
     turns: Tensor
-    """(s,) numbers of the turns of these actions in the batch. On the batch's device."""
+    """(s,) for each action, the number of its turn in the training batch. On the device of the training batch."""
     num_tokens: int
-    """Number of tokens without padding."""
+    """Number of tokens, without padding."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the micro-batch with the model's inputs on ``device``."""
-        # tokens and turns index columns of the batch, which stays on the CPU
+        """Return the micro-batch with the inputs of the model on ``device``."""
+        # tokens and turns are indices into columns of the training batch, which is always on the CPU
         return replace(
             self,
             ids=self.ids.to(device),
@@ -56,12 +59,12 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return blocks of one sequence each."""
+    """Return one block per sequence."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return blocks of all sequences of a trajectory, for a loss that needs the whole trajectory at once."""
+    """Return one block per trajectory, for a loss that needs all tokens of a trajectory in one micro-batch."""
     blocks: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:
         blocks.setdefault(sequence.trajectory, []).append(sequence)
@@ -69,13 +72,15 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[MicroBatch]:
-    """Yield all sequences in micro-batches of at most ``max_tokens`` tokens, padding included.
+    """Yield micro-batches of at most ``max_tokens`` tokens, including padding, that together hold all sequences.
 
-    A block is never divided; one above the limit is a micro-batch of its own. Blocks are added while less than
-    ``MAX_PADDING`` of the micro-batch is padding. Longest blocks come first, equal ones in the given order; sequences
-    that need a tree attention mask are kept apart from those that do not.
+    A block is never divided. A block with more than ``max_tokens`` tokens is a micro-batch by itself. A block is added
+    to a micro-batch only if the share of padding remains below ``MAX_PADDING``. Blocks with branches (which need a
+    tree attention mask) and blocks without branches are never in the same micro-batch, and blocks with branches come
+    last. Otherwise the longest blocks come first. The length of a block is the length of its longest sequence. Blocks
+    of equal length keep the given order.
     """
-    # sorting is stable, so the order of equal lengths is reproducible
+    # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
     pending: list[TokenSequence] = []
     for block in ranked:
@@ -88,7 +93,7 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[Mic
 
 
 def _fits(pending: Block, block: Block, max_tokens: int) -> bool:
-    # size of the rectangle with the block, and the tokens in it that are not padding
+    # number of tokens of the micro-batch with the block, with padding and without
     padded = (len(pending) + len(block)) * max(_longest(pending), _longest(block))
     num_tokens = sum(map(len, pending)) + sum(map(len, block))
     same_mask = _has_branches(pending) == _has_branches(block)
@@ -128,9 +133,9 @@ def _collate(sequences: Block) -> MicroBatch:
 
 
 def _tree_mask(subtree_ends: Sequence[Tensor], width: int) -> Tensor:
-    """Return the tree attention mask: (B, T, T), true if token i may see token j, j <= i < subtree_end of j.
+    """Return the tree attention mask: (B, T, T) bool, true if token i attends to token j: j <= i < subtree_end of j.
 
-    Padding sees at least itself, so that no row of the attention is empty.
+    A padding token attends at least to itself, so that every token attends to some token.
     """
     ends = pad_sequence(list(subtree_ends), batch_first=True, padding_value=width)[:, None, :]  # (B, 1, T)
     position = torch.arange(width)  # (T,)

@@ -1,6 +1,7 @@
-"""Segment reductions: sums, means and positions per unit. (N,) elements and their units (N,) -> (units,) numbers.
+"""Segment reductions: sums, means, maxima and positions per unit.
 
-A unit is whatever an element belongs to: the turn or trajectory of a token, the group of a trajectory. Units are
+The functions take the elements (N,) and the number of the unit of each element, ``unit`` (N,). Most functions return
+one number per unit, (units,). A unit is the turn or trajectory of a token, or the group of a trajectory. Units are
 numbered from 0.
 """
 
@@ -18,43 +19,52 @@ def segment_count(unit: Tensor) -> Tensor:
 
 
 def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the sum over each unit's elements: (N,) -> (units,)."""
+    """Return the sum of the elements of each unit: (N,) -> (units,)."""
     return x.new_zeros(len(segment_count(unit))).index_add(0, unit, x)
 
 
 def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the mean over each unit's elements: (N,) -> (units,); 0 for an empty unit."""
+    """Return the mean of the elements of each unit: (N,) -> (units,); 0 for a unit without elements."""
     return segment_sum(x, unit) / segment_count(unit).clamp(min=1)
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum over each unit's elements, which are not negative: (N,) -> (units,); 0 for an empty unit."""
+    """Return the maximum of the elements (>= 0) of each unit: (N,) -> (units,); 0 for a unit without elements."""
     return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
 
 
 def segment_last(unit: Tensor) -> Tensor:
-    """Return the position of each unit's last element: (N,) -> (units,). Units are contiguous and not empty."""
-    return segment_count(unit).cumsum(0) - 1  # units are contiguous, so counts add up to positions
+    """Return the position of the last element of each unit: (N,) -> (units,).
+
+    Units must be contiguous and not empty.
+    """
+    return segment_count(unit).cumsum(0) - 1  # (units,) counts of the units 0 .. u, minus 1
 
 
 def segment_first(unit: Tensor) -> Tensor:
-    """Return the position of each unit's first element: (N,) -> (units,). Units are contiguous and not empty."""
+    """Return the position of the first element of each unit: (N,) -> (units,).
+
+    Units must be contiguous and not empty.
+    """
     return segment_last(unit) - segment_count(unit) + 1
 
 
 def index_within(unit: Tensor) -> Tensor:
-    """Return the index of each element within its unit, from 0: (N,) -> (N,). Units are contiguous and not empty."""
+    """Return the index of each element in its unit, from 0: (N,) -> (N,). Units must be contiguous and not empty."""
     return torch.arange(len(unit)) - segment_first(unit)[unit]
 
 
 def previous_within(unit: Tensor) -> Tensor:
-    """Return the position of the element before each one in its unit, -1 for the first: (N,) -> (N,)."""
+    """Return the position of the previous element of the same unit, or -1 if there is none: (N,) -> (N,).
+
+    Units must be contiguous and not empty.
+    """
     positions = torch.arange(len(unit))  # (N,)
     return torch.where(positions == segment_first(unit)[unit], -1, positions - 1)
 
 
 def unique_ids(*keys: Tensor) -> Tensor:
-    """Return an id from 0 for each distinct combination of the keys' values: (N,) each -> (N,).
+    """Return for each element the id of its combination of keys: (N,) each -> (N,). Ids are numbered from 0.
 
     Example:
         unique_ids(tensor([4, 4, 9]), tensor([0, 1, 0])) is [0, 1, 2]
@@ -63,7 +73,7 @@ def unique_ids(*keys: Tensor) -> Tensor:
 
 
 def first_seen_ids(values: Iterable[object]) -> Tensor:
-    """Return an id from 0 for each distinct value, in the order of first appearance.
+    """Return the id of each value: (N,). Distinct values are numbered from 0, in the order of first appearance.
 
     Example:
         first_seen_ids(["b", "a", "b"]) is [0, 1, 0]

@@ -1,8 +1,8 @@
-"""Packing: how a trajectory becomes token sequences for the model.
+"""Packing: the conversion of a trajectory to token sequences for the model.
 
-An episode that only appends to its context is one causal sequence. If turns branch, the tree of turns is written depth
-first into one sequence, so that shared prefixes are computed once, and an attention mask lets each token see only its
-own path.
+If every turn continues the turn before, the trajectory is one causal sequence. If several turns continue the same turn,
+the tree of turns is written into one sequence in depth-first order, so that shared prefixes are computed once. An
+attention mask then lets each token attend only to the tokens on its path in the tree.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from agent_r1.core.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """T tokens that the model reads as one sequence, with n tokens of the batch and s ends of actions among them.
+    """T tokens that the model reads as one sequence. They contain n tokens of the batch, and the ends of s actions.
 
-    Example: prompt 5 6, action 7, then two branches of one action token each, 8 and 9 (observation 3 and 4):
+    Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids 5 6 7 3 8 4 9, position_ids 0 1 2 3 4 3 4, subtree_end 7 7 7 5 5 7 7, logit_positions 1 3 5,
         token_positions 2 4 6, tokens 0 1 2, post_action_states 2 4 6, turns 0 1 2
     """
@@ -30,19 +30,20 @@ class TokenSequence:
     ids: Tensor
     """(T,) token ids."""
     position_ids: Tensor
-    """(T,) position of each token on its own path."""
+    """(T,) position of each token on its path in the tree of turns."""
     subtree_end: Tensor
-    """(T,) token j is visible to the tokens j .. subtree_end[j] - 1, its descendants."""
+    """(T,) the tokens j .. subtree_end[j] - 1 attend to token j. These tokens are token j and its descendants in the
+    tree."""
     logit_positions: Tensor
-    """(n,) positions in the sequence whose logits predict the tokens of the batch."""
+    """(n,) for each token of the batch, the position in the sequence whose logits predict the token."""
     token_positions: Tensor
-    """(n,) positions in the sequence of these tokens."""
+    """(n,) for each token of the batch, the position of the token in the sequence."""
     tokens: Tensor
-    """(n,) positions of these tokens in the batch."""
+    """(n,) for each of the n tokens, the position of the token in the batch."""
     post_action_states: Tensor
-    """(s,) positions in the sequence of the last token of each action: the state that the action leads to."""
+    """(s,) for each action, the position of its last token in the sequence: the state after the action."""
     turns: Tensor
-    """(s,) numbers of the turns of these actions in the batch."""
+    """(s,) for each action, the number of its turn in the batch."""
     has_branches: bool
     """Whether the sequence needs a tree attention mask."""
 
@@ -52,8 +53,14 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlace:
-    """The position of a turn in the batch: its number, its first action token and, if observations are in the batch,
-    the first token of the observation before it."""
+    """The place of a turn in the batch.
+
+    Attributes:
+        turn: the number of the turn.
+        action: the position of the first action token of the turn in the batch.
+        observation: the position in the batch of the first token of the observation before the turn. None if this
+            observation is not in the batch.
+    """
 
     turn: int
     action: int
@@ -61,14 +68,17 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""The position of logits in the sequence, and the positions in sequence and batch of the token that they predict."""
+"""The prediction of a token: (position of the logits in the sequence, of the token in the sequence, in the batch)."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
-"""Maps a trajectory, its number in the batch and the place of each of its turns to its sequences."""
+"""A function (trajectory, its number in the batch, the places of its turns) -> token sequences of the trajectory."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one sequence per root of the turn tree that leads to an action. Every shared prefix is computed once."""
+    """Return one sequence per tree of turns. A tree without action tokens is left out.
+
+    Every shared prefix is in the sequence once.
+    """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
         children.setdefault(turn.parent, []).append(index)
@@ -78,7 +88,10 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 
 
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one causal sequence per turn with an action: its whole prompt and its action. Prefixes are repeated."""
+    """Return one causal sequence per turn with action tokens: the whole prompt of the turn, then the action.
+
+    Shared prefixes are repeated.
+    """
     return [
         _pack_turn(trajectory, turn, number, place)
         for turn, place in zip(trajectory.turns, places, strict=True)
@@ -87,16 +100,20 @@ def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlac
 
 
 def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Pack as a prefix tree if no turns branch, else per turn: for models that ignore a custom attention mask."""
+    """Return causal sequences only, for models that ignore a custom attention mask.
+
+    A trajectory with branches is packed per turn, every other trajectory as a prefix tree.
+    """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)
     return pack_per_turn(trajectory, number, places) if has_branches else sequences
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return ``packing``, except that trees longer than ``max_tokens()`` are packed per turn.
+    """Return a packing that packs per turn if ``packing`` returns a tree with more than ``max_tokens()`` tokens.
 
-    Loss and gradient are equal. No sequence is then longer than the context of one turn and its action.
+    Otherwise the result of ``packing`` is returned. The loss and the gradient are the same in both cases. A sequence
+    that is packed per turn has only the prompt and the action of one turn.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -108,7 +125,7 @@ def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packin
 
 
 def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
-    """Return the turns at and below ``root`` in depth-first order."""
+    """Return the turn ``root`` and all its descendants in depth-first order."""
     order, stack = [], [root]
     while stack:
         index = stack.pop()
@@ -127,7 +144,7 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
     for index in order:
         turn, place = turns[index], places[index]
         before = -1 if turn.parent is None else path_end[turn.parent]
-        depth = position_ids[before] + 1 if before >= 0 else 0  # siblings begin at the same position
+        depth = position_ids[before] + 1 if before >= 0 else 0  # turns with the same parent begin at the same position
         action_start = len(ids) + len(turn.new_ids)
         if place.observation is not None:
             predicted += _predictions(before, len(ids), len(turn.new_ids), place.observation)
@@ -176,8 +193,11 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 
 
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
-    """Return the predictions of ``count`` tokens at ``start`` that follow the one at ``before``."""
-    # token t is predicted by the logits at t - 1
+    """Return the predictions of the ``count`` tokens from position ``start`` in the sequence.
+
+    The first token is predicted at position ``before``. Its position in the batch is ``batch_position``.
+    """
+    # the logits at position t - 1 predict token t
     logit_positions = (before, *range(start, start + count - 1))
     places = zip(
         logit_positions, range(start, start + count), range(batch_position, batch_position + count), strict=True
@@ -190,12 +210,15 @@ def _column(rows: Sequence[tuple[int, ...]], column: int) -> Tensor:
 
 
 def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
-    """Return for each token in the sequence the position after the last descendant of its turn."""
+    """Return for each token the position in the sequence after the last descendant of the token's turn.
+
+    A turn without descendants counts as its own last descendant.
+    """
     lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
     ends: dict[int, int] = {}
     stop = sum(lengths)
     for index, length in zip(reversed(order), reversed(lengths), strict=True):
-        # In reversed depth-first order a parent is first reached from its last descendant.
+        # The loop reaches the last descendant of a turn before all its other descendants.
         ends.setdefault(index, stop)
         parent = turns[index].parent
         if parent is not None:

@@ -1,4 +1,4 @@
-"""Training samples: which attempts can be trained on, and the rewards of each of their turns."""
+"""Training samples: the attempts that can be trained on, and the rewards of each turn of an attempt."""
 
 from __future__ import annotations
 
@@ -25,37 +25,38 @@ class TrainingSample:
 
     trajectory: Trajectory
     group: int
-    """Number of its group in the update, from 0, in the order in which groups were started."""
+    """Number of the group of the trajectory in the update, from 0, in the order in which groups were started."""
     turn_rewards: tuple[float, ...]
-    """One number per turn."""
+    """One number per turn: the weighted sum of the rewards of the turn, without the rewards of calls."""
     outcome_reward: float
-    """The rewards of the whole trajectory."""
+    """The weighted sum of the rewards of the whole trajectory."""
     call_rewards: tuple[tuple[float, ...], ...]
-    """One number per rewarded call of each turn."""
+    """For each turn, one number per call: the weighted sum of the rewards of the call. () if the calls have no
+    rewards."""
     named_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The sum of all these rewards by name."""
+    """The weighted sum of the rewards of each name, over the trajectory, its turns and its calls."""
     greedy_return: float | None = None
-    """The return of the group's greedy attempt; None without one that could be scored."""
+    """The return of the greedy attempt of the group; None if no greedy attempt could be scored."""
     greedy_failure: str | None = None
-    """Why the group's greedy attempt could not be scored; None if it could, or if there is none."""
+    """The reason why the greedy attempt of the group could not be scored, or None."""
     role: str = ""
-    """The role of its group."""
+    """The role of the group; "" without roles."""
 
     @property
     def total(self) -> float:
-        """The return: the sum of all rewards."""
+        """The return: the weighted sum of all rewards of the trajectory, its turns and its calls."""
         calls = (value for turn in self.call_rewards for value in turn)
         return math.fsum((*self.turn_rewards, *calls, self.outcome_reward))
 
     @property
     def version(self) -> int:
-        """The oldest version of the weights that sampled one of its tokens."""
+        """The oldest version of the weights that sampled a token of the trajectory."""
         return min(span.version for turn in self.trajectory.turns for span in turn.version_spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """An attempt that is not trained on, and why."""
+    """An attempt that is excluded from training, and the reason."""
 
     attempt: AttemptId
     reason: str
@@ -63,21 +64,22 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A division of attempts: each is either a sample or excluded."""
+    """A division of attempts into training samples and excluded attempts."""
 
     samples: tuple[TrainingSample, ...]
     excluded: tuple[Excluded, ...]
 
 
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
-    """Divide the attempts of ``groups`` into those that can be trained on and those that cannot.
+    """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
-    Greedy attempts are in neither part. The result does not depend on the order of the groups or of the trajectories
-    within a group.
+    Greedy attempts are neither samples nor excluded attempts: greedy attempts only give the ``greedy_return`` of the
+    samples. The result does not depend on the order of the groups, nor on the order of the trajectories in a group.
 
     Args:
-        groups: The attempts of an update.
-        reward_weights: Weights by the name of a reward; 1 if missing. A reward of weight 0 is ignored.
+        groups: The groups of an update.
+        reward_weights: Weights by the name of a reward. A reward without a weight has weight 1. A reward with weight 0
+            is ignored.
     """
     samples: list[TrainingSample] = []
     excluded: list[Excluded] = []
@@ -100,12 +102,12 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
 
 
 def describe_status(trajectory: Trajectory) -> str:
-    """Return how an episode ended, with the reason if there is one: ``engine_failed: the engine was closed``."""
+    """Return the status of an episode, with its reason if it has one: ``engine_failed: the engine was closed``."""
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
 
 
 def _weighted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
-    """Yield name, weight and value of each reward whose weight is not 0."""
+    """Yield the name, the weight and the value of each reward whose weight is not 0."""
     for name, value in rewards.items():
         if weight := weights.get(name, 1.0):
             yield name, weight, value
@@ -150,7 +152,7 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _WeightedReward:
-    """One weighted reward: of the whole attempt, of a turn, or of a call in a turn."""
+    """A reward times its weight, of the whole trajectory, of a turn, or of a call in a turn."""
 
     name: str
     value: float
@@ -175,8 +177,11 @@ def _weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> I
 
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
-    """Return the sample of a trajectory without defects. Sums are exact, so their order does not matter."""
-    # by (turn, call), with None for the whole trajectory or the whole turn
+    """Return the training sample of a trajectory without defects.
+
+    Rewards are summed with ``math.fsum``, so the sums do not depend on the order of the rewards.
+    """
+    # values by (turn, call): (None, None) for the whole trajectory, (turn, None) for a whole turn
     by_place: dict[tuple[int | None, int | None], list[float]] = {}
     by_name: dict[str, list[float]] = {}
     for reward in _weighted_rewards(trajectory, weights):

@@ -89,8 +89,8 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 
     The sum is over all subsets S of k elements of the group that contain i. The result is exactly 0 in a constant
     group. A is the gradient weight of PKPO with the baseline of k - 1 elements (2505.15201, equation 33). If k is None
-    or above the size of the group, k is the size of the group. Then A of the best element is its difference to the
-    second best element, and A of all other elements is 0 (2503.19595).
+    or above the size of the group, k is the size of the group. Then A of the best element is the best element minus the
+    second best, and A of all other elements is 0 (2503.19595).
     """
     advantage = torch.zeros_like(x)
     for unit in key.unique():

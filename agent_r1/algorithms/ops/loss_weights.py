@@ -16,7 +16,7 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
     """Return the loss weight of each token: (n,) -> (n,) float64.
 
     Args:
-        unit: (n,) The turn, trajectory or group of each token. Which of these, depends on the aggregation.
+        unit: (n,) The turn, trajectory or group of each token: the unit of ``aggregation``.
         aggregation: The formula of the weight. ``token_mean``: 1 / n. ``turn_mean``, ``trajectory_mean`` and
             ``group_mean``: 1 / (number of units * tokens of the unit), so that all units have equal weight.
             ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783). Units without tokens are not
