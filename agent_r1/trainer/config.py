@@ -35,7 +35,7 @@ class ScheduleConfig(BaseModel):
     the learning rates are constant. None: the decay begins right after the warm-up."""
 
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Smallest share of the configured learning rates: in the first step of the warm-up, and at the end of the decay."""
+    """Smallest share of the configured learning rates: in the first step of the warm-up and at the end of the decay."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
