@@ -15,7 +15,7 @@ class AttemptId:
         task: the id of the task.
         group_id: the number of the group in the run.
         sample_index: the position of the attempt in its group.
-        retry: how many attempts in the same position failed before this one.
+        retry: how many attempts at the same position failed before this attempt.
 
     Example:
         >>> str(AttemptId("demo", "style-a/7", 3, 0))
@@ -30,13 +30,13 @@ class AttemptId:
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """The position of the attempt in its run. It depends neither on names nor on time."""
+        """The position of the attempt in its run: group, sample index and retry, without names or times."""
         return (self.group_id, self.sample_index, self.retry)
 
     def seed(self, root: int, *path: int) -> int:
         """Return a 63-bit seed that depends only on the root seed, the task, the attempt's position and ``path``.
 
-        The name of the run is left out, so that two runs with equal settings draw equal numbers.
+        The seed does not depend on the name of the run, so two runs with equal settings draw equal random numbers.
         """
         text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

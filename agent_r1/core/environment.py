@@ -17,9 +17,10 @@ class Transition:
     """The outcome of an action in an environment.
 
     Attributes:
-        messages: the observation, to append to the conversation.
+        messages: the observation, which is appended to the conversation.
         rewards: process rewards of the action as a whole, by name.
-        end: None if the episode goes on; "truncated" if it was cut off (a critic may then bootstrap).
+        end: None if the episode goes on; "terminal" if the episode is over; "truncated" if the episode was cut off, so
+            that a critic can bootstrap.
         results: the results of the tool calls that were run.
         call_rewards: process rewards of each call, in the order of the calls, or () if no call is rewarded.
 
@@ -35,19 +36,22 @@ class Transition:
 
 
 class ModelClient(Protocol):
-    """A model that answers a conversation: a frozen policy, a remote endpoint, or any async function like this one."""
+    """A model that answers a conversation: a frozen policy, a remote endpoint, or an async function.
+
+    Any async function with the signature of ``__call__`` can be a model.
+    """
 
     async def __call__(self, messages: tuple[Message, ...], /) -> Message: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """The circumstances of one attempt, given to a rollout and to the environment.
+    """The context of one attempt, given to its rollout and its environment.
 
     Attributes:
         id: identifies the attempt.
         seed: the attempt's own seed.
-        deadline: the time of the event loop, in seconds, at which the attempt is cancelled; None for no deadline.
+        deadline: the time of the event loop, in seconds, at which the attempt is cancelled; None if it has no deadline.
         models: models that the environment may query, by role: "policy" (the policy itself, always present inside an
             agent loop), "user", "judge", "reward".
 
@@ -62,8 +66,10 @@ class RolloutContext:
 
 
 class Episode(Protocol):
-    """One attempt in an environment. The environment only appends messages; which of them the policy sees is decided
-    by the context policy of the agent loop."""
+    """One attempt in an environment.
+
+    The environment only appends messages. The context policy of the agent loop decides which messages the policy sees.
+    """
 
     start: tuple[Message, ...]
 
@@ -83,17 +89,20 @@ class Env(Protocol):
 
 @runtime_checkable
 class ExecutesCode(Protocol):
-    """Any environment, scorer or reward that executes code written by the policy.
+    """An environment, scorer or reward that can execute code written by the policy.
 
-    ``sandbox`` names the isolation level and its layers ("none: .." if there is no isolation), or is None if no code is
-    executed.
+    Attributes:
+        sandbox: the isolation level and its layers as text ("none: .." if there is no isolation); None if no code is
+            executed.
     """
 
     sandbox: Any
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest of several isolation levels, or None if no code is executed.
+    """Return the weakest of several isolation levels: a level "none: .." if there is one, otherwise the first level.
+
+    None stands for a component that executes no code. Return None if no component executes code.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

@@ -3,12 +3,12 @@
     AgentR1Error
       InvalidInput      the user's input cannot be used; the command line prints one line and exits with 2
       EngineError       an engine could not generate; the attempt ends with Status.ENGINE_FAILED
-      RunStopped        a run with no prospect of learning was stopped; the command line prints why and exits with 1
+      RunStopped        a run that would learn nothing was stopped; the command line prints why and exits with 1
       UnsupportedChat   a chat template cannot render the conversation
     KeyboardInterrupt
       Interrupted       a run was stopped by a signal; the command line prints how to resume it
 
-A failure inside an episode is never raised out of a rollout: it becomes a ``Status`` and a reason of the trajectory.
+A rollout never raises an error for a failure inside an episode. The trajectory gets a ``Status`` and a reason instead.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from agent_r1.core.redaction import redact
 
 MAX_SHOWN, MAX_REMEDY = 400, 1500
-"""Characters of a value, and of the remedy, that an error message shows."""
+"""The largest number of characters of a value, and of the remedy, in an error message."""
 
 
 class AgentR1Error(Exception):
@@ -24,7 +24,7 @@ class AgentR1Error(Exception):
 
 
 class InvalidInput(AgentR1Error):
-    """The user's input cannot be used. The message names in one line the input, its value, and the remedy.
+    """The error for input of the user that cannot be used. The message is one line: input, value and remedy.
 
     A value of more than MAX_SHOWN characters is shortened, and credentials in addresses are removed.
 
@@ -47,11 +47,11 @@ class RunStopped(AgentR1Error):
 
 
 class UnsupportedChat(AgentR1Error):
-    """A chat template cannot render the conversation; the message names the missing part."""
+    """A chat template or a tool format cannot render the conversation. The message names the cause."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run in ``folder`` was stopped in order by the signal ``number`` and can be resumed."""
+    """The signal ``number`` stopped the run in ``folder``. The run can be resumed."""
 
     def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -59,9 +59,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
-    """Return a value as text for an error message: its beginning and its length if it is very long."""
+    """Return a value as text for an error message. A text longer than ``most`` is cut, and its length is added."""
     try:
         text = str(value)
-    except ValueError:  # Python writes no integers of more than 4,300 digits
+    except ValueError:  # Python refuses to write integers of more than 4,300 digits
         text = hex(value) if isinstance(value, int) else type(value).__name__
     return text if len(text) <= most else f"{text[: most // 2]}.. ({len(text)} characters)"

@@ -33,10 +33,10 @@ class AttemptFinished:
 class AttemptFate:
     """How training used an attempt: it was trained at ``step``, or dropped for ``reason``.
 
-    Each attempt gets exactly one fate in a segment of a run (a stretch of training without a stop).
+    In a segment of a run (a stretch of training without a stop), each attempt gets at most one fate.
 
     Attributes:
-        credit: the sum of the advantages of its action tokens in that step; None if it was not trained.
+        credit: the sum of the advantages of the attempt's action tokens at ``step``; None if it was not trained.
 
     Example:
         AttemptFate(attempt, "dropped", step=3, reason="advantage 0 on every token")
@@ -51,7 +51,7 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """Every attempt without a fate was dropped for ``reason``, because the run took its last ``step``."""
+    """All attempts without a fate were dropped for ``reason`` after ``step``, the last step of the run."""
 
     step: int
     reason: str
@@ -62,7 +62,7 @@ class PolicyPublished:
     """The trainer published new policy weights.
 
     Example:
-        PolicyPublished(PolicyVersion(0, step=0, checksum="9f86..")) are the weights that a run begins with.
+        PolicyPublished(PolicyVersion(0, step=0, checksum="9f86.."))  # the initial weights of the run
     """
 
     version: PolicyVersion
@@ -78,7 +78,10 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Resources that one optimizer step used, by name: seconds, speeds, bytes. They differ between repetitions."""
+    """Resources that one optimizer step used, by name: seconds, speeds, bytes.
+
+    An exact repetition of the run gives other numbers.
+    """
 
     step: int
     values: Mapping[str, float]
@@ -86,7 +89,7 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """The checkpoint of ``step`` is completely on the disk."""
+    """The checkpoint of ``step`` was saved completely on the disk."""
 
     step: int
 
@@ -117,6 +120,6 @@ Event = (
 
 
 class Recorder(Protocol):
-    """Records events. ``record`` returns when they are durable."""
+    """Records events. ``record`` returns when the recorded events are durable."""
 
     async def record(self, *events: Event) -> None: ...

@@ -10,7 +10,10 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for anything else: reading a FIFO or a device may never end."""
+    """Open a regular file for reading bytes.
+
+    Raises OSError for any other path, because reading a FIFO or a device can block forever.
+    """
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # the path has a NUL character, or cannot be encoded

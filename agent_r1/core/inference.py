@@ -1,4 +1,4 @@
-"""The contract between sessions, which need tokens, and inference engines, which sample them."""
+"""The interface between sessions, which request tokens, and inference engines, which sample tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PromptMedia:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The exact tokens that an engine conditions on.
+    """The exact tokens that a completion continues.
 
     Example:
         Prompt(token_ids=(1, 17, 4))
@@ -36,9 +36,9 @@ class Prompt:
 class StopCondition:
     """Ends a generation with the token that completes one of ``strings``.
 
-    ``is_met(token_ids)`` is called after each sampled token with all tokens sampled so far, and depends on them only.
-    A stop string inside a thought does not end the generation, so an engine that searches for ``strings`` itself
-    (a server) has to call ``is_met`` as well.
+    ``is_met(token_ids)`` is called after each sampled token with all tokens sampled so far. Its result depends only on
+    these tokens. A stop string inside a thought does not end the generation. Therefore an engine that searches for
+    ``strings`` itself (a server) must also call ``is_met``.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
@@ -53,11 +53,13 @@ class SamplingParams:
     """The parameters of one generation.
 
     Attributes:
-        temperature: 0 is greedy.
-        max_tokens: the most new tokens.
-        stop_token_ids: tokens that end the generation; the completion includes the one that does.
-        seed: determines the random numbers, whatever else is in the batch.
-        stop_condition: ends the generation with a text; the completion includes the token that completes the text.
+        temperature: 0 means greedy sampling.
+        top_k: 0 means no limit on the number of candidate tokens.
+        max_tokens: the largest number of new tokens.
+        stop_token_ids: tokens that end the generation. The completion includes the stop token.
+        seed: determines the random numbers of the generation, independently of other prompts in the batch.
+        stop_condition: ends the generation at a stop string. The completion includes the token that completes the
+            string.
     """
 
     temperature: float = 1.0
@@ -71,7 +73,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
-    """The tokens of a completion from index ``start`` on were sampled with weights of version number ``version``."""
+    """Tokens of a completion, from index ``start`` to the next span, sampled with weights of version ``version``."""
 
     start: int
     version: int
@@ -81,7 +83,7 @@ class PolicyVersionSpan:
 class Completion:
     """The sampled tokens with their log-probabilities.
 
-    ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary; greedy completions carry
+    ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. A greedy completion has
     log-probabilities at temperature 1.
 
     Example:
@@ -97,15 +99,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine, so that a run that needs more fails before it starts.
+    """The abilities of an engine. A run that needs another ability fails before the run starts.
 
     Attributes:
-        transports: how it can obtain new weights.
-        max_context: the most tokens of a prompt and its completion; None if the engine sets no bound.
-        deterministic: equal prompts, seeds and weights give equal bits, whatever else is in the batch.
-        stop_condition: it calls ``SamplingParams.stop_condition`` after each token.
-        media: it accepts prompts with images.
-        dtype: the data type in which it serves weights; None if it serves them as they are published.
+        transports: the ways in which the engine can obtain new weights.
+        max_context: the largest number of tokens in a prompt and its completion together; None if the engine sets no
+            limit.
+        deterministic: whether equal prompts, seeds and weights give bit-identical completions, independently of other
+            prompts in the batch.
+        stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
+        media: whether the engine accepts prompts with images.
+        dtype: the data type in which the engine serves weights; None if it serves the published data type.
     """
 
     transports: frozenset[Transport]
@@ -117,17 +121,20 @@ class Capabilities:
 
 
 class InferenceEngine(Protocol):
-    """Samples tokens. ``session_id`` is a hint: the engine may reuse the KV cache of an equal prefix that it holds."""
+    """Samples tokens.
+
+    ``session_id`` is a hint: for a prompt of the same session, the engine can reuse the KV cache of an equal prefix.
+    """
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. Raises EngineError if the engine cannot."""
+        """Return a completion of the prompt. Raises EngineError if the engine cannot complete the prompt."""
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Serve new weights from now on and drop caches of older ones; return the version now served.
+        """Serve new weights from now on, drop the KV caches of older weights, and return the served version.
 
         If the version of the update has a checksum, the returned checksum is computed from the engine's own weights.
         Raises EngineError if the engine cannot load the weights.
@@ -139,5 +146,5 @@ class InferenceEngine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop the engine; running generations fail with EngineError."""
+        """Stop the engine. Generations that are still running fail with EngineError."""
         ...

@@ -17,7 +17,7 @@ class JsonRecord:
     """One JSON object of a data file.
 
     Attributes:
-        number: the position in the file, from 1: the entry of a JSON list, or the line of a JSONL file.
+        number: the position in a JSON list, or the line in a JSONL file, counted from 1.
 
     Example:
         JsonRecord(Path("dev.jsonl"), 17, {"question": "Who rules Alba?", "answer": "Bruno"})
@@ -32,10 +32,10 @@ class JsonRecord:
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
-        """Return the text of the first field in ``names`` that exists, stripped.
+        """Return the stripped text of the first field in ``names`` that exists.
 
         Raises:
-            InvalidInput: if no such field exists, or it is blank or not text.
+            InvalidInput: if none of these fields exists, or if the first existing field is blank or not text.
         """
         value = next((self.values[name] for name in names if name in self.values), None)
         if isinstance(value, str) and value.strip():
@@ -47,7 +47,8 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
     """Yield the records of a JSON list or of a JSONL file. A file that begins with ``[`` is a JSON list.
 
     Raises:
-        InvalidInput: if the file cannot be read, is empty, is not UTF-8 or not JSON, or holds anything but objects.
+        InvalidInput: if the file cannot be read, is empty, is not UTF-8 or not JSON, or contains a row that is not an
+            object.
     """
     empty = True
     try:
@@ -66,7 +67,7 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
 
 
 def read_record(path: Path) -> JsonRecord:
-    """Return the single JSON object in a file. Raises InvalidInput under the conditions of :func:`read_records`."""
+    """Return the JSON object in a file. Raises InvalidInput if the file cannot be read or is not one JSON object."""
     try:
         with open_regular(path) as file:
             values = _parse(path, file.read(), 1)
@@ -101,7 +102,7 @@ def _parse(path: Path, data: bytes, first_line: int) -> Any:
     """Return the JSON value of ``data``, which starts on line ``first_line`` of the file."""
     try:
         value = json.loads(data.decode("utf-8-sig"))
-        if b"\\u" in data:  # an escape may stand for half a character, which nothing can write or hash
+        if b"\\u" in data:  # half a character (a lone surrogate) cannot be written or hashed
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError as error:

@@ -1,4 +1,7 @@
-"""Import a package's public names on first use, so that importing its settings loads neither torch nor transformers."""
+"""Import the public names of a package on first use.
+
+So the import of the package's settings loads neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
 
     Args:
         package: the package's ``__name__``.
-        modules: public names by the submodule that defines them.
+        modules: for each submodule, the public names that the submodule defines.
 
     Example:
         __getattr__ = lazy_names(__name__, {"torch_engine": ("TorchEngine",)})

@@ -19,7 +19,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Media content, by reference: the sha256 of its bytes and its MIME type."""
+    """A reference to media content: the sha256 of its bytes and its MIME type."""
 
     sha256: str
     mime: str
@@ -83,10 +83,10 @@ class Message:
 
 
 def to_openai(message: Message) -> dict[str, Any]:
-    """Return a message as an OpenAI-style dictionary, as chat templates expect it.
+    """Return a message as an OpenAI-style dictionary for a chat template.
 
-    Arguments stay mappings, as the templates of transformers expect. If a call could not be parsed, the content already
-    holds the whole text of the action, and no calls are listed.
+    The arguments of a call stay a mapping, because the templates of transformers expect a mapping. If any call could
+    not be parsed, no calls are listed: the content then contains the whole text of the action.
 
     Example:
         >>> to_openai(Message.user("hello"))
@@ -176,7 +176,7 @@ def _call(call: object, index: int) -> ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The policy's output of one turn: the parsed message and the raw text.
+    """The output of the policy in one turn: the parsed message and the raw text.
 
     Example:
         Action(Message.assistant("<answer>Bruno</answer>"), "<answer>Bruno</answer>")

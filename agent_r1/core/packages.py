@@ -1,4 +1,4 @@
-"""Optional packages: each is installed by one of the extras of agent-r1."""
+"""Optional packages, which the extras of agent-r1 install."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def import_extra(name: str, extra: str) -> Any:
 
 
 def require_extra(name: str, extra: str) -> None:
-    """Raise InvalidInput if the package of the module ``name`` is not installed. Does not import it."""
+    """Raise InvalidInput if the package of the module ``name`` is not installed. The module is not imported."""
     if find_spec(name.split(".")[0]) is None:
         raise InvalidInput(f"package {extra}", got="it is not installed", do=f"pip install 'agent-r1[{extra}]'")

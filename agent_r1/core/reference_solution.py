@@ -12,7 +12,7 @@ from agent_r1.core.messages import Message, Text, ToolCall
 Responder = Callable[[tuple[Message, ...], int], Message]
 """Returns the next message of the assistant, given the conversation so far and the index of the turn, from 0.
 
-A game or a user may answer differently every time, so a solution can depend on the conversation.
+A solution can depend on the conversation, because a game or a user can answer differently in every episode.
 """
 
 
@@ -30,10 +30,12 @@ class ReferenceSolution:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolutions:
-    """The solutions of one task. Each ``gold`` solution earns all ``expected_rewards``, no ``wrong`` one earns any.
+    """The reference solutions of one task.
 
-    If a wrong solution may earn a reward too (for example a reward for a search with results), leave that reward out of
-    ``expected_rewards``. Rewards per turn or per call are summed over the episode.
+    Each ``gold`` solution earns all ``expected_rewards``, and no ``wrong`` solution earns any of these rewards.
+
+    If a wrong solution can also earn a reward (for example a reward for a search with results), leave the reward out
+    of ``expected_rewards``. Rewards per turn or per call are summed over the episode.
 
     Example:
         ReferenceSolutions(
@@ -58,7 +60,7 @@ def tool_call(name: str, **arguments: Any) -> Message:
 
 
 def script(*messages: Message) -> Responder:
-    """Return a responder that gives these messages, one per turn, for any answer of the environment.
+    """Return a responder that gives the messages in order, one per turn, whatever the environment answers.
 
     The responder raises EngineError if the episode goes on after the last message.
     """

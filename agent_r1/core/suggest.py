@@ -1,4 +1,4 @@
-"""Suggest the known name that an unknown one was probably meant to be."""
+"""Suggest the known name that the user probably meant by an unknown name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 _CUTOFF = 0.6  # the default of difflib.get_close_matches
-_PART_WEIGHT = 0.98  # a match of the last part only ("high" for "loss.high") ranks just below one of the whole name
+_PART_WEIGHT = 0.98  # a match of the last part only ("high" for "loss.high") ranks just below a match of the whole name
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return a question that names the closest of the known names, or "" if none is similar.
 
-    Dotted names also match by their last part, and names of several words by their initials.
+    A dotted name is also compared by its last part, and a name of several words also by its initials.
 
     Example:
         >>> suggest("serach", ["search", "add"])
@@ -23,12 +23,12 @@ def suggest(name: str, known: Iterable[str]) -> str:
         ''
     """
     rated = [(_similarity(name, candidate), candidate) for candidate in known]
-    similarity, closest = max(rated, key=lambda pair: pair[0], default=(0.0, ""))  # of equal ones the first
+    similarity, closest = max(rated, key=lambda pair: pair[0], default=(0.0, ""))  # the first of equal values
     return f"did you mean {closest!r}?" if similarity >= _CUTOFF else ""
 
 
 def _similarity(name: str, candidate: str) -> float:
-    """Return a value from 0 to 1; 1 if both names are equal."""
+    """Return the similarity of two names, from 0 to 1. The similarity of equal names is 1."""
     words = candidate.rpartition(".")[2].split("_")
     part, name_part = "_".join(words), name.rpartition(".")[2]
     by_initials = len(words) > 1 and name_part == "".join(word[:1] for word in words)

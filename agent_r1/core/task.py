@@ -16,14 +16,14 @@ class Task:
 
     Attributes:
         id: the name of the task, unique in its task set.
-        messages: the opening of the conversation. May be given as text (one user message) or as OpenAI-style
-            dictionaries.
+        messages: the opening of the conversation. The constructor also accepts text (one user message) and
+            OpenAI-style dictionaries.
         data: values for tools and scorers, never shown to the agent.
         split: the part of the task set that the task belongs to.
 
     Raises:
-        InvalidInput: the messages cannot be read, ``id`` or ``split`` is no text, or a text has half a character (a
-            lone surrogate, which can be neither tokenized nor written).
+        InvalidInput: if the messages cannot be read, if ``id`` or ``split`` is not text, or if a text contains half a
+            character (a lone surrogate, which can be neither tokenized nor written).
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})

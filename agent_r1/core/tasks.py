@@ -1,8 +1,8 @@
-"""Tasks that user code cannot cancel.
+"""Asyncio tasks that user code cannot cancel.
 
-A tool, an environment or a reward that is async runs in the event loop of the run, where it can reach every task, for
-example with ``for task in asyncio.all_tasks(): task.cancel()``. A cancellation by user code has an effect on the tasks
-that user code created, and on the one in which it runs; on no other task of the run.
+An async tool, environment or reward runs in the event loop of the run. So its code can reach every asyncio task, for
+example with ``for task in asyncio.all_tasks(): task.cancel()``. With this module, user code can cancel only the asyncio
+tasks that user code created, and the task in which the user code runs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _scope: ContextVar[tuple[object, ...]] = ContextVar("user_code_scope", default=())
-"""The calls of user code in which the code runs, from the outermost: () in the run itself, (environment, tool) in a
-tool that an environment calls. Each call is an object of its own."""
+"""The calls of user code in which the current code runs, the outermost call first.
+
+The scope is () in the code of the run itself, and (environment, tool) in a tool that an environment calls. Each call is
+represented by a new object.
+"""
 
 
 class ProtectedTask(asyncio.Task[T]):
-    """A task that only code in its own scope or in one around it can cancel."""
+    """A task that only code in the scope of the task, or in an enclosing scope, can cancel."""
 
     def __init__(self, work: Coroutine[Any, Any, T], scope: tuple[object, ...], **options: Any) -> None:
         super().__init__(work, **options)
@@ -32,7 +35,7 @@ class ProtectedTask(asyncio.Task[T]):
 
 
 def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a task that runs ``work`` as a call of user code."""
+    """Return a task that runs ``work`` as a call of user code, in a new scope inside the scope of the caller."""
     return _protected_task(work, (*_scope.get(), object()))
 
 
@@ -53,7 +56,7 @@ def _protected_task(work: Coroutine[Any, Any, T], scope: tuple[object, ...]) -> 
 
 
 def run_protected(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` in a new event loop, as :func:`asyncio.run` does, with tasks that user code cannot cancel."""
+    """Run ``main`` like :func:`asyncio.run` and return its result. User code cannot cancel the tasks of the run."""
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)
 
@@ -65,7 +68,7 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Create a protected task, unless user code creates it: that task is its own."""
+    """Create a task. The task is protected unless user code creates it, because user code can cancel its own tasks."""
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)
     return ProtectedTask(work, (), loop=loop, **options)

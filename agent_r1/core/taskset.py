@@ -21,18 +21,17 @@ class TaskSet:
         env: the environment.
         tasks: returns the tasks of a split.
         scorers: compute the rewards of an attempt.
-        rewards: the names of all rewards, process rewards too; () if they are known only when an attempt is scored.
-        baselines: other environments over the same tasks, by the name of the method (``naive-rag``).
+        rewards: the names of all rewards, including process rewards; () if the names are known only after scoring.
+        baselines: the environments of other methods on the same tasks, by the name of the method (``naive-rag``).
         recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
         evaluation: the splits that an evaluation reports.
         validation: the split that selects the best checkpoint; None keeps the last step.
-        whole: the split with all tasks, if the task set is read from a file.
+        whole: the split with all tasks, if the data of the task set are one file; None otherwise.
         retrieval: returns quality measures of the retriever on a split.
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
-        variants: environments for splits that do not use ``env``.
+        variants: environments by split, for the splits that do not use ``env``.
         measures: computes further measures of scored attempts, by name.
-        sandbox: the isolation level and layers in which code written by the policy is executed; None if there is no
-            such code.
+        sandbox: the isolation level and its layers for code that the policy writes; None if no such code is executed.
     """
 
     name: str

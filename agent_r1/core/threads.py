@@ -1,8 +1,8 @@
 """Blocking work in daemon threads, awaited from an event loop.
 
-Executors of the standard library wait for their threads when the process exits, so that one call that hangs keeps the
-process alive. Daemon threads do not. No thread can be stopped from outside: if the caller is cancelled, the work
-continues and its result is dropped.
+When the process exits, executors of the standard library wait for their threads. One call that never returns then keeps
+the process alive. A process does not wait for daemon threads. No thread can be stopped from outside: if the caller is
+cancelled, the work continues and its result is dropped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Outcome = tuple["asyncio.Future[Any]", object, BaseException | None]
-"""A future, and the result or the error that it is to be given."""
+"""A future, its result, and its error. The error is None if the work succeeded."""
 
 
 class DaemonThreads:
-    """A pool of daemon threads without an upper bound: a job takes an idle thread, or starts a new one."""
+    """A pool of daemon threads without a size limit. A job starts a new thread only if no thread is idle."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -30,7 +30,7 @@ class DaemonThreads:
         self._idle = 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run ``job``, which must not raise."""
+        """Run ``job`` in a thread of the pool. ``job`` must not raise an exception."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -58,7 +58,7 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
     def job() -> None:
         try:
             outcome: Outcome = (future, work(*arguments), None)
-        except BaseException as error:  # SystemExit too: otherwise the caller would wait forever
+        except BaseException as error:  # catch SystemExit too: otherwise the caller would wait forever
             outcome = (future, None, error)
         _resolve([outcome])
 
@@ -72,8 +72,8 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 class WorkerThread:
     """One daemon thread that runs jobs in the order in which they are submitted.
 
-    If the thread ends, with ``close`` or because a job raised SystemExit, every caller that waits and every later
-    caller gets the exception that ``ended`` returns. The thread also ends when the last reference to this object does.
+    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Every caller
+    that still waits, and every later caller, then gets the exception that ``ended`` returns.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:
@@ -81,7 +81,7 @@ class WorkerThread:
         self._jobs: SimpleQueue[Callable[[], Outcome] | None] = SimpleQueue()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._gone = threading.Event()
-        state = (self._jobs, self._waiting, self._gone, self._ended)  # not self: the thread must not keep it alive
+        state = (self._jobs, self._waiting, self._gone, self._ended)  # not self, which the thread would keep alive
         self._thread = threading.Thread(target=_run_jobs, args=state, name=name, daemon=True)
         self._thread.start()
         weakref.finalize(self, self._jobs.put, None)
@@ -99,7 +99,7 @@ class WorkerThread:
         self._waiting.add(future)
         try:
             self._jobs.put(job)
-            # Checked after the put: if the thread ended before it saw the job, this line sees that it has.
+            # If the thread has ended, either it found the future in _waiting, or _gone is set here.
             if self._gone.is_set():
                 raise self._ended()
             return await future
@@ -107,7 +107,7 @@ class WorkerThread:
             self._waiting.discard(future)
 
     def close(self, *, wait: bool = False) -> None:
-        """End the thread after the jobs submitted so far; with ``wait``, return when it has ended."""
+        """End the thread after the jobs submitted so far. If ``wait`` is true, wait until the thread has ended."""
         self._jobs.put(None)
         if wait:
             self._thread.join()
@@ -123,8 +123,8 @@ def _run_jobs(
     closed = False
     try:
         while not closed:
-            # Jobs that wait together are resolved with one wake-up of the event loop: with one each, hundreds of
-            # callers would compete with this thread for the interpreter.
+            # The results of jobs that wait together are delivered with one wake-up of the event loop. With one wake-up
+            # per job, hundreds of callers would compete with this thread for the interpreter.
             batch = [jobs.get()]
             batch += [jobs.get() for _ in range(jobs.qsize())]
             for job in batch:
@@ -133,14 +133,14 @@ def _run_jobs(
                 else:
                     outcomes.append(job())
             _resolve(outcomes)
-            batch, job, outcomes = [], None, []  # jobs refer to their arguments, which would live until the next job
+            batch, job, outcomes = [], None, []  # do not keep the arguments of jobs until the next job
     finally:
         gone.set()
         _resolve([*outcomes, *((future, None, ended()) for future in list(waiting))])
 
 
 def _resolve(outcomes: Iterable[Outcome]) -> None:
-    """Give futures their outcomes, from any thread, with one wake-up per event loop."""
+    """Set the outcomes of futures, with one wake-up per event loop. Any thread can call this function."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].get_loop(), []).append(outcome)
@@ -155,12 +155,15 @@ def _settle_all(outcomes: Iterable[Outcome]) -> None:
 
 
 def settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    """Give a future its result or its error, unless it is done, for example because its caller was cancelled."""
+    """Set the error of a future, or its result if ``error`` is None.
+
+    Do nothing if the future is already done, for example because its caller was cancelled.
+    """
     if future.done():
         return
     if error is None:
         future.set_result(result)
-    elif isinstance(error, StopIteration):  # asyncio refuses to put it into a future
+    elif isinstance(error, StopIteration):  # asyncio does not accept this exception in a future
         future.set_exception(RuntimeError(f"the work raised {error!r}"))
     else:
         future.set_exception(error)

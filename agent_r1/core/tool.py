@@ -25,7 +25,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one tool call. ``data`` is for rewards and never shown to the agent."""
+    """The result of one tool call. ``data`` is only for rewards; the agent never sees ``data``."""
 
     parts: tuple[ContentPart, ...]
     ok: bool

@@ -43,45 +43,46 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
         Status.CANCELLED: "drop",
     }
 )
-"""How each status is treated. This table is the only place where that is decided.
+"""What happens to an attempt with each status. Only this table decides what happens.
 
 - train: the attempt is used for training.
-- retry: a new attempt takes its place in the group, up to ``retries`` times. The failed attempts are dropped with their
-  reason, the last one too.
-- drop: no new attempt. A reward function that raised would most likely raise again, and an attempt that exceeded its
-  deadline has cost enough.
+- retry: a new attempt replaces the failed attempt in its group, at most ``retries`` times. All failed attempts are
+  dropped with their reasons, including the last attempt.
+- drop: the attempt is dropped without a new attempt. A reward function that raised an error would probably raise an
+  error again, and a new attempt after an exceeded deadline would take as long as the first attempt.
 
-If nothing can be learned from a group, it is refilled if the algorithm refills. The metrics of a
-step count every attempt by its status, retried ones too. Attempts that are not trained count as failures for the
-circuit breaker.
+If no attempt of a group can be trained on, an algorithm with refills requests a new group. The metrics of a step count
+every attempt by its status, including retried attempts. The circuit breaker counts an attempt as failed if its status
+is treated as "retry" or "drop".
 """
 
 
 TurnKind = Literal["act", "summary"]
-"""act: an action in the environment. summary: the policy summarizes history that it will no longer see."""
+"""act: an action in the environment. summary: a summary, by the policy, of messages that it will no longer see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One transition of the step-level MDP (arXiv:2511.14460, section 2).
 
-    The state is the parent's state and action followed by ``new_ids``; the action is exactly the tokens sampled.
+    The state is the state and the action of the parent turn, followed by ``new_ids``. The action is exactly the
+    sampled tokens.
 
     Attributes:
-        parent: index of the turn that this one continues, or None if it starts a new branch (the first turn, or a turn
-            whose context was rewritten).
+        parent: the index of the turn that this turn continues, or None if this turn starts a new branch (the first
+            turn, or a turn whose context was rewritten).
         new_ids: the tokens of the state that follow the parent's action; the whole state if there is no parent.
         action_ids: the sampled tokens.
-        logprobs: their log-probabilities, as the engine reported them.
+        logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
-        call_rewards: process rewards of each call, in the order of the calls, or () if there are none.
+        call_rewards: process rewards of each call, in the order of the calls, or () if no call is rewarded.
         call_ends: for each call, the index in ``action_ids`` of the token that completes it, to which the rewards of
             the call are assigned.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
              version_spans=(PolicyVersionSpan(0, 4),), finish_reason="stop", action=action)
-        continues turn 0: the observation is tokens 5 6, the action tokens 9 2.
+        # This turn continues turn 0: the observation is the tokens 5 6, the action is the tokens 9 2.
     """
 
     index: int
@@ -101,15 +102,18 @@ class Turn:
 
 
 RewardValue = float | tuple[float, ...] | None
-"""One number for the trajectory, a tuple with one number per turn (or per turn in the environment), or None if the
-reward could not be computed; the attempt is then dropped."""
+"""The value of one reward: a number for the trajectory, a tuple with one number per turn, or None.
+
+The tuple counts either all turns or only the turns with an action in the environment. None means that the reward could
+not be computed; the attempt is then dropped.
+"""
 
 Rewards = Mapping[str, RewardValue]
 
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """A scorer's value for a reward that could not be computed, with the reason in one line.
+    """The value of a reward that a scorer could not compute, with the reason in one line.
 
     Example:
         Unscored("KeyError: 'gold'")
@@ -127,7 +131,7 @@ class Trajectory:
     """The turns of one attempt, its status, and its rewards by name.
 
     Attributes:
-        truncated: the episode was cut off (out of turns or tokens), so a critic may bootstrap.
+        truncated: whether the episode was cut off (for example out of turns or tokens), so that a critic can bootstrap.
         reason: explains a failure, or a reward that is None.
         start: the opening messages of the episode.
         seconds: the duration of the attempt.
@@ -152,13 +156,13 @@ class Trajectory:
 
     @property
     def env_turns(self) -> tuple[Turn, ...]:
-        """The turns with an action in the environment, without summaries."""
+        """The turns with an action in the environment: all turns except summaries."""
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
         """Return the turns that a reward with ``count`` numbers applies to: all turns or ``env_turns``.
 
-        Returns None if neither has ``count`` turns.
+        Return None if the number of turns is ``count`` in neither case.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
@@ -169,7 +173,7 @@ class Trajectory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The full conversation with the environment, also if the policy saw only a part of it at a time."""
+        """The full conversation with the environment, even if the policy saw only parts of the conversation."""
         conversation = list(self.start)
         for turn in self.env_turns:
             conversation += (turn.action.message, *turn.observation)
@@ -182,9 +186,9 @@ class Group:
 
     Attributes:
         group_id: the number of the group in the run.
-        greedy: one more attempt, sampled greedily, for algorithms that use its reward as the baseline (ReMax,
-            arXiv:2310.10505). It is not in ``trajectories`` and may have failed.
-        retried: failed attempts that were replaced by another one with the same sample index and a higher ``retry``.
+        greedy: an additional attempt, sampled greedily, for algorithms that use the reward of this attempt as the
+            baseline (ReMax, arXiv:2310.10505). This attempt is not in ``trajectories`` and can be a failed attempt.
+        retried: failed attempts that were replaced by a new attempt with the same sample index and a higher ``retry``.
         role: the role that the attempts play in a game of several agents, such as ``nim/first``. Algorithms with a
             baseline per role (RAE) compare attempts of equal role.
     """
@@ -198,6 +202,9 @@ class Group:
 
 
 class Scorer(Protocol):
-    """Computes the rewards of each trajectory of a group. A reward that cannot be computed is Unscored or None."""
+    """Computes the rewards of each trajectory of a group. A reward that cannot be computed is Unscored or None.
+
+    ``score`` returns one mapping of rewards for each trajectory, in the order of ``group``.
+    """
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...

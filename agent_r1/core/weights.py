@@ -19,7 +19,7 @@ class PolicyVersion:
     """Identifies the weights of the policy.
 
     Attributes:
-        number: counts updates; the initial weights of a run are version 0.
+        number: the number of the version; the initial weights of a run have the number 0.
         step: the optimizer step that made these weights.
         checksum: sha256 of all tensors, or None if it was not computed for this version.
 
@@ -34,12 +34,13 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """New weights, by reference: tensors never travel in the message itself.
+    """A reference to new weights. The update itself contains no tensors.
 
     Attributes:
         version: the version that an engine serves after the update.
         transport: how the engine obtains the tensors.
-        handle: the module ("shared_memory"), the folder ("safetensors", "lora") or the group's name ("nccl").
+        handle: the module ("shared_memory"), the folder ("safetensors", "lora") or the name of the process group
+            ("nccl").
 
     Example:
         WeightUpdate(PolicyVersion(3, step=3), "safetensors", Path("/dev/shm/run/version-3"))
