@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Disk:
-    """The file system operations that saving uses, one method each, so that tests can make any of them fail."""
+    """The file system operations that saving uses. Each operation is one method, so that tests can make it fail."""
 
     def make(self, folder: Path) -> None:
         """Create a folder and its parents."""
@@ -44,8 +44,8 @@ DISK = Disk()
 def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
     """Yield a hidden temporary folder, which is renamed to ``folder`` when the block ends without an exception.
 
-    All its files are synced before the rename. After an exception nothing is left; after a kill the hidden
-    folder may be. Raises OSError if ``folder`` exists and is not empty.
+    All files of the hidden folder are synced before the rename. After an exception, the hidden folder is removed. If
+    the process is killed, the hidden folder can remain. Raises OSError if ``folder`` exists and is not empty.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -56,7 +56,11 @@ def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 @contextmanager
 def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
-    """Like :func:`atomic_dir`, but replace ``folder`` if it exists, once the new content is on the disk."""
+    """Yield a hidden temporary folder, which replaces ``folder`` when the block ends without an exception.
+
+    Unlike :func:`atomic_dir`, this function accepts an existing ``folder``. The old folder is renamed after all new
+    files are on the disk, and removed after the replacement.
+    """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
         _sync_tree(temporary, disk)
@@ -68,20 +72,20 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 
 def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename a folder to a hidden name, so that a partly removed folder is never read; return the new path."""
+    """Rename a folder to a hidden name and return the new path. So a partly removed folder is never read."""
     hidden = _hidden_path(folder)
     disk.rename(folder, hidden)
     return hidden
 
 
 def remove_leftovers(folder: Path, disk: Disk = DISK) -> None:
-    """Remove the hidden folders that an earlier, killed save of ``folder`` left behind."""
+    """Remove the hidden folders that remained when an earlier save of ``folder`` was killed."""
     for path in folder.parent.glob(f".{folder.name}.*"):
         disk.remove(path)
 
 
 def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Write a file so that after a kill either the old content or the new content is there, complete."""
+    """Write a file atomically: if the process is killed, the file has its complete old or new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _hidden_path(path)
     try:
@@ -115,6 +119,6 @@ def _sync_tree(folder: Path, disk: Disk) -> None:
 
 
 def _sync_parents(folder: Path, disk: Disk) -> None:
-    # The grandparent too: the first save of a run also creates the parent.
+    # Sync the grandparent too, because the first save of a run also creates the parent.
     for parent in (folder.parent, folder.parent.parent):
         disk.sync(parent)

@@ -1,4 +1,4 @@
-"""Encoding of core types as JSON values, and exact decoding."""
+"""Encoding of core types as JSON values, and decoding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ MAX_DEPTH = 100
 TOO_DEEP = f"(nested deeper than {MAX_DEPTH} levels)"
 
 MAX_INTEGER_BITS = 4096
-"""Longer integers are stored as hexadecimal text: Python refuses to convert very long ones to decimal."""
+"""Longer integers are stored as hexadecimal text, because Python refuses to write very long integers in decimal."""
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
-    """Return a value in JSON form. Tuples and mappings with unusual keys are tagged, so that decoding restores them.
+    """Return a value as a JSON value that :func:`decode_value` decodes.
 
-    Values that JSON cannot hold (objects, sets, very long integers) are stored as text. Anything nested deeper than
-    ``MAX_DEPTH`` levels is replaced by ``TOO_DEEP``, because a policy can generate endless brackets.
+    A tuple gets a tag, so that decoding restores the tuple. A mapping gets a tag if a key is not text or begins with
+    "$". Values that JSON cannot represent (objects, sets, very long integers) become text, and decoding does not
+    restore them. Lists, tuples and mappings at depth ``MAX_DEPTH`` are replaced by ``TOO_DEEP``, because a policy can
+    generate any number of nested brackets.
 
     Example:
         >>> encode_value({"titles": ("Alba", "Bruno")})
@@ -44,7 +46,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def _safe_repr(value: object) -> str:
-    """Return the ``repr`` of an object; a tool's class may define one that raises."""
+    """Return the ``repr`` of an object, or a text that names the error if ``repr`` raises an error."""
     try:
         return repr(value)
     except Exception as error:
@@ -65,7 +67,7 @@ def decode_value(data: Any) -> Any:
 
 
 def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
-    """Encode a text part as a string, a media part as an object with its fields."""
+    """Encode each text part as a string, and each media part as an object with the fields of the part."""
     return [part.text if isinstance(part, Text) else {"sha256": part.sha256, "mime": part.mime} for part in parts]
 
 
@@ -75,7 +77,7 @@ def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Encode all fields of a message; the OpenAI format would lose the raw text and the parse errors of calls."""
+    """Encode all fields of a message. The OpenAI format would lose the raw text and the parse errors of calls."""
     return {
         "role": message.role,
         "parts": encode_parts(message.parts),

@@ -1,4 +1,4 @@
-"""Compression of token arrays and JSON documents. Only this module knows the byte layout."""
+"""Compression of token arrays and JSON documents. Only this module depends on the byte layout."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import struct
 import zlib
 from typing import Any, NamedTuple
 
-LEVEL = 1  # The blobs are short: higher levels cost time and save almost nothing.
+LEVEL = 1  # The blobs are short, so higher levels take more time and save almost nothing.
 
 
 class TurnTokens(NamedTuple):
-    """The token arrays of one turn, packed into one blob: one compression call is faster than three.
+    """The token arrays of one turn, packed into one blob, because one compression call is faster than three.
 
-    Layout, little-endian, compressed by zlib: two uint32 with the numbers of new and of action ids, all ids as
-    int32, then the log-probabilities as float64, so that they come back bit for bit.
+    Layout, little-endian, compressed by zlib: the number of new ids and the number of action ids as uint32, all ids
+    as int32, then the log-probabilities as float64. So unpacking returns exactly the packed numbers.
 
     Example:
         >>> TurnTokens.unpack(TurnTokens((5, 6), (9, 2), (-0.3, -0.1)).pack())
@@ -43,7 +43,7 @@ _COUNTS = struct.Struct("<2I")
 
 
 def pack_document(document: Any) -> bytes:
-    """Compress a JSON value as ASCII text. Any string survives, lone surrogates included."""
+    """Return a JSON value as compressed ASCII text. Strings with lone surrogates are also stored exactly."""
     return zlib.compress(json.dumps(document, separators=(",", ":")).encode("ascii"), LEVEL)
 
 

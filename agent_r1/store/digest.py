@@ -17,8 +17,8 @@ def run_digest(reader: RunReader) -> str:
 
     Covered: attempts, their policy versions, tokens, log-probabilities, rewards, fates, credit, metrics (the loss
     among them) and the checksums of all weights. Not covered: times, texts for people (reasons, events), the run's
-    name and configuration, rewards of weight 0, and superseded rows. So a resumed run has the digest that it would
-    have had without the stop, if training is deterministic.
+    name and configuration, rewards of weight 0, and superseded rows. If training is deterministic, a run that was
+    stopped and resumed has the same digest as a run without a stop.
     """
     total = hashlib.sha256()
     ignored = frozenset(name for name, weight in reader.config().get("reward_weights", {}).items() if weight == 0)

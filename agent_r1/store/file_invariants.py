@@ -1,4 +1,4 @@
-"""Invariants of the files of a run: they are intact and agree with its database."""
+"""Invariants of the files of a run: the files are intact and agree with the database of the run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from agent_r1.store.rows import CHECKPOINT_SAVED
 
 
 def last_step(connection: sqlite3.Connection) -> int:
-    """Return the last step with metrics; 0 if there is none."""
+    """Return the last step with metrics; 0 if no step has metrics."""
     return int(connection.execute("SELECT coalesce(max(step), 0) FROM current_metrics").fetchone()[0])
 
 
 def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
-    """Return the step of the last checkpoint that was saved and is not superseded; None if there is none."""
+    """Return the step of the last checkpoint that was saved and is not superseded; None if no checkpoint is left."""
     sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
               WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
     found = connection.execute(sql).fetchone()[0]
@@ -38,11 +38,12 @@ def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
 
 
 def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manifest:
-    """Return the manifest of a checkpoint that is intact, with the weights recorded for its step and the run's ledger.
+    """Return the manifest of a checkpoint, after comparing the checkpoint with the database of the run.
 
     Raises:
-        CorruptCheckpoint: if it does not.
-        InvalidInput: if another version of agent-r1 wrote it.
+        CorruptCheckpoint: if a file of the checkpoint is missing, additional or changed; if the run has no metrics up
+            to the step of the checkpoint; or if the weights or the seal differ from the records of the run.
+        InvalidInput: if the manifest has another format, because another version of agent-r1 wrote the checkpoint.
     """
     manifest, step, last = check_manifest(checkpoint), checkpoint_step(checkpoint), last_step(connection)
     if step > last:
@@ -58,12 +59,12 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run, listed before its database is read, so that the database knows each of them.
+    """The files of a run. They are listed before the database is read, so that the database has records of them.
 
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
         model: the inode of the model's folder, which changes if the model is replaced; None if there is no model.
-        seal: the content of the seal file; None if there is none.
+        seal: the content of the seal file; None if there is no seal file.
     """
 
     folder: Path
@@ -89,9 +90,9 @@ def _inode(folder: Path) -> int | None:
 
 
 def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield every checkpoint that is corrupt, or whose weights are not those recorded for its step.
+    """Yield one message for each checkpoint that :func:`check_checkpoint` refuses.
 
-    A checkpoint that has disappeared in the meantime is skipped: a running run removes old ones.
+    A checkpoint that was removed during the check is skipped, because a running run removes old checkpoints.
     """
     for checkpoint in reversed(files.checkpoints):
         try:
@@ -102,7 +103,10 @@ def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 
 
 def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield the newest saved checkpoint if it is gone. A completed run needs its model or its newest checkpoint."""
+    """Yield a message if the newest saved checkpoint is missing.
+
+    A completed run that has its final model needs no checkpoint.
+    """
     newest, present = last_checkpoint_step(connection), list_checkpoints(files.folder)
     needed = not (_is_complete(connection) and (files.folder / MODEL).exists())
     if needed and newest is not None and (not present or checkpoint_step(present[0]) < newest):
@@ -110,10 +114,10 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 
 
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield the final model if it is corrupt or holds weights that the run never published.
+    """Yield a message if the final model is corrupt or has weights that the run never published.
 
-    In a run that is not complete the model may have been saved at an earlier end, with superseded weights. A model
-    that is replaced during the check is not judged, because the run is being written.
+    In a run that is not complete, superseded weights are also accepted, because the model can be from an earlier end
+    of the run. A model that is replaced during the check is skipped, because another process is writing the run.
     """
     if files.model is None:
         return
@@ -137,7 +141,7 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
 
 
 def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the configuration file is unreadable or differs from the first segment's configuration."""
+    """Yield a message if the configuration file is unreadable or differs from the first segment in the database."""
     file = files.folder / CONFIG_FILE
     recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])
     try:
@@ -148,7 +152,7 @@ def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[
 
 
 def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the seal file cannot be read, or is of another ledger."""
+    """Yield a message if the seal file cannot be read, or if its seal does not fit the ledger."""
     if files.seal is None:
         return
     try:
@@ -160,7 +164,10 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 
 
 def last_closed_row(files: RunFiles) -> int:
-    """Return the number of the last row that a seal outside of the database covers. The files must be valid."""
+    """Return the number of the last row that a seal outside of the database covers; 0 if there is no such seal.
+
+    The manifests and the seal file must be valid.
+    """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
     seals += [] if files.seal is None else [Seal.from_json(json.loads(files.seal))]
@@ -178,4 +185,4 @@ FILE_INVARIANTS: Mapping[str, Callable[[sqlite3.Connection, RunFiles], Iterator[
     "seal": invalid_seal,
     "configuration": changed_config,
 }
-"""A check per invariant. It yields one line of text for each violation."""
+"""One check for each invariant. A check yields one line of text for each violation."""

@@ -23,7 +23,7 @@ CONFIG_FILE = "config.json"
 
 
 def default_run_name(task: str, algorithm: str, now: datetime) -> str:
-    """Return the name of a run that the user did not name.
+    """Return the default name of a run, for a user who gives no name.
 
     Example:
         >>> default_run_name("tinywiki", "grpo", datetime(2026, 1, 2, 3, 4, 5))
@@ -39,7 +39,7 @@ def run_folder(run: str) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run."""
-    return os.path.isfile(folder / DATABASE)  # False, too, for text that no path can be
+    return os.path.isfile(folder / DATABASE)  # also False if the text cannot be a path
 
 
 def create_run(folder: Path, config: Mapping[str, Any]) -> RunWriter:
@@ -69,7 +69,10 @@ def require_new_run(folder: Path) -> None:
 
 
 def reopen_run(folder: Path) -> RunWriter:
-    """Return the writer of an existing run; open a segment before recording. Raises InvalidInput if there is none."""
+    """Return the writer of an existing run. The caller must open a segment before recording events.
+
+    Raises InvalidInput if ``folder`` holds no run, or if the run cannot be written.
+    """
     if not is_run(folder):
         raise InvalidInput("run", got=f"{folder}, which holds no {DATABASE}", do="give the folder of a run")
     try:

@@ -1,7 +1,7 @@
-"""Invariants of the run database, as queries that must return nothing.
+"""Invariants of the run database, as queries that must return no rows.
 
-The main one: within a segment, every attempt that was started is trained once, dropped for a reason, superseded, or
-pending.
+The main invariant: within a segment, every attempt that was started is trained once, dropped for a reason, superseded,
+or pending.
 """
 
 from __future__ import annotations
@@ -81,4 +81,4 @@ INVARIANTS: Mapping[str, str] = {
         WHERE fate = 'trained' AND newest_version > (
             SELECT max(version) FROM current_versions AS made WHERE made.step < attempts.step)""",
 }
-"""A query per invariant. It returns one line of text for each row that breaks the invariant."""
+"""One query for each invariant. A query returns one line of text for each row that violates the invariant."""

@@ -1,9 +1,11 @@
 """The ledger: the rows of all tables in one order, each sealed together with all rows before it.
 
-Rows are numbered over all tables (``id``). The seal of a row is a hash of the seal before it, its table, its number and
-its values, so that a row that was changed, removed, added or moved no longer fits, and one seal stands for everything
-that was recorded until then. Every transaction writes its last seal to the table ``head``. The manifests of checkpoints
-and of the model have the last seal of their time, and a run that is closed has its last seal in ``seal.json``.
+Rows are numbered over all tables (``id``). The seal of a row is a hash of the previous seal and of the row's table,
+number and values. So every later change, removal, addition or move of a row can be detected, and one seal
+covers all rows up to its own row.
+
+Every transaction writes its last seal to the table ``head``. The manifest of a checkpoint or a model contains the last
+seal at the time of saving. When a run is closed, the last seal is written to ``seal.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SEAL_BYTES = 16
 
 
 class Seal(NamedTuple):
-    """The seal of one row, which stands for this row and all rows before it.
+    """The seal of one row. The seal covers this row and all rows before this row.
 
     Example:
         Seal(row=8123, value=bytes.fromhex("9f86d081884c7d659a2feaa0c55ad015"))
@@ -51,13 +53,13 @@ START = Seal(0, bytes(SEAL_BYTES))
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
-    """Return the seal of a row: the BLAKE2b hash of the seal before it, its table, its number and its values."""
+    """Return the seal of a row: the BLAKE2b hash of the previous seal, and of the row's table, number and values."""
     content = b"".join(map(_encode, (previous, table, row, *values)))
     return hashlib.blake2b(content, digest_size=SEAL_BYTES).digest()
 
 
 def _encode(value: Any) -> bytes:
-    """Return one distinct text for each value that SQLite stores: type, length if that varies, content."""
+    """Return bytes that differ for all values that SQLite stores: type, length of text and bytes, content."""
     if isinstance(value, str):
         content = value.encode("utf-8", "surrogateescape")
         return b"t%d:%b" % (len(content), content)
@@ -76,7 +78,7 @@ _FLOAT = struct.Struct("<d")
 
 
 class Ledger:
-    """Appends rows to the database of a run. Nothing else writes rows.
+    """Appends rows to the database of a run. No other code writes rows.
 
     Attributes:
         head: the seal of the last row.
@@ -87,10 +89,10 @@ class Ledger:
         self.head = read_head(connection)
 
     def append(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Append rows to a table, within a transaction. Raises sqlite3.IntegrityError if one contradicts other rows.
+        """Append rows to a table, within a transaction. Raises sqlite3.IntegrityError if a constraint fails.
 
         Args:
-            rows: the values of all columns after ``id`` and ``seal``, of the types that SQLite returns for them.
+            rows: the values of all columns after ``id`` and ``seal``, with the types that SQLite returns.
         """
         sealed = self._seal(table, rows)
         if sealed:
@@ -107,7 +109,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the rows that are appended in the block, and their last seal; none of them after an exception."""
+        """Commit the rows that the block appends, with the last seal. If the block raises, no row is committed."""
         with self._undo_after_error("ROLLBACK"):
             self._connection.execute("BEGIN IMMEDIATE")
             yield
@@ -116,7 +118,7 @@ class Ledger:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Keep the rows that are appended in the block, within a transaction; none of them after an exception."""
+        """Keep the rows that the block appends, within a transaction. If the block raises, no row is kept."""
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
             yield
@@ -129,13 +131,13 @@ class Ledger:
             yield
         except BaseException:
             self.head = head
-            with suppress(sqlite3.Error):  # after an error of the disk SQLite has undone the transaction itself
+            with suppress(sqlite3.Error):  # after a disk error, SQLite has already undone the transaction
                 self._connection.execute(statement)
             raise
 
 
 def read_head(connection: sqlite3.Connection) -> Seal:
-    """Return the last seal of a run. Raises sqlite3.DatabaseError if it is not stored."""
+    """Return the last seal of a run. Raises sqlite3.DatabaseError if the table ``head`` does not have one seal."""
     match connection.execute("SELECT row, seal FROM head").fetchall():
         case [(int(row), bytes(seal))]:
             return Seal(row, seal)
@@ -143,7 +145,7 @@ def read_head(connection: sqlite3.Connection) -> Seal:
 
 
 def read_latest_seal(database: Path) -> Seal | None:
-    """Return the last seal in a database; None if there is no database."""
+    """Return the last seal in a database; None if the file ``database`` does not exist."""
     if not database.exists():
         return None
     with closing(connect_reader(database)) as connection:
@@ -151,12 +153,12 @@ def read_latest_seal(database: Path) -> Seal | None:
 
 
 def write_seal_file(folder: Path, seal: Seal) -> None:
-    """Write ``seal.json``. Raises OSError."""
+    """Write a seal to ``seal.json`` in ``folder``. Raises OSError if the file cannot be written."""
     atomic_write(folder / SEAL_FILE, json.dumps(seal.to_json()).encode("ascii"))
 
 
 def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
-    """Return why a seal was not taken of this database; None if it was."""
+    """Return why a seal does not fit the rows of the database, or None if the seal fits."""
     for table in KEYS:
         found = connection.execute(f"SELECT seal FROM {table} WHERE id = ?", (seal.row,)).fetchone()
         if found is not None:
@@ -165,7 +167,10 @@ def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
 
 
 def broken_rows(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each row that does not fit the rows before it; the first one names the first such row."""
+    """Yield one line for each row that does not fit the previous rows, in the order of rows.
+
+    Yield one more line if the last row does not have the seal in the table ``head``.
+    """
     last = START
     for table, row, seal, *values in merge(*(_read_rows(connection, table) for table in KEYS), key=itemgetter(1)):
         if row <= last.row:
@@ -184,7 +189,7 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any
 
 
 def _describe(connection: sqlite3.Connection, table: str, row: int, values: Sequence[Any]) -> str:
-    """Return a row's number, table, key and time.
+    """Return a text with the number, the table and the key of a row, and the step after which the row was recorded.
 
     Example:
         "row 8123, in rewards (attempt 'demo:3.1.0:style-a/3', turn 1, call None, name 'format', after step 3)"

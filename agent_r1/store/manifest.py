@@ -24,7 +24,7 @@ MODEL, CHECKPOINTS, STEP = "model", "checkpoints", "step-"
 
 
 class CorruptCheckpoint(AgentR1Error):
-    """A saved model or checkpoint is not as it was saved; the message says in one line what is wrong."""
+    """The error for a saved model or checkpoint that is damaged. The message names the problem in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Manifest:
     """The content of a saved folder: its model, and its files by name.
 
     Attributes:
-        seal: the last seal of the run's ledger when the folder was saved; None if it was saved outside of a run.
+        seal: the last seal of the run's ledger when the folder was saved; None if the folder belongs to no run.
     """
 
     fingerprint: ModelFingerprint
@@ -77,8 +77,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a folder.
 
     Raises:
-        CorruptCheckpoint: if it cannot be read.
-        InvalidInput: if it has another format; none is converted.
+        CorruptCheckpoint: if the manifest cannot be read.
+        InvalidInput: if the manifest has another format. Other formats are not converted.
     """
     try:
         data: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a folder after comparing every file with it.
+    """Return the manifest of a folder, after comparing every file of the folder with the manifest.
 
     Raises:
         CorruptCheckpoint: if a file is missing, additional or changed, or the manifest cannot be read.
@@ -121,7 +121,10 @@ def check_manifest(folder: Path) -> Manifest:
 
 
 def sizes_match(folder: Path) -> bool:
-    """Return whether all files have the size in the manifest: a quick check that hashes nothing."""
+    """Return whether all files in the manifest exist and have the recorded sizes.
+
+    The check is fast, because no file is hashed. Return False if the manifest cannot be read.
+    """
     try:
         entries = read_manifest(folder).files.items()
         return all((folder / name).stat().st_size == entry.size for name, entry in entries)
@@ -130,7 +133,7 @@ def sizes_match(folder: Path) -> bool:
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, newest first, intact or not."""
+    """Return the folders of a run's checkpoints, newest first. The checkpoints are not checked."""
     folders = [path for path in (run / CHECKPOINTS).glob(f"{STEP}*") if path.name.removeprefix(STEP).isdecimal()]
     return sorted(folders, key=checkpoint_step, reverse=True)
 
@@ -147,7 +150,10 @@ def hash_file(path: Path) -> str:
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield the saved files. Hidden files are skipped: file managers and network disks leave them there."""
+    """Yield the files of a saved folder, without the manifest and without hidden files.
+
+    File managers and network disks can add hidden files to a folder.
+    """
     found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return (path for path in found if not path.name.startswith("."))
 

@@ -1,4 +1,4 @@
-"""Reading of a run: finished, interrupted, or still being written."""
+"""Reading of a run that is finished, interrupted, or still being written."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _TRAJECTORY = (
     f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start"
     " FROM current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
 )
-# Rewards by (turn, call); (None, None) stands for the whole trajectory.
+# Rewards by (turn, call): (None, None) for the whole trajectory, (turn, None) for the whole turn.
 _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
 
 
 class RunReader:
-    """Reads a run's database back as the core types that were recorded.
+    """Reads the database of a run and returns the core types that were recorded.
 
-    It reads the run as the latest segment sees it: rows that were superseded when the run was resumed are left out.
-    Attempts, trajectories and fates come in the order in which the attempts were started.
+    Rows that were superseded when the run was resumed are left out, except log events. Attempts, trajectories and fates
+    are returned in the order in which the attempts were started.
 
     Raises:
-        InvalidInput: if ``folder`` holds no run, or one of another schema version.
+        InvalidInput: if ``folder`` holds no run, or a run of another schema version.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +49,7 @@ class RunReader:
         self._connection.close()
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration of the latest segment. Raises InvalidInput if it is damaged."""
+        """Return the resolved configuration of the latest segment. Raises InvalidInput if the text is damaged."""
         row = self._connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()
         try:
             config = json.loads(row[0]) if row else None
@@ -61,23 +61,23 @@ class RunReader:
         return config
 
     def is_complete(self) -> bool:
-        """Return whether the run finished and was not resumed since."""
+        """Return whether the run finished and was not resumed afterwards."""
         return bool(self._connection.execute(f"SELECT {COMPLETED}").fetchone()[0])
 
     def last_step(self) -> int:
-        """Return the last step with metrics; 0 if there is none."""
+        """Return the last step with metrics; 0 if no step has metrics."""
         return last_step(self._connection)
 
     def last_checkpoint_step(self) -> int | None:
-        """Return the step of the last checkpoint that was saved; None if there is none."""
+        """Return the step of the last saved checkpoint that is not superseded; None if no checkpoint is left."""
         return last_checkpoint_step(self._connection)
 
     def check_checkpoint(self, checkpoint: Path) -> Manifest:
         """Return the manifest of a checkpoint that is intact and belongs to this run.
 
         Raises:
-            CorruptCheckpoint: if it is not intact, or does not belong to this run.
-            InvalidInput: if another version of agent-r1 wrote it.
+            CorruptCheckpoint: if the checkpoint is not intact, or does not belong to this run.
+            InvalidInput: if another version of agent-r1 wrote the checkpoint.
         """
         return check_checkpoint(self._connection, checkpoint)
 
@@ -88,17 +88,17 @@ class RunReader:
             yield AttemptStarted(AttemptId(*attempt), split, version)
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
-        """Yield the trajectory of every attempt that ended, in one split if ``split`` is given."""
+        """Yield the trajectory of every attempt that ended, or only of attempts in ``split`` if ``split`` is given."""
         for row in self._rows(f"SELECT {_TRAJECTORY} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id", split):
             yield self._trajectory(row)
 
     def trajectory(self, attempt: AttemptId) -> Trajectory | None:
-        """Return the trajectory of an attempt, None if it did not end."""
+        """Return the trajectory of an attempt, or None if the attempt did not end."""
         found = next(self._rows(f"SELECT {_TRAJECTORY} WHERE attempt = ?", attempt_key(attempt)), None)
         return None if found is None else self._trajectory(found)
 
     def fates(self) -> Iterator[AttemptFate]:
-        """Yield the fate of every attempt that has one."""
+        """Yield the fate of every attempt that has a fate."""
         columns = f"{_ATTEMPT}, fate, step, reason, credit"
         sql = f"SELECT {columns} FROM current_attempts AS attempts WHERE fate IS NOT NULL ORDER BY id"
         for *attempt, fate, step, reason, credit in self._rows(sql):
@@ -107,7 +107,7 @@ class RunReader:
             )
 
     def versions(self) -> Iterator[PolicyVersion]:
-        """Yield the published policy versions, in order."""
+        """Yield the published policy versions, in the order of version numbers."""
         for row in self._rows("SELECT version, step, checksum FROM current_versions ORDER BY version, segment"):
             yield PolicyVersion(*row)
 
@@ -120,7 +120,7 @@ class RunReader:
         return self._metrics("reproducible")
 
     def events(self) -> Iterator[LogEvent]:
-        """Yield the log events, in order."""
+        """Yield the log events of all segments, in the order in which they were recorded."""
         for kind, detail in self._rows("SELECT kind, detail FROM events ORDER BY id"):
             yield LogEvent(kind, detail)
 

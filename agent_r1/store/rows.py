@@ -27,9 +27,9 @@ from agent_r1.store.codec import encode_action, encode_messages, encode_result, 
 from agent_r1.store.compression import TurnTokens, pack_document
 
 CHECKPOINT_SAVED = "checkpoint_saved"
-"""The kind of the event whose detail is the step of a saved checkpoint."""
+"""The kind of the row that records a saved checkpoint. The detail of the row is the step."""
 
-# An attempt that is still pending when a later segment starts it again.
+# The fate "superseded" for an attempt that is still pending when a later segment starts the attempt again.
 _RESTARTED = """
     SELECT id, ?2, 'superseded', (SELECT step FROM segments WHERE segment = ?2), 'it was started again', NULL
     FROM attempts
@@ -45,7 +45,7 @@ Values = tuple[Any, ...]
 
 
 class Rows(NamedTuple):
-    """Rows for one table: the values of all its columns after ``id`` and ``seal``, in the order of the schema."""
+    """Rows for one table: for each row the values of all columns after ``id`` and ``seal``, in schema order."""
 
     table: str
     values: Sequence[Values]
@@ -57,7 +57,7 @@ def attempt_key(attempt: AttemptId) -> str:
 
 
 def encode_number(value: float) -> float | str:
-    """Return a number as a column value; SQLite would turn NaN into null."""
+    """Return a number as a column value. NaN becomes text, because SQLite would store null instead of NaN."""
     return "NaN" if math.isnan(value) else float(value)
 
 
@@ -82,7 +82,7 @@ def decode_reward(value: float | str | None) -> RewardValue:
 
 
 def event_rows(event: Event, segment: int, connection: sqlite3.Connection) -> Iterator[Rows]:
-    """Yield the rows that record one event in a segment. The rows before it must be in the database."""
+    """Yield the rows that record one event in a segment. The rows of earlier events must already exist."""
     match event:
         case AttemptStarted(attempt, split, version):
             key = attempt_key(attempt)
@@ -111,14 +111,17 @@ def event_rows(event: Event, segment: int, connection: sqlite3.Connection) -> It
 
 
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
-    """Return the id of the row of the latest start of an attempt; None, which every table refuses, if there is none."""
+    """Return the row id of the latest start of an attempt, or None if the attempt was never started.
+
+    Every table refuses rows with None as the attempt id.
+    """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()
     return None if found is None else int(found[0])
 
 
 def _escape(text: str) -> str:
-    """Escape lone surrogates, which SQLite refuses."""
+    """Return a text with escaped lone surrogates, because SQLite refuses lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

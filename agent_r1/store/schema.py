@@ -1,4 +1,4 @@
-"""The tables of ``run.db`` and its connections. Every event becomes new rows; rows are never changed."""
+"""The tables of ``run.db``, and connections to ``run.db``. Every event becomes new rows; rows are never changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 
 SCHEMA_VERSION = 5
-"""Increased with every change of the tables. Runs of another schema are refused; none is converted."""
+"""The version of the tables, increased with every change. A run of another version is refused, not converted."""
 
 KEYS: Mapping[str, Sequence[str]] = {
     "meta": ("key",),
@@ -25,17 +25,18 @@ KEYS: Mapping[str, Sequence[str]] = {
     "metrics": ("segment", "step", "name"),
     "events": ("segment", "kind"),
 }
-"""The tables whose rows are sealed, each with the columns that name a row to people."""
+"""The tables whose rows are sealed, each with the columns that identify a row in messages to users."""
 
-# The rows of all tables are numbered in the order in which they were written: id. The seal is explained in ledger.py;
-# head is the seal of the last row, and the only row that ever changes.
-# A segment is a stretch of training without a stop, under one configuration: the first begins at step 0, each later
-# one at the step of the checkpoint it was resumed from. The views named current_* show the run as the latest segment
-# sees it, without superseded rows. An attempt may be started once per segment, each time as a new row, which gets at
-# most one fate (trained, dropped) and may be superseded in a later segment. A reward has no turn if it belongs to the
-# whole trajectory, and no call if it belongs to no single call. A value is a number; JSON text if it is one number per
-# turn or not finite; null if the reward could not be scored. Rows of metrics are reproducible if an exact repetition
-# of the run gives the same number; timings are not.
+# - id: the number of a row. The rows of all tables are numbered together, in the order in which they were written.
+# - seal: see ledger.py. The table head contains the seal of the last row. Only the row in head ever changes.
+# - segment: a stretch of training without a stop, with one configuration. The first segment begins at step 0. Each
+#   later segment begins at the step of the checkpoint from which the run was resumed.
+# - The views current_* show the run without superseded rows.
+# - An attempt can be started once per segment. Each start is a new row in attempts. Each such row gets at most one fate
+#   (trained or dropped), and can be superseded in a later segment.
+# - rewards: turn is null if the reward belongs to the whole trajectory. call is null if the reward belongs to no single
+#   call. value is a number, JSON text (one number per turn), the text NaN, or null if the reward could not be computed.
+# - metrics: reproducible is 1 if an exact repetition of the run gives the same number, and 0 for timings.
 TABLES = """
 CREATE TABLE head (row INTEGER NOT NULL, seal BLOB NOT NULL);
 INSERT INTO head VALUES (0, zeroblob(16));
@@ -117,7 +118,10 @@ CREATE TRIGGER no_restart_after_fate BEFORE INSERT ON attempts
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Return a connection whose commits are durable when they return. Transactions are begun explicitly."""
+    """Return a connection for writing. A commit returns when its rows are durable.
+
+    The caller must begin each transaction explicitly.
+    """
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -126,14 +130,20 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def close_writer(connection: sqlite3.Connection) -> None:
-    """Close, and leave one plain file: a reader of a WAL file needs a writable folder."""
+    """Close a connection and merge the WAL file into the database file.
+
+    A database with a WAL file can be read only in a writable folder.
+    """
     with suppress(sqlite3.Error):  # a reader is active or the connection broke: the WAL file stays
         connection.execute("PRAGMA journal_mode = DELETE")
     connection.close()
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection. Raises InvalidInput if there is no run, or one of another schema version."""
+    """Return a read-only connection.
+
+    Raises InvalidInput if ``path`` is not the database of a run, or has another schema version.
+    """
     connection = connect_reader(path)
     try:
         check_schema(connection, path)
@@ -147,14 +157,17 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection without any check of the content. Raises InvalidInput if there is no such file."""
-    if not os.path.isfile(path):  # False, too, for text that no path can be
+    """Return a read-only connection without checking the content. Raises InvalidInput if ``path`` is not a file."""
+    if not os.path.isfile(path):  # also False if the text cannot be a path
         raise InvalidInput("run", got=f"{path.parent}, which holds no {path.name}", do="give the folder of a run")
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise InvalidInput if the database has another schema version, sqlite3.DatabaseError if it is not a run's."""
+    """Raise InvalidInput if the database has another schema version.
+
+    Raise sqlite3.DatabaseError if the schema version cannot be read, because the database does not belong to a run.
+    """
     row = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     if row is None or not str(row[0]).isdecimal():
         raise sqlite3.DatabaseError("its schema version cannot be read")

@@ -1,4 +1,4 @@
-"""Segments of a run: a resumed run continues from a checkpoint, and everything after that checkpoint is superseded."""
+"""Segments of a run: a resumed run continues from a checkpoint, and all records after the checkpoint are superseded."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ SUPERSEDED = """
 
 
 def latest_segment(connection: sqlite3.Connection) -> int:
-    """Return the number of the segment that is being written, or was written last."""
+    """Return the number of the segment that is being written, or that was written last."""
     return int(connection.execute("SELECT max(segment) FROM segments").fetchone()[0])
 
 
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open the next segment from the checkpoint of ``step``, in one transaction, and return its number.
 
-    Fates after ``step`` are superseded. So are attempts without a fate, unless they finished with weights no newer
-    than the checkpoint's: those stay pending and can still be trained.
+    Attempts with a fate after ``step`` are superseded. Attempts without a fate are superseded if they did not finish,
+    sampled no token, or used newer weights than the weights of the checkpoint. Other attempts without a fate stay
+    pending and can still be trained.
 
     Raises:
-        InvalidInput: if the run has no weights of that step. Step 0 is always allowed.
+        InvalidInput: if the run has no metrics or no weights up to ``step``. Step 0 is always allowed.
     """
     with ledger.transaction():
         known = connection.execute("SELECT ?1 = 0 OR max(step) >= ?1 FROM current_metrics", (step,)).fetchone()[0]

@@ -1,4 +1,4 @@
-"""Invariants of stored trajectories: their turns can be read and are consistent."""
+"""Invariants of stored trajectories: all turns can be read and are consistent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, I
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield every attempt whose trajectory cannot be read or contradicts itself, and the problem."""
+    """Yield one line for each attempt whose trajectory cannot be read or is inconsistent, with the first problem."""
     columns = "attempts.id, attempt, newest_version, status, start"
     sql = f"SELECT {columns} FROM attempts JOIN outcomes ON attempt_id = attempts.id ORDER BY attempts.id"
     for key, attempt, newest, status, start in connection.execute(sql):
@@ -48,12 +48,12 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int) -> 
         env_turns += kind == "act"
     if newest_found != newest:
         yield f"was sampled up to version {newest_found}, but its outcome has version {newest}"
-    # A reward per turn has one number for each turn, with or without the turns that only write a summary.
+    # A reward per turn has one number for each turn, or for each turn that is not a summary.
     yield from _reward_problems(connection, key, {turns, env_turns})
 
 
 def _decode_content(content: bytes) -> tuple[PolicyVersionSpan, ...]:
-    """Return the version spans of a turn, after decoding all of its content."""
+    """Return the version spans of a turn. All other content is decoded too, so that damaged content raises an error."""
     action, observation, results, version_spans, (_call_ends, _calls_with_rewards) = unpack_document(content)
     _ = decode_action(action), decode_messages(observation), [decode_result(result) for result in results]
     return decode_version_spans(version_spans)

@@ -1,4 +1,4 @@
-"""Verification of a run from its files alone: every attempt is accounted for, and no file has changed."""
+"""Verification of a run from its files alone: the records are consistent, and no file has changed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ FATES = ("trained", "dropped", "superseded", "pending")
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The counts of a run, and one line for every invariant that does not hold.
+    """The result of verifying a run. If the database is damaged, all counts are 0.
 
     Attributes:
         attempts: the number of attempts by fate.
         rows: the number of rows in the ledger.
-        not_closed: how many of them, the last ones, no seal outside of the database covers.
+        not_closed: the number of rows at the end of the ledger that no seal outside of the database covers; 0 if there
+            are violations.
+        violations: one line for each invariant that does not hold.
 
     Example:
         VerificationReport({"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0}, 2, 20, 3, 61440, 0, ())
@@ -46,28 +48,35 @@ class VerificationReport:
 
 
 def verify(folder: Path) -> VerificationReport:
-    """Check every invariant of a run. Raises InvalidInput if there is no run, or one of another schema version."""
+    """Check every invariant of a run and return the counts and the violations.
+
+    If the database is damaged, only the damage is reported. Raises InvalidInput if ``folder`` holds no run, or a run of
+    another schema version.
+    """
     path = folder / DATABASE
     with closing(connect_reader(path)) as connection:
         connection.text_factory = _decode_text
         try:
             check_schema(connection, path)
             files = list_run_files(folder)
-            connection.execute("BEGIN")  # one consistent state of a run that may still be written
+            connection.execute("BEGIN")  # read one consistent state, even if the run is being written
             damage = tuple(_database_damage(connection))
         except _UNREADABLE as error:
             damage = (f"database: {error}",)
-        if damage:  # further checks of a damaged database would only add noise
+        if damage:  # further checks would report consequences of the damage
             return VerificationReport({}, 0, 0, 0, 0, 0, damage)
         return _check_invariants(connection, files)
 
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""The errors of a damaged file. Python raises the second if a message of SQLite quotes damaged text."""
+"""The errors of a damaged file. If a message of SQLite quotes damaged text, Python raises UnicodeDecodeError."""
 
 
 def _decode_text(text: bytes) -> str:
-    """Decode stored text. Damaged text must be shown as well, and must not be equal to other text."""
+    """Return stored text. Bytes that are not UTF-8 become lone surrogates.
+
+    So damaged text can be shown, and is not equal to any other text.
+    """
     return text.decode("utf-8", "surrogateescape")
 
 
@@ -87,7 +96,7 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line if an invariant does not hold: the first offender, and the number of others."""
+    """Yield one line if an invariant does not hold: the first violation, and the number of further violations."""
     found: list[str] = []
     try:
         found.extend(offenders)
@@ -114,7 +123,7 @@ def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def changed_schema(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield every table, index, view and trigger that is not as in the schema."""
+    """Yield one line for each table, index, view or trigger that is missing, additional or changed."""
     with closing(sqlite3.connect(":memory:")) as reference:
         reference.executescript(TABLES)
         found, expected = _schema_of(connection), _schema_of(reference)
@@ -129,7 +138,7 @@ def _schema_of(connection: sqlite3.Connection) -> Set[tuple[Any, ...]]:
 
 
 def damaged_pages(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield the problems that SQLite finds in the file, and rows that refer to no row."""
+    """Yield one line for each problem that SQLite finds in the file, and for each row that refers to a missing row."""
     yield from (row[0] for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok")
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"row {row} of {table} refers to no row of {parent}"

@@ -1,4 +1,4 @@
-"""Writing of a run: one thread, and one transaction for all events that wait at the same time."""
+"""Writing of a run in one thread, with one transaction for all events that wait at the same time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agent_r1.store.schema import check_schema, close_writer, open_writer, read_
 from agent_r1.store.segment import latest_segment, open_segment
 
 LOCKS = Path("/proc/locks")
-"""The locks that processes hold, one per line: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
+"""Lists the locks of all processes on Linux, one per line: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
 
 
 class RunWriteError(AgentR1Error):
@@ -30,7 +30,7 @@ class RunWriteError(AgentR1Error):
 
 @dataclass(slots=True)
 class _Submission:
-    """The events of one ``record`` call, and the error if they were refused."""
+    """The events of one ``record`` call, and the error if the events were refused."""
 
     events: tuple[Event, ...]
     error: RunWriteError | None = None
@@ -39,18 +39,21 @@ class _Submission:
 class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    Events that arrive while a transaction is being synced share the next transaction, and one fsync. An attempt is
-    started before any other event about it, finishes at most once and gets at most one fate. Events that contradict
-    this raise RunWriteError to their caller alone. After a failed commit, every later event is refused: the disk then
-    holds exactly the events for which ``record`` returned.
+    Events that arrive while a transaction is being synced are written together, in the next transaction with one fsync.
 
-    Events belong to the latest segment. Only one process may write a run at a time.
+    An attempt must be started before any other event about the attempt is recorded. An attempt finishes at most once
+    and gets at most one fate. If the events of one ``record`` call violate these rules, only this call raises
+    RunWriteError. After a failed commit, all later events are refused. So the disk holds exactly the events for which
+    ``record`` returned.
+
+    Events belong to the latest segment. Only one process can write a run at a time.
 
     Attributes:
-        run: the name that the run was created with; it is part of every attempt's id, even if the folder moved.
+        run: the name with which the run was created. The name is part of the id of every attempt, and does not change
+            if the folder is moved.
 
     Raises:
-        InvalidInput: if another process is writing the run, or ``path`` has another schema version.
+        InvalidInput: if another process is writing the run, or if ``path`` is damaged or has another schema version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,11 +77,12 @@ class RunWriter:
     def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
         """Start a new segment from the checkpoint of ``step``, before any event is recorded.
 
-        What the checkpoint does not include is superseded, see :func:`agent_r1.store.segment.open_segment`.
+        Attempts that the checkpoint does not include are superseded, by the rules of
+        :func:`agent_r1.store.segment.open_segment`.
 
         Raises:
             InvalidInput: if the run never reached ``step``.
-            RunWriteError: if the disk fails.
+            RunWriteError: if the database cannot be written.
         """
         try:
             # The thread is idle until the first event.
@@ -87,7 +91,10 @@ class RunWriter:
             raise RunWriteError(f"could not open a segment: {error}") from error
 
     async def record(self, *events: Event) -> None:
-        """Record events in order, all or none; return when they are on the disk. Raises RunWriteError."""
+        """Record all events in order, and return when the events are on the disk.
+
+        Raises RunWriteError if the events are refused or the disk fails. Then no event of this call is recorded.
+        """
         submission = _Submission(events)
         self._waiting.append(submission)
         await self._worker.run(self._commit_waiting)
@@ -95,16 +102,19 @@ class RunWriter:
             raise submission.error
 
     def close(self) -> None:
-        """Write the waiting events and ``seal.json``, then close the file and release the lock."""
+        """Write the waiting events, close the database, write ``seal.json``, and release the lock.
+
+        ``seal.json`` is written only if rows were added and no commit failed.
+        """
         self._worker.close(wait=True)
         close_writer(self._connection)
         if self._failure is None and self._ledger.head != self._first:
-            with suppress(OSError):  # the rows stay "not yet closed"
+            with suppress(OSError):  # verify then counts the rows as "not yet closed"
                 write_seal_file(self._folder, self._ledger.head)
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
-        """Commit all waiting submissions in one transaction. Does nothing if an earlier job already committed them."""
+        """Commit all waiting submissions in one transaction. Do nothing if an earlier job committed them."""
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return
@@ -116,13 +126,13 @@ class RunWriter:
             try:
                 with self._ledger.transaction():
                     return [self._append(submission.events) for submission in batch]
-            except Exception as error:  # otherwise the callers would wait forever
+            except Exception as error:  # catch all errors: otherwise the callers would wait forever
                 self._failure = RunWriteError(f"the run can no longer be written: {error}")
                 self._connection.close()
         return [self._failure] * len(batch)
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
-        """Append the rows of one submission. Return why it was refused, as a whole; None if it was not."""
+        """Append the rows of one submission, all or none. Return the error if the submission was refused, else None."""
         try:
             with self._ledger.savepoint():
                 for event in events:
@@ -132,13 +142,13 @@ class RunWriter:
             return RunWriteError(f"{_subject(event)}: {error}")
         except sqlite3.Error:
             raise
-        except Exception as error:  # must not fail the other submissions
+        except Exception as error:  # the other submissions must not fail
             return RunWriteError(f"an event cannot be encoded: {error!r}")
         return None
 
 
 def _subject(event: Event) -> str:
-    """Return the attempt that an event is about, or the kind of the event."""
+    """Return the key of the attempt that an event is about, or the type of an event without an attempt."""
     match event:
         case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
             return attempt_key(attempt)
@@ -148,7 +158,10 @@ def _subject(event: Event) -> str:
 
 
 def _lock(folder: Path) -> int:
-    """Lock the run's folder; the lock is held until the descriptor is closed or the process ends."""
+    """Lock the folder of a run and return a descriptor. Raises InvalidInput if another process holds the lock.
+
+    The lock is held until the descriptor is closed or the process ends.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +173,7 @@ def _lock(folder: Path) -> int:
 
 
 def _holder(folder: Path) -> str:
-    """Return " (process ID)" of the process that holds the lock, "" if the kernel does not show it (Linux does)."""
+    """Return " (process ID)" for the process that holds the lock, or "" on systems that do not list locks."""
     found = folder.stat()
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError):
