@@ -242,7 +242,7 @@ def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
 
 
 def columns(rows: Mapping[str, str]) -> Table:
-    """Return a table with the names on the left and their meanings, wrapped, on the right."""
+    """Return a table of two columns: the names, and the meanings with wrapped lines."""
     grid = Table.grid(padding=(0, 2))
     for name, meaning in rows.items():
         grid.add_row(Text(name), Text(meaning))

@@ -7,7 +7,7 @@ import re
 REDACTED = "***"
 """The text that replaces credentials."""
 
-# One slash is enough, because Path changes "http://user:password@host" to "http:/user:password@host".
+# For http(s), one slash is enough, because Path changes "http://user:password@host" to "http:/user:password@host".
 _URL = re.compile(r"\b(?P<scheme>https?:/{1,2}|[a-z][a-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)", re.IGNORECASE)
 _PARAMETER = re.compile(r"(?<=[?&])([^=&#]+)=[^&#]+")
 

@@ -25,7 +25,7 @@ class TaskSet:
         baselines: the environments of other methods on the same tasks, by the name of the method (``naive-rag``).
         recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
         evaluation: the splits that an evaluation reports.
-        validation: the split that selects the best checkpoint; None keeps the last step.
+        validation: the split that selects the best checkpoint; if None, the weights of the last step are kept.
         whole: the split with all tasks, if the data of the task set are one file; None otherwise.
         retrieval: returns quality measures of the retriever on a split.
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
