@@ -241,7 +241,7 @@ class Algorithm(Component):
             "kl_old": (weights.loss_weight * kl_k3(tokens.old_logprobs, tokens.logprobs)).sum().detach(),
         }
         loss = policy_loss
-        # The terms below are not policy gradients, so they have no importance weight.
+        # The terms below have no importance weight, because the terms are not policy gradients.
         if self.entropy_coef:
             loss = loss - self.entropy_coef * (weights.loss_weight * tokens.entropy).sum()
         if self.kl is not None and self.kl.placement == "loss" and tokens.reference_logprobs is not None:

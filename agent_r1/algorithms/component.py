@@ -28,7 +28,7 @@ class Component(BaseModel):
         extra="forbid",
         allow_inf_nan=False,
         use_attribute_docstrings=True,
-        ignored_types=(str,),  # a formula without settings may be a plain class attribute
+        ignored_types=(str,),  # a formula without settings can be a plain class attribute
     )
 
     @field_validator("*", mode="before")

@@ -29,8 +29,7 @@ class Masks(Component):
 
 
 class SoftOverlong(Component):
-    """A penalty for trajectories near or above a maximum length: the soft overlong punishment of DAPO (2503.14476,
-    equation 13).
+    """A penalty for long trajectories: the soft overlong punishment of DAPO (2503.14476, equation 13).
 
         R_length = 0                                  if |y| <= L_max - L_cache
                    ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
@@ -65,18 +64,19 @@ class RewardShaping(Component):
     """Changes of the rewards before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for action tokens. The penalty of a trajectory is this weight * the mean return of the
-    group (0 if negative) * the action tokens of the trajectory / the largest number of action tokens in the
-    group."""
+    """Weight of the penalty for action tokens. A trajectory with the largest number of action tokens in its
+    group loses this share of the mean return of the group. The penalty is proportional to the number of action tokens,
+    and 0 if the mean return is negative."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for turns. The penalty of a trajectory is this weight * the mean return of the group (0 if
-    negative) * the turns of the trajectory / the largest number of turns in the group."""
+    """Weight of the penalty for turns. A trajectory with the largest number of turns in its group loses this
+    share of the mean return of the group. The penalty is proportional to the number of turns, and 0 if the mean return
+    is negative."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. none: not at all. largest: the process rewards are divided by the largest
-    absolute value, over the tokens of the batch, of the sum of process rewards from the token to the end of its
-    trajectory (Agent-R1)."""
+    """How process rewards are scaled. none: not at all. largest: divided by the largest absolute
+    value of a sum (Agent-R1). There is one sum per token of the batch: the process rewards from the token to the end
+    of the trajectory."""
 
     overlong: SoftOverlong | None = None
 
@@ -162,8 +162,9 @@ class Kl(Component):
     2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories after which the coefficient is multiplied by e^0.2 if the divergence is at least 20 %
-    above the target, or by e^-0.2 if the divergence is at least 20 % below."""
+    """Number of trajectories after which the coefficient has changed by a factor of e^0.2 (divergence always at least
+    20 % above the target) or e^-0.2 (at least 20 % below). A divergence closer to the target changes the coefficient
+    less."""
 
     @property
     def formula(self) -> str:
@@ -252,8 +253,7 @@ class Correction(Component):
         return f"each token times {weight}; w = pi_old / mu of the {self.level}"
 
     def weight(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return the importance weight of each token (n,), from log(pi_old / mu) (n,) and the unit (n,) of each
-        token."""
+        """Return the importance weight of each token, from its log(pi_old / mu) and its unit: (n,), (n,) -> (n,)."""
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
             return ratio.clamp(max=self.high)
@@ -292,8 +292,7 @@ class Rejection(Component):
         )
 
     def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return whether each token is accepted, (n,) bool, from log(pi_old / mu) (n,) and the unit (n,) of the
-        tokens."""
+        """Return whether each token is accepted, from its log(pi_old / mu) and its unit: (n,), (n,) -> (n,) bool."""
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
         return (ratio >= self.low) & (ratio <= self.high)

@@ -71,7 +71,7 @@ def assemble_batch(
         turns += sum(bool(turn.action_ids) for turn in sample.trajectory.turns)
     # turns without action tokens are not in the batch
     acting = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
-    # a missing greedy return is NaN, so that an algorithm that uses it fails the check of the advantage
+    # a missing greedy return is NaN, so that an advantage computed from the missing return is not accepted
     greedy = [float("nan") if sample.greedy_return is None else sample.greedy_return for sample in samples]
     states = [(sample.group, state) for sample in samples for state in _states(sample.trajectory)]
     return TrainingBatch(

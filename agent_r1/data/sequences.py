@@ -18,7 +18,9 @@ from agent_r1.core.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """T tokens that the model reads as one sequence. They contain n tokens of the batch, and the ends of s actions.
+    """T tokens that the model reads as one sequence.
+
+    n of the T tokens are tokens of the batch. s of the T tokens are the last tokens of actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids 5 6 7 3 8 4 9, position_ids 0 1 2 3 4 3 4, subtree_end 7 7 7 5 5 7 7, logit_positions 1 3 5,
@@ -151,7 +153,7 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
         ids += turn.new_ids + turn.action_ids
         position_ids += range(depth, depth + len(turn.new_ids) + len(turn.action_ids))
         if turn.action_ids:
-            # the first action token is predicted by the last token of the prompt, which may be in the parent turn
+            # the last token of the prompt predicts the first action token; without new tokens, the parent turn holds it
             previous = action_start - 1 if turn.new_ids else before
             predicted += _predictions(previous, action_start, len(turn.action_ids), place.action)
             action_ends.append((len(ids) - 1, place.turn))

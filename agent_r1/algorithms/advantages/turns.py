@@ -142,8 +142,9 @@ class SameHistory(TurnRelative):
 
     The estimator is HGPO (2602.22817), computed as in the recipe of verl-agent. The last k states of a turn include
     the state before the turn. A larger k compares turns that are more similar, but fewer turns. A k has weight 0 if no
-    other turn of the group has the same last k states, if all returns G of such turns are equal, or if the turn has
-    fewer than k states. std is the standard deviation of a population (without Bessel's correction).
+    other turn has the same last k states, or if all returns G of the turns with these states are equal. The weight is
+    also 0 if the turn has fewer than k states. std is the standard deviation of a population (without Bessel's
+    correction).
     """
 
     name: Literal["same_history"] = "same_history"

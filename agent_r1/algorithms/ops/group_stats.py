@@ -13,13 +13,11 @@ from torch import Tensor
 from agent_r1.data.segments import segment_count, segment_mean, segment_sum
 
 MIN_STD = 1e-6
-"""The largest standard deviation of a constant group. It is above 0, so that rounding errors do not become
-advantages."""
+"""The largest standard deviation of a constant group: rounding errors must not become advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
-    """Return for each element the sample standard deviation (Bessel) of its group: (N,); 0 in a group of one
-    element."""
+    """Return for each element the sample standard deviation (Bessel) of its group: (N,); 0 in a group of 1."""
     deviations = x - segment_mean(x, key)[key]  # (N,)
     return (segment_sum(deviations.square(), key) / (segment_count(key) - 1).clamp(min=1)).sqrt()[key]
 
@@ -77,8 +75,7 @@ def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
 
 
 def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Return x, scaled to mean 0 and standard deviation 1 (Bessel) over all elements: (N,); 0 if all elements are
-    equal."""
+    """Return x, scaled to mean 0 and standard deviation 1 (Bessel): (N,); 0 if all elements are equal."""
     return standardize(x, torch.zeros_like(x, dtype=torch.int64), epsilon)
 
 
