@@ -23,6 +23,7 @@ from agent_r1.algorithms.ops.importance_sampling import importance_ratio
 from agent_r1.algorithms.ops.kl import kl_k3
 from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights
 from agent_r1.algorithms.ops.returns import RETURN_TOLERANCE
+from agent_r1.algorithms.ops.value_loss import clipped_value_loss
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
@@ -353,15 +354,6 @@ class Algorithm(Component):
         before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)
         after = clipped_value_loss(values.after_action, old_values.after_action, target.after_action, clip)  # (s,)
         return (weight.before_token * before).sum() + (weight.after_action * after).sum()
-
-
-def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
-
-    V_clipped is V clipped to [V_old - ``clip``, V_old + ``clip``]. G is the target.
-    """
-    clipped = old_values + (values - old_values).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())
 
 
 def _mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:

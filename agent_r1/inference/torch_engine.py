@@ -117,7 +117,11 @@ class TorchEngine:
         return await future
 
     async def release(self, session_id: str) -> None:
-        """Free the session's slot of the KV cache."""
+        """Free the session's slot of the KV cache. An unfinished generation of the session fails with EngineError."""
+        for request in self._scheduler.requests:
+            if request.session_id == session_id and not request.is_cancelled:
+                request.is_cancelled, request.error = True, "the session was released"
+                _resolve(request)
         self._scheduler.release(session_id)
         if not self._is_closed:
             self._wake()

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from agent_r1.renderers.config import TagsConfig
     from agent_r1.renderers.formats.detect import FORMAT_NAMES, open_renderer, require_tools
     from agent_r1.renderers.formats.tool_format import ParsedCall, ParsedOutput, ToolFormat
+    from agent_r1.renderers.probes import TemplateBehavior
     from agent_r1.renderers.protocol import RenderedPrompt, Renderer
-    from agent_r1.renderers.template_renderer import TemplateBehavior, TemplateRenderer
+    from agent_r1.renderers.template_renderer import TemplateRenderer
 
 __all__ = [
     "FORMAT_NAMES",
@@ -35,6 +36,7 @@ __getattr__ = lazy_names(
         "formats.detect": ("FORMAT_NAMES", "open_renderer", "require_tools"),
         "formats.tool_format": ("ParsedCall", "ParsedOutput", "ToolFormat"),
         "protocol": ("RenderedPrompt", "Renderer"),
-        "template_renderer": ("TemplateBehavior", "TemplateRenderer"),
+        "probes": ("TemplateBehavior",),
+        "template_renderer": ("TemplateRenderer",),
     },
 )

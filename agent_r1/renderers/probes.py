@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.messages import Message, ToolCall
 from agent_r1.core.tool import ToolSpec
+from agent_r1.renderers.special_tokens import first_token_in, token_at_end
 
 MARKER = "AGENTR1MARK"
 """A text in the message of a probe. The renderer searches the rendered conversation for this text."""
@@ -15,6 +22,20 @@ PROBE_TOOL = ToolSpec(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateBehavior:
+    """The behavior of a template when a message follows an action.
+
+    Attributes:
+        kind: "append" if the next render continues the prompt and the action; "rewrite" if the next render changes
+            earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be parsed.
+        reason: an explanation of ``kind`` for users.
+    """
+
+    kind: Literal["append", "rewrite", "unsupported"]
+    reason: str
+
+
 def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
     """Return an assistant message that calls the probe tool."""
     return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
@@ -24,3 +45,67 @@ def comparable(message: Message) -> tuple[object, ...]:
     """Return the values by which a parsed message is compared with the original: calls, reasoning and text."""
     calls = [(call.name, call.arguments) for call in message.calls]
     return calls, message.reasoning or "", message.text.strip()
+
+
+class RenderText(Protocol):
+    """Returns a conversation as text. Raises UnsupportedChat if the template cannot render the conversation."""
+
+    def __call__(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = (), *, add_generation_prompt: bool = False
+    ) -> str: ...
+
+
+def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, ...]:
+    """Return the special tokens that the template writes after an answer and after a call.
+
+    If both are the same token, the token is returned once.
+
+    Raises:
+        UnsupportedChat: the template writes no special token after an answer.
+    """
+    question, answer = Message.user("question"), Message.assistant(MARKER)
+    end = token_at_end(_after_marker(render((question, answer))), special)
+    if end is None:
+        followed = render((question, answer, question), add_generation_prompt=True)
+        end = first_token_in(_after_marker(followed), special)
+    if end is None:
+        raise UnsupportedChat(
+            "the chat template writes no special token after an assistant turn, so a turn has no end; "
+            "supply a template that ends turns (as <|im_end|> does)"
+        )
+    return tuple(dict.fromkeys(filter(None, (end, _find_call_end(render, special)))))
+
+
+def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
+    """Return the special token that the template writes after a call.
+
+    Return None if the template cannot render calls or writes no special token after them.
+    """
+    messages = (Message.user("question"), probe_call(MARKER))
+    try:
+        alone = _after_marker(render(messages, (PROBE_TOOL,)))
+        if end := token_at_end(alone, special):
+            return end
+        result = Message.tool("A page.", "call_0_0")
+        followed = _after_marker(render((*messages, result), (PROBE_TOOL,), add_generation_prompt=True))
+    except UnsupportedChat:
+        return None
+    return first_token_in(followed.removeprefix(alone.rstrip()), special)
+
+
+def find_result_tags(render: RenderText) -> tuple[str, ...]:
+    """Return the opening and closing tag between which the template writes a tool result, or () if there are none.
+
+    The tags are text in angle brackets, such as ``<tool_response>``, and need not be special tokens.
+    """
+    messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
+    try:
+        text = render(messages, (PROBE_TOOL,))
+    except UnsupportedChat:
+        return ()
+    found = re.search(rf"(<[^<>\s]+>)\s*{MARKER}\s*(</[^<>\s]+>)", text)
+    return found.groups() if found else ()
+
+
+def _after_marker(text: str) -> str:
+    return text.rpartition(MARKER)[2]

@@ -171,7 +171,7 @@ def _allow_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kw
     if name in _LINEAR:
         return
     length = len(value) if isinstance(value, str | list | tuple | dict) else 1
-    factors = [abs(a) if isinstance(a, int | float) else len(a) for a in _numbers_and_texts((args, kwargs))]
+    factors = [abs(a) if isinstance(a, int | float) else len(a) for a in _numbers_and_texts((*args, *kwargs.values()))]
     factor = int(min(1 + max(factors, default=0), 1e18))
     budget.require(1 + (length + 1) * factor)
     if name in ("batch", "slice"):

@@ -7,10 +7,9 @@ example because they drop earlier reasoning. Then there is no such difference, a
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Literal
 
@@ -23,32 +22,24 @@ from agent_r1.renderers.chat_template import apply_chat_template
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
-from agent_r1.renderers.probes import MARKER, PROBE_TOOL, comparable, probe_call
+from agent_r1.renderers.probes import (
+    MARKER,
+    PROBE_TOOL,
+    TemplateBehavior,
+    comparable,
+    find_result_tags,
+    find_turn_ends,
+    probe_call,
+)
 from agent_r1.renderers.protocol import RenderedPrompt
 from agent_r1.renderers.special_tokens import (
     break_tokens,
     break_tokens_in_tool,
-    first_token_in,
     special_tokens,
-    token_at_end,
 )
 from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
 
 Messages = tuple[Message, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateBehavior:
-    """The behavior of a template when a message follows an action.
-
-    Attributes:
-        kind: "append" if the next render continues the prompt and the action; "rewrite" if the next render changes
-            earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be parsed.
-        reason: an explanation of ``kind`` for users.
-    """
-
-    kind: Literal["append", "rewrite", "unsupported"]
-    reason: str
 
 
 class TemplateRenderer:
@@ -84,13 +75,13 @@ class TemplateRenderer:
         self._renders_tools = PROBE_TOOL.name in self._apply_template(
             (question,), (PROBE_TOOL,), add_generation_prompt=True
         )
-        self._turn_ends = self._find_turn_ends()
+        self._turn_ends = find_turn_ends(self.render_text, self._special)
         # inside a conversation, the plain template writes an empty line after an action, and no token
         self._breaks = (*self._turn_ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
         with_reasoning = Message.assistant("a", (), MARKER)
         self._renders_reasoning = MARKER in self.render_text((question, with_reasoning))
         self._opens_reasoning = self.render_text((question,), add_generation_prompt=True).rstrip().endswith(THINK_OPEN)
-        self._result_tags = self._find_result_tags()
+        self._result_tags = find_result_tags(self.render_text)
         self._to_prompt = lru_cache(maxsize=4096)(lambda text: RenderedPrompt(text, self.encode(text)))
         self._stop_matcher = cache(lambda strings: StopStringMatcher(strings, self._decode))
 
@@ -342,58 +333,6 @@ class TemplateRenderer:
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
     # ---- learning what the template does
-
-    def _find_turn_ends(self) -> tuple[str, ...]:
-        """Return the special tokens that the template writes after an answer and after a call.
-
-        If both are the same token, the token is returned once.
-
-        Raises:
-            UnsupportedChat: the template writes no special token after an answer.
-        """
-        question, answer = Message.user("question"), Message.assistant(MARKER)
-        end = token_at_end(self._after_marker((question, answer), ()), self._special)
-        if end is None:
-            followed = self._after_marker((question, answer, question), (), add_generation_prompt=True)
-            end = first_token_in(followed, self._special)
-        if end is None:
-            raise UnsupportedChat(
-                "the chat template writes no special token after an assistant turn, so a turn has no end; "
-                "supply a template that ends turns (as <|im_end|> does)"
-            )
-        return tuple(dict.fromkeys(filter(None, (end, self._find_call_end()))))
-
-    def _find_call_end(self) -> str | None:
-        """Return the special token that the template writes after a call.
-
-        Return None if the template cannot render calls or writes no special token after them.
-        """
-        messages = (Message.user("question"), probe_call(MARKER))
-        try:
-            alone = self._after_marker(messages, (PROBE_TOOL,))
-            if end := token_at_end(alone, self._special):
-                return end
-            result = Message.tool("A page.", "call_0_0")
-            followed = self._after_marker((*messages, result), (PROBE_TOOL,), add_generation_prompt=True)
-        except UnsupportedChat:
-            return None
-        return first_token_in(followed.removeprefix(alone.rstrip()), self._special)
-
-    def _find_result_tags(self) -> tuple[str, ...]:
-        """Return the opening and closing tag between which the template writes a tool result, or () if there are none.
-
-        The tags are text in angle brackets, such as ``<tool_response>``, and need not be special tokens.
-        """
-        messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
-        try:
-            text = self.render_text(messages, (PROBE_TOOL,))
-        except UnsupportedChat:
-            return ()
-        found = re.search(rf"(<[^<>\s]+>)\s*{MARKER}\s*(</[^<>\s]+>)", text)
-        return found.groups() if found else ()
-
-    def _after_marker(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool = False) -> str:
-        return self.render_text(messages, tools, add_generation_prompt=add_generation_prompt).rpartition(MARKER)[2]
 
     def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
         """Return the behavior of the template when a message follows an action.

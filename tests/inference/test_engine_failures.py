@@ -66,6 +66,28 @@ def test_closing_the_engine_fails_running_generations(tiny_model):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("running", [True, False], ids=["running", "waiting"])
+def test_releasing_a_session_fails_its_unfinished_generation_and_no_other(tiny_model, running):
+    async def run():
+        engine = engine_of(tiny_model)
+        released, other = (
+            asyncio.create_task(engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=200), session_id=name))
+            for name in ("released", "other")
+        )
+        await asyncio.sleep(0)  # both requests are added
+        while running and engine.num_generated_tokens == 0:
+            await asyncio.sleep(0.001)
+        await engine.release("released")
+        with pytest.raises(EngineError, match="the session was released"):
+            await released
+        again = await engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=3), session_id="released")
+        done = await other
+        await engine.close()
+        return len(again.token_ids), len(done.token_ids)
+
+    assert asyncio.run(run()) == (3, 200)
+
+
 def test_if_the_worker_thread_ends_all_callers_get_an_error(tiny_model, monkeypatch):
     def end(*_):
         raise SystemExit

@@ -1,0 +1,15 @@
+"""The loss of a critic."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
+    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
+
+    V_clipped is V clipped to [V_old - ``clip``, V_old + ``clip``]. G is the target.
+    """
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())
