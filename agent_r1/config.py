@@ -265,7 +265,11 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with dotted keys as nested dictionaries, one per settings class. Each table stays flat."""
+    """Return settings with dotted keys as nested dictionaries, one per settings class.
+
+    A table (see :func:`is_table`), such as ``algorithm``, becomes one dictionary. Its keys can still be dotted, such as
+    ``loss.clip_high``.
+    """
     nested: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         below = {key.partition(".")[2]: value for key, value in settings.items() if key.partition(".")[0] == name}

@@ -111,7 +111,7 @@ class ImportanceSampling(PolicyLoss):
     name: Literal["importance_sampling"] = "importance_sampling"
 
     max_ratio: float | None = Field(default=None, gt=0)
-    """Upper bound of the importance weight r. none: no bound."""
+    """Upper bound of the importance ratio r. none: no bound."""
 
     @property
     def formula(self) -> str:
@@ -125,16 +125,16 @@ class ImportanceSampling(PolicyLoss):
 class Cispo(PolicyLoss):
     """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (2506.13585, equation 4).
 
-    Only the importance weight is clipped, so that clipped tokens have a gradient too.
+    Only the importance ratio is clipped, so that clipped tokens have a gradient too.
     """
 
     name: Literal["cispo"] = "cispo"
 
     clip_low: float = Field(default=1.0, ge=0, le=1)
-    """The importance weight is at least 1 - clip_low."""
+    """The importance ratio is at least 1 - clip_low."""
 
     clip_high: float = Field(default=4.0, ge=0)
-    """The importance weight is at most 1 + clip_high."""
+    """The importance ratio is at most 1 + clip_high."""
 
     @property
     def formula(self) -> str:
@@ -203,7 +203,7 @@ class Dppo(PolicyLoss):
     """If A > 0, a token is masked when its probability increased by more than this number."""
 
     max_ratio: float = Field(default=20.0, gt=0)
-    """Upper bound of the importance weight r."""
+    """Upper bound of the importance ratio r."""
 
     @property
     def formula(self) -> str:

@@ -40,7 +40,10 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a task that runs ``work`` in the scope of the caller."""
+    """Return an asyncio task that runs ``work`` inside the same calls of user code as the caller.
+
+    Only code inside these calls, or in an outer call, can cancel the task.
+    """
     return _protected_task(work, _scope.get())
 
 

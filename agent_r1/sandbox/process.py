@@ -61,9 +61,10 @@ class _Stream:
         return bool(data)
 
     def take(self) -> Output:
-        """Return the output since the last call of ``take``.
+        """Return the output since ``take`` was last called.
 
-        When the worker reports the end of a call, all output of the call is already in the pipe.
+        The worker writes all output of a program before it reports the end of the program. So if ``take`` is called
+        after this report, no output is missing.
         """
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
