@@ -194,19 +194,17 @@ class Algorithm(Component):
         # Supervised terms: -log pi of successful trajectories, and of observations.
         sft_weight = None
         if self.sft_coef or self.observation_nll_coef:
-            successful = (
-                (batch.returns > RETURN_TOLERANCE)[batch.token_trajectory] & batch.action_mask & trained
-            )  # (N,)
-            observed = ~batch.action_mask  # (N,)
+            # successful, observed: (N,) bool
+            successful = (batch.returns > RETURN_TOLERANCE)[batch.token_trajectory] & batch.action_mask & trained
+            observed = ~batch.action_mask
             sft_weight = self.sft_coef * _mean_weights(successful) + self.observation_nll_coef * _mean_weights(observed)
 
         if targets is not None:
             targets = _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
             # The critic has no targets in trajectories that are excluded from the loss.
             acting = torch.tensor([reason is None for reason in batch.loss_excluded])[batch.turn_trajectory]  # (S,)
-            weight = targets.weight
-            weight = StateValues(weight.before_token * trained, weight.after_action * acting)
-            targets = replace(targets, weight=weight)
+            before, after = targets.weight.before_token * trained, targets.weight.after_action * acting
+            targets = replace(targets, weight=StateValues(before, after))
         return TokenWeights(
             advantage=advantage,
             loss_weight=loss_weight,

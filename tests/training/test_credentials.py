@@ -36,7 +36,7 @@ SMALL = ["--groups_per_step", "1", "--group_size", "2", "--max_tokens", "8", "--
             "at http://ann:p@ss/word@host, or https://h?token=abc&k=5;",
             "at http://***@host, or https://h?token=***&k=***",
         ),
-        ("/work/http:/ann:secret@host", "/work/http:/***@host"),
+        ("data/http:/ann:secret@host", "data/http:/***@host"),
         ("mail ann@host, 5 http://host:1/a", "mail ann@host, 5 http://host:1/a"),
     ],
 )

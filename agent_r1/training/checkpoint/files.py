@@ -168,7 +168,7 @@ def save_checkpoint(
     too. A checkpoint whose files are missing or have a wrong size does not count as one of the newest.
 
     Args:
-        model: gives the configuration. The weights are those of the snapshot.
+        model: gives the configuration. The weights come from the snapshot.
 
     Raises:
         CheckpointError: if the checkpoint cannot be written. The existing checkpoints stay unchanged.

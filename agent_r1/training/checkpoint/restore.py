@@ -1,4 +1,4 @@
-"""The state at the beginning of training: that of a new run, or that of the newest intact checkpoint of a run."""
+"""The state at the beginning of training: a new run's state, or the newest intact checkpoint of a run."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class HealthMonitor:
 
         Raises:
             RunStopped: if the group is not the requested group, if too many recent attempts failed, or if a tool always
-                fails. The weights are those of the last step.
+                fails. The weights of the last step stay in place.
         """
         finding = check_group_integrity(selected.group, self._groups, self._group_size, self._updater.needs_greedy)
         if finding is not None:
