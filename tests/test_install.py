@@ -1,5 +1,6 @@
 """Installation: what `make` prints, and the one line on a system that is not supported."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+def make(*arguments: str) -> list[str]:
+    """The lines that make prints, also when these tests are themselves run by make (which would report directories)."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--dry-run", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    ).stdout.splitlines()
+
+
 def test_the_demo_ends_with_how_to_call_the_command() -> None:
-    done = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "source .venv/bin/activate" in done.stdout.splitlines()[-1]
+    assert "source .venv/bin/activate" in make("demo")[-1]
 
 
 def test_the_size_of_the_installation_and_the_cpu_build_are_announced_before_it() -> None:
-    command = ["make", "--dry-run", "--always-make", "install"]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = make("--always-make", "install")
     announced = next(number for number, line in enumerate(lines) if "PIP_EXTRA_INDEX_URL" in line)
     assert announced < next(number for number, line in enumerate(lines) if "pip install" in line)
     assert "make install" in lines[announced] and "CUDA" in lines[announced - 1]
