@@ -1,4 +1,4 @@
-"""The identity of one attempt at a task, and the seeds derived from it."""
+"""The identity of one attempt at a task, and the seeds that are derived from the identity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptId:
-    """Identifies one attempt at one task.
+    """The identity of one attempt at one task.
 
     Attributes:
         run: the name of the run.
@@ -30,13 +30,15 @@ class AttemptId:
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """The position of the attempt in its run: group, sample index and retry, without names or times."""
+        """The position of the attempt in its run: (``group_id``, ``sample_index``, ``retry``)."""
         return (self.group_id, self.sample_index, self.retry)
 
     def seed(self, root: int, *path: int) -> int:
-        """Return a 63-bit seed that depends only on the root seed, the task, the attempt's position and ``path``.
+        """Return a 63-bit seed for the random numbers of the attempt.
 
-        The seed does not depend on the name of the run, so two runs with equal settings draw equal random numbers.
+        The seed depends only on ``root`` (the seed of the run), the task, the attempt's position and ``path``. The
+        numbers in ``path`` distinguish several seeds of one attempt, for example by the index of a turn. The name of
+        the run has no effect, so two runs with equal settings draw equal random numbers.
         """
         text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

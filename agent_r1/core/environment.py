@@ -19,8 +19,8 @@ class Transition:
     Attributes:
         messages: the observation, which is appended to the conversation.
         rewards: process rewards of the action as a whole, by name.
-        end: None if the episode goes on; "terminal" if the episode is over; "truncated" if the episode was cut off, so
-            that a critic can bootstrap.
+        end: None if the episode goes on; "terminal" if the episode is over; "truncated" if the episode was cut off. A
+            critic can estimate the rewards after a cut (bootstrap).
         results: the results of the tool calls that were run.
         call_rewards: process rewards of each call, in the order of the calls, or () if no call is rewarded.
 
@@ -68,7 +68,8 @@ class RolloutContext:
 class Episode(Protocol):
     """One attempt in an environment.
 
-    The environment only appends messages. The context policy of the agent loop decides which messages the policy sees.
+    ``start`` holds the opening messages of the conversation. Each call of ``step`` returns messages to append to the
+    conversation. The context policy of the agent loop decides which messages of the conversation the policy sees.
     """
 
     start: tuple[Message, ...]
@@ -80,7 +81,7 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Env(Protocol):
-    """The shareable description of an environment. Each attempt opens an episode of its own."""
+    """The description of an environment, which all attempts share. Each attempt opens an episode of its own."""
 
     tools: tuple[ToolSpec, ...]
 
@@ -100,9 +101,10 @@ class ExecutesCode(Protocol):
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest of several isolation levels: a level "none: .." if there is one, otherwise the first level.
+    """Return the weakest of several isolation levels. None stands for a component that executes no code.
 
-    None stands for a component that executes no code. Return None if no component executes code.
+    Return the first level that begins with "none", or the first level if no level begins with "none". Return None if no
+    component executes code.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

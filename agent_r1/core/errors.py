@@ -3,7 +3,7 @@
     AgentR1Error
       InvalidInput      the user's input cannot be used; the command line prints one line and exits with 2
       EngineError       an engine could not generate; the attempt ends with Status.ENGINE_FAILED
-      RunStopped        a run that would learn nothing was stopped; the command line prints why and exits with 1
+      RunStopped        a health check stopped the run; the command line prints a diagnosis and exits with 1
       UnsupportedChat   a chat template cannot render the conversation
     KeyboardInterrupt
       Interrupted       a run was stopped by a signal; the command line prints how to resume it
@@ -24,7 +24,7 @@ class AgentR1Error(Exception):
 
 
 class InvalidInput(AgentR1Error):
-    """The error for input of the user that cannot be used. The message is one line: input, value and remedy.
+    """The error for input of the user that cannot be used. The message is one line: the input, its value, the remedy.
 
     A value of more than MAX_SHOWN characters is shortened, and credentials in addresses are removed.
 
@@ -43,7 +43,7 @@ class EngineError(AgentR1Error):
 
 
 class RunStopped(AgentR1Error):
-    """A run was stopped because it would learn nothing. The message is a diagnosis of several lines."""
+    """A health check stopped the run. The message is a diagnosis of several lines."""
 
 
 class UnsupportedChat(AgentR1Error):
@@ -59,7 +59,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
-    """Return a value as text for an error message. A text longer than ``most`` is cut, and its length is added."""
+    """Return a value as text for an error message.
+
+    A text of more than ``most`` characters is cut after ``most // 2`` characters, and its length is added.
+    """
     try:
         text = str(value)
     except ValueError:  # Python refuses to write integers of more than 4,300 digits

@@ -1,4 +1,4 @@
-"""Open files that a user names."""
+"""Open files whose paths come from the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading bytes.
 
-    Raises OSError for any other path, because reading a FIFO or a device can block forever.
+    Raise OSError if ``path`` is not a regular file, because reading a FIFO or a device can block forever.
     """
     try:
         mode = path.stat().st_mode

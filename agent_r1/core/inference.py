@@ -34,10 +34,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """Ends a generation with the token that completes one of ``strings``.
+    """The condition under which a generation ends: a sampled token completes one of ``strings``.
 
-    ``is_met(token_ids)`` is called after each sampled token with all tokens sampled so far. Its result depends only on
-    these tokens. A stop string inside a thought does not end the generation. Therefore an engine that searches for
+    An engine calls ``is_met`` after each sampled token, with all tokens sampled so far. The result depends only on the
+    given tokens. A stop string inside a thought does not end the generation. Therefore an engine that searches for
     ``strings`` itself (a server) must also call ``is_met``.
 
     Example:
@@ -109,7 +109,8 @@ class Capabilities:
             prompts in the batch.
         stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
         media: whether the engine accepts prompts with images.
-        dtype: the data type in which the engine serves weights; None if it serves the published data type.
+        dtype: the data type in which the engine serves weights; None if the engine keeps the data type of the published
+            weights.
     """
 
     transports: frozenset[Transport]
@@ -130,14 +131,14 @@ class InferenceEngine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion of the prompt. Raises EngineError if the engine cannot complete the prompt."""
+        """Return a completion of the prompt. Raise EngineError if the engine cannot complete the prompt."""
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Serve new weights from now on, drop the KV caches of older weights, and return the served version.
 
         If the version of the update has a checksum, the returned checksum is computed from the engine's own weights.
-        Raises EngineError if the engine cannot load the weights.
+        Raise EngineError if the engine cannot load the weights.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Import the public names of a package on first use.
 
-So the import of the package's settings loads neither torch nor transformers.
+For example, ``import agent_r1.trainer.config`` then loads neither torch nor transformers.
 """
 
 from __future__ import annotations

@@ -50,6 +50,11 @@ class ToolCall:
 class Message:
     """One message of a conversation.
 
+    Attributes:
+        calls: the tool calls of an assistant message.
+        reasoning: the thought that an assistant message begins with, or None.
+        call_id: the id of the tool call that a tool message answers; None for other messages.
+
     Example:
         Message.user("Who rules Alba?").text == "Who rules Alba?"
     """
@@ -85,8 +90,8 @@ class Message:
 def to_openai(message: Message) -> dict[str, Any]:
     """Return a message as an OpenAI-style dictionary for a chat template.
 
-    The arguments of a call stay a mapping, because the templates of transformers expect a mapping. If any call could
-    not be parsed, no calls are listed: the content then contains the whole text of the action.
+    The arguments of a call stay a mapping, because the templates of transformers expect a mapping. If a call could not
+    be parsed, the dictionary lists no calls: the content then contains the whole text of the action.
 
     Example:
         >>> to_openai(Message.user("hello"))

@@ -12,7 +12,7 @@ from agent_r1.core.errors import InvalidInput
 def import_extra(name: str, extra: str) -> Any:
     """Import and return the module ``name`` of a package that the extra ``extra`` installs.
 
-    Raises InvalidInput, which names the extra, if the package is not installed.
+    Raise InvalidInput if the package is not installed. The message names the extra.
     """
     require_extra(name, extra)
     return import_module(name)

@@ -23,7 +23,7 @@ def redact(text: str) -> str:
 
 
 def has_redacted(text: str) -> bool:
-    """Return whether a text has an address with replaced credentials, and no address with other credentials."""
+    """Return whether credentials were replaced in the addresses of a text, and no address still has credentials."""
     return redact(text) == text and REDACTED in text and _URL.search(text) is not None
 
 

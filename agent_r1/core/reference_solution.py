@@ -10,9 +10,9 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.messages import Message, Text, ToolCall
 
 Responder = Callable[[tuple[Message, ...], int], Message]
-"""Returns the next message of the assistant, given the conversation so far and the index of the turn, from 0.
+"""A function (conversation so far, index of the turn from 0) -> next message of the assistant.
 
-A solution can depend on the conversation, because a game or a user can answer differently in every episode.
+The next message can depend on the conversation, because a game or a user can answer differently in every episode.
 """
 
 
@@ -32,10 +32,9 @@ class ReferenceSolution:
 class ReferenceSolutions:
     """The reference solutions of one task.
 
-    Each ``gold`` solution earns all ``expected_rewards``, and no ``wrong`` solution earns any of these rewards.
-
-    If a wrong solution can also earn a reward (for example a reward for a search with results), leave the reward out
-    of ``expected_rewards``. Rewards per turn or per call are summed over the episode.
+    ``expected_rewards`` holds the smallest sum of each reward over an episode, by name. Each ``gold`` solution has to
+    reach every sum, and a ``wrong`` solution must not reach any sum. If a wrong solution can also earn a reward (for
+    example a reward for a search with results), leave the reward out of ``expected_rewards``.
 
     Example:
         ReferenceSolutions(
@@ -60,7 +59,7 @@ def tool_call(name: str, **arguments: Any) -> Message:
 
 
 def script(*messages: Message) -> Responder:
-    """Return a responder that gives the messages in order, one per turn, whatever the environment answers.
+    """Return a responder that returns the given messages in order, one per turn, and ignores the conversation.
 
     The responder raises EngineError if the episode goes on after the last message.
     """

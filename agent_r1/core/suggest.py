@@ -1,4 +1,4 @@
-"""Suggest the known name that the user probably meant by an unknown name."""
+"""For an unknown name, suggest the known name that the user probably meant."""
 
 from __future__ import annotations
 

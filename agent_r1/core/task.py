@@ -19,7 +19,7 @@ class Task:
         messages: the opening of the conversation. The constructor also accepts text (one user message) and
             OpenAI-style dictionaries.
         data: values for tools and scorers, never shown to the agent.
-        split: the part of the task set that the task belongs to.
+        split: the name of the split to which the task belongs, for example "train".
 
     Raises:
         InvalidInput: if the messages cannot be read, if ``id`` or ``split`` is not text, or if a text contains half a

@@ -23,7 +23,7 @@ represented by a new object.
 
 
 class ProtectedTask(asyncio.Task[T]):
-    """A task that only code in the scope of the task, or in an enclosing scope, can cancel."""
+    """An asyncio task that only code in the scope of the task, or in an enclosing scope, can cancel."""
 
     def __init__(self, work: Coroutine[Any, Any, T], scope: tuple[object, ...], **options: Any) -> None:
         super().__init__(work, **options)
@@ -35,7 +35,7 @@ class ProtectedTask(asyncio.Task[T]):
 
 
 def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a task that runs ``work`` as a call of user code, in a new scope inside the scope of the caller."""
+    """Return an asyncio task that runs ``work`` as a call of user code, in a new scope inside the caller's scope."""
     return _protected_task(work, (*_scope.get(), object()))
 
 
@@ -48,7 +48,10 @@ def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a task that runs ``work`` in the scope of the run, because it serves several attempts."""
+    """Return an asyncio task that runs ``work`` in the scope of the run, so that user code cannot cancel the task.
+
+    Use this function for work that serves several attempts.
+    """
     return _protected_task(work, ())
 
 
@@ -71,7 +74,10 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Create a task. The task is protected unless user code creates it, because user code can cancel its own tasks."""
+    """Create an asyncio task. The task is protected if the code of the run creates the task, but not if user code does.
+
+    User code is allowed to cancel the tasks that user code created.
+    """
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)
     return ProtectedTask(work, (), loop=loop, **options)

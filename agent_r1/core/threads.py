@@ -1,8 +1,8 @@
 """Blocking work in daemon threads, awaited from an event loop.
 
-When the process exits, executors of the standard library wait for their threads. One call that never returns then keeps
-the process alive. A process does not wait for daemon threads. No thread can be stopped from outside: if the caller is
-cancelled, the work continues and its result is dropped.
+When the process exits, executors of the standard library wait for their threads. So one call that never returns keeps
+the process alive. A process does not wait for daemon threads. Python cannot stop a thread from outside: if the caller
+is cancelled, the work in the thread continues, and the result of the work is dropped.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class DaemonThreads:
 
 
 async def run_in_thread(work: Callable[..., T], *arguments: object, pool: DaemonThreads | None = None) -> T:
-    """Return ``work(*arguments)``, computed in a thread of ``pool``, or in a new thread. Raises what ``work`` raises.
+    """Return ``work(*arguments)``, computed in a thread of ``pool``, or in a new thread if ``pool`` is None.
 
-    A new thread shares no thread-local state, such as torch's gradient mode, with earlier work.
+    Exceptions of ``work`` are raised in the caller. A new thread shares no thread-local state, such as torch's gradient
+    mode, with earlier work.
 
     Example:
         report = await run_in_thread(updater.update, groups)
@@ -72,8 +73,8 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 class WorkerThread:
     """One daemon thread that runs jobs in the order in which they are submitted.
 
-    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Every caller
-    that still waits, and every later caller, then gets the exception that ``ended`` returns.
+    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. The exception
+    that ``ended`` returns is then raised in every waiting caller and in every later caller.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:
@@ -87,7 +88,7 @@ class WorkerThread:
         weakref.finalize(self, self._jobs.put, None)
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Return ``work(*arguments)``, computed in the thread. Raises what ``work`` raises."""
+        """Return ``work(*arguments)``, computed in the thread. Exceptions of ``work`` are raised in the caller."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def job() -> Outcome:
@@ -99,7 +100,8 @@ class WorkerThread:
         self._waiting.add(future)
         try:
             self._jobs.put(job)
-            # If the thread has ended, either it found the future in _waiting, or _gone is set here.
+            # If the thread ends, it sets _gone, and then resolves the futures in _waiting. This future was added to
+            # _waiting before the check of _gone, so the caller never waits forever.
             if self._gone.is_set():
                 raise self._ended()
             return await future
@@ -140,7 +142,7 @@ def _run_jobs(
 
 
 def _resolve(outcomes: Iterable[Outcome]) -> None:
-    """Set the outcomes of futures, with one wake-up per event loop. Any thread can call this function."""
+    """Set the results and errors of futures, with one wake-up per event loop. Any thread can call this function."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].get_loop(), []).append(outcome)

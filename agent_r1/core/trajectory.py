@@ -16,7 +16,7 @@ from agent_r1.core.tool import ToolResult
 
 
 class Status(StrEnum):
-    """How an episode ended.
+    """The way in which an episode ended.
 
     A malformed tool call or a failed tool does not end an episode: the agent gets an explanation as its observation.
     """
@@ -43,7 +43,7 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
         Status.CANCELLED: "drop",
     }
 )
-"""What happens to an attempt with each status. Only this table decides what happens.
+"""Whether an attempt with each status is trained, retried or dropped. Only this table decides.
 
 - train: the attempt is used for training.
 - retry: a new attempt replaces the failed attempt in its group, at most ``retries`` times. All failed attempts are
@@ -52,21 +52,21 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
   error again, and a new attempt after an exceeded deadline would take as long as the first attempt.
 
 If no attempt of a group can be trained on, an algorithm with refills requests a new group. The metrics of a step count
-every attempt by its status, including retried attempts. The circuit breaker counts an attempt as failed if its status
-is treated as "retry" or "drop".
+every attempt by its status, including retried attempts. The circuit breaker counts an attempt as failed if this table
+has "retry" or "drop" for its status.
 """
 
 
 TurnKind = Literal["act", "summary"]
-"""act: an action in the environment. summary: a summary, by the policy, of messages that it will no longer see."""
+"""act: an action in the environment. summary: the policy summarizes messages that the policy will no longer see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One transition of the step-level MDP (arXiv:2511.14460, section 2).
 
-    The state is the state and the action of the parent turn, followed by ``new_ids``. The action is exactly the
-    sampled tokens.
+    The state is a sequence of tokens: the state and the action of the parent turn, and then ``new_ids``. The action is
+    exactly the sampled tokens.
 
     Attributes:
         parent: the index of the turn that this turn continues, or None if this turn starts a new branch (the first
@@ -76,8 +76,8 @@ class Turn:
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
         call_rewards: process rewards of each call, in the order of the calls, or () if no call is rewarded.
-        call_ends: for each call, the index in ``action_ids`` of the token that completes it, to which the rewards of
-            the call are assigned.
+        call_ends: for each call, the index in ``action_ids`` of the token that completes the call. The rewards of the
+            call are assigned to this token.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
@@ -104,8 +104,8 @@ class Turn:
 RewardValue = float | tuple[float, ...] | None
 """The value of one reward: a number for the trajectory, a tuple with one number per turn, or None.
 
-The tuple counts either all turns or only the turns with an action in the environment. None means that the reward could
-not be computed; the attempt is then dropped.
+A tuple has a number for every turn, or for every turn except summaries. None means that the reward could not be
+computed; the attempt is then dropped.
 """
 
 Rewards = Mapping[str, RewardValue]
@@ -131,7 +131,8 @@ class Trajectory:
     """The turns of one attempt, its status, and its rewards by name.
 
     Attributes:
-        truncated: whether the episode was cut off (for example out of turns or tokens), so that a critic can bootstrap.
+        truncated: whether the episode was cut off, for example because turns or tokens ran out. A critic can estimate
+            the rewards after the cut (bootstrap).
         reason: explains a failure, or a reward that is None.
         start: the opening messages of the episode.
         seconds: the duration of the attempt.
@@ -168,7 +169,7 @@ class Trajectory:
 
     @property
     def last_text(self) -> str:
-        """The raw text of the last action in the environment, or '' if there is none."""
+        """The raw text of the last action in the environment, or '' if there is no such action."""
         return self.env_turns[-1].action.text if self.env_turns else ""
 
     @property
@@ -186,8 +187,8 @@ class Group:
 
     Attributes:
         group_id: the number of the group in the run.
-        greedy: an additional attempt, sampled greedily, for algorithms that use the reward of this attempt as the
-            baseline (ReMax, arXiv:2310.10505). This attempt is not in ``trajectories`` and can be a failed attempt.
+        greedy: an additional attempt that was sampled greedily, for algorithms that use its reward as the baseline
+            (ReMax, arXiv:2310.10505). The greedy attempt is not in ``trajectories``, and it may have failed.
         retried: failed attempts that were replaced by a new attempt with the same sample index and a higher ``retry``.
         role: the role that the attempts play in a game of several agents, such as ``nim/first``. Algorithms with a
             baseline per role (RAE) compare attempts of equal role.
@@ -202,9 +203,10 @@ class Group:
 
 
 class Scorer(Protocol):
-    """Computes the rewards of each trajectory of a group. A reward that cannot be computed is Unscored or None.
+    """Computes the rewards of each trajectory of a group.
 
-    ``score`` returns one mapping of rewards for each trajectory, in the order of ``group``.
+    ``score`` returns the rewards by name for each trajectory, in the order of ``group``. A reward that cannot be
+    computed is Unscored or None.
     """
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...
