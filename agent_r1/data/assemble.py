@@ -59,8 +59,8 @@ def assemble_batch(
         packing: The function that converts a trajectory to token sequences for the model.
         scope: The tokens that the batch holds.
         reward_weights: Weights by the name of a reward. A reward without a weight has weight 1.
-        loss_excluded: For each sample the reason why the loss excludes the sample, or None. Baselines include all
-            samples.
+        loss_excluded: For each sample, the reason why the loss excludes the sample, or None. Excluded samples still
+            count in baselines.
     """
     # the columns of tokens, and the place of each turn in the columns
     tokens = _TokenColumns()
@@ -71,7 +71,7 @@ def assemble_batch(
         turns += sum(bool(turn.action_ids) for turn in sample.trajectory.turns)
     # turns without action tokens are not in the batch
     acting = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
-    # a missing greedy return is NaN, so that an advantage computed from the missing return is not accepted
+    # a missing greedy return is NaN: an advantage that is computed from NaN is refused later
     greedy = [float("nan") if sample.greedy_return is None else sample.greedy_return for sample in samples]
     states = [(sample.group, state) for sample in samples for state in _states(sample.trajectory)]
     return TrainingBatch(
@@ -104,8 +104,8 @@ def assemble_batch(
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
     """Add the tokens of a sample to ``tokens``, and return the place of each turn of the sample.
 
-    ``first`` is the number, in the batch, of the sample's first turn with action tokens. A turn without action tokens
-    gets the number of the turn before it, and adds no tokens.
+    The turns with action tokens are numbered in the batch. ``first`` is the number of the sample's first such turn. A
+    turn without action tokens adds no tokens, and gets the number of the turn before it.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -162,14 +162,14 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
 
 
 def _versions(turn: Turn) -> list[int]:
-    """Return for each action token of the turn the version of the weights that sampled the token."""
-    # a span ends at the start of the next one
+    """Return, for each action token of the turn, the version of the weights that sampled the token."""
+    # a span ends at the start of the next span
     ends = [*(span.start for span in turn.version_spans[1:]), len(turn.action_ids)]
     return [span.version for span, end in zip(turn.version_spans, ends, strict=True) for _ in range(span.start, end)]
 
 
 State = tuple[tuple[str, str], ...]
-"""The role and the text of each of the last messages of the environment before a turn."""
+"""The (role, text) of each message in the last observation before a turn."""
 
 
 def _states(trajectory: Trajectory) -> list[State]:

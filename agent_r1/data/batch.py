@@ -18,7 +18,7 @@ RewardWeights = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """The rewards of one name: their weighted sum in each trajectory, and their weight."""
+    """All rewards with one name: the weight of the rewards, and their weighted sum in each trajectory."""
 
     name: str
     weight: float
@@ -30,11 +30,10 @@ class NamedReward:
 class TrainingBatch:
     """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position. On the CPU.
 
-    Usually all tokens of a batch are action tokens. So the advantage mask and the loss mask of paper 2511.14460 need
-    no code: advantages and losses are computed for action tokens only. If an algorithm trains on observations, the
-    batch also holds observation tokens (:func:`agent_r1.data.assemble.assemble_batch`), and ``action_mask`` tells
-    which tokens are action tokens. Turns without action tokens are not in the batch. ``sequences`` holds everything
-    that the model reads.
+    Usually all N tokens are action tokens. So the advantage mask and the loss mask of paper 2511.14460 need no code:
+    advantages and losses are computed for action tokens only. If an algorithm trains on observations, the batch also
+    holds observation tokens (:func:`agent_r1.data.assemble.assemble_batch`), and ``action_mask`` is false for these
+    tokens. Turns without action tokens are not in the batch. ``sequences`` holds everything that the model reads.
 
     Example: the first trajectory has two turns (2 tokens and 1 token), the second trajectory has one turn (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
@@ -73,13 +72,13 @@ class TrainingBatch:
     greedy_return: Tensor
     """(M,) float64: return of the greedy attempt of the group; NaN if the group has no greedy attempt with a return."""
     role_baseline: Tensor
-    """(M,) float64: running mean of the returns of the trajectory's role, before this trajectory; 0 without
+    """(M,) float64: running mean of the earlier returns of the trajectory's role; 0 if the advantage estimator is not
     ``AgainstRole``."""
     truncated: Tensor
     """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
     loss_excluded: tuple[str | None, ...]
-    """For each trajectory the reason why the loss excludes the trajectory, or None. Baselines include all
-    trajectories."""
+    """For each trajectory, the reason why the loss excludes the trajectory, or None. Excluded trajectories still count
+    in baselines."""
     named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
@@ -145,11 +144,11 @@ class TrainingBatch:
         return torch.tensor([reason is not None for reason in self.loss_excluded])[self.token_trajectory]
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return the batch with each summary joined to the next action, and the last turn of each joined turn.
+        """Return the batch with each summary joined to the next action, and the last turn of each joined turn (D,).
 
         A summary does nothing in the environment, so a summary and the next action are one time step. A summary after
-        the last action of a trajectory is joined to this last action. The result has D joined turns, made from S
-        turns. The second result (D,) is the number of the last of the S turns in each joined turn.
+        the last action of a trajectory is joined to this last action. So the S turns become D joined turns. The second
+        result is, for each joined turn, the number of the last turn in it, counted in the S turns.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary).
         """

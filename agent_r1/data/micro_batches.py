@@ -22,7 +22,7 @@ Block = Sequence[TokenSequence]
 class MicroBatch:
     """B token sequences, padded on the right to length T.
 
-    The sequences contain n tokens of the training batch, and the ends of s actions.
+    The sequences contain n tokens of the training batch, and the last tokens of s actions.
     """
 
     ids: Tensor
@@ -32,15 +32,15 @@ class MicroBatch:
     attention_mask: Tensor | None
     """(B, T, T) bool: element (b, i, j) is true if token i attends to token j; None with causal attention."""
     logit_positions: Tensor
-    """(n,) for each token of the training batch, the index of the hidden state (of B*T) that predicts the token."""
+    """(n,) for each of the n tokens, the index of the hidden state that predicts the token, among B*T states."""
     token_positions: Tensor
-    """(n,) for each token of the training batch, the index of the token (of B*T)."""
+    """(n,) for each of the n tokens, the index of the token among the B*T tokens of the micro-batch."""
     tokens: Tensor
-    """(n,) position of each of the n tokens in the training batch. On the device of the training batch."""
+    """(n,) for each of the n tokens, the position of the token in the training batch. Always on the CPU."""
     post_action_states: Tensor
-    """(s,) for each action, the index of the hidden state (of B*T) after the action."""
+    """(s,) for each action, the index of the hidden state after the action, among B*T states."""
     turns: Tensor
-    """(s,) for each action, the number of its turn in the training batch. On the device of the training batch."""
+    """(s,) for each action, the number of its turn in the training batch. Always on the CPU."""
     num_tokens: int
     """Number of tokens, without padding."""
 
@@ -75,10 +75,11 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[Mic
     """Yield micro-batches of at most ``max_tokens`` tokens, including padding, that together hold all sequences.
 
     A block is never divided. A block with more than ``max_tokens`` tokens is a micro-batch by itself. A block is added
-    to a micro-batch only if the share of padding remains below ``MAX_PADDING``. Blocks with branches (which need a
-    tree attention mask) and blocks without branches are never in the same micro-batch, and blocks with branches come
-    last. Otherwise the longest blocks come first. The length of a block is the length of its longest sequence. Blocks
-    of equal length keep the given order.
+    to a micro-batch only if the share of padding remains below ``MAX_PADDING``. Blocks with branches need a tree
+    attention mask, so they never share a micro-batch with blocks without branches.
+
+    Blocks without branches come first, then blocks with branches. In both parts, blocks are sorted by the length of
+    their longest sequence, the longest first. Blocks of equal length keep the given order.
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
@@ -93,7 +94,7 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[Mic
 
 
 def _fits(pending: Block, block: Block, max_tokens: int) -> bool:
-    # number of tokens of the micro-batch with the block, with padding and without
+    # number of tokens of the micro-batch after the block is added: with padding, and without padding
     padded = (len(pending) + len(block)) * max(_longest(pending), _longest(block))
     num_tokens = sum(map(len, pending)) + sum(map(len, block))
     same_mask = _has_branches(pending) == _has_branches(block)

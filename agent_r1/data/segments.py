@@ -29,7 +29,7 @@ def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum of the elements (>= 0) of each unit: (N,) -> (units,); 0 for a unit without elements."""
+    """Return the maximum of each unit, for elements >= 0: (N,) -> (units,); 0 for a unit without elements."""
     return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
 
 
@@ -64,7 +64,7 @@ def previous_within(unit: Tensor) -> Tensor:
 
 
 def unique_ids(*keys: Tensor) -> Tensor:
-    """Return for each element the id of its combination of keys: (N,) each -> (N,). Ids are numbered from 0.
+    """Return for each element an id of its combination of keys: (N,) for each key -> (N,). Ids are numbered from 0.
 
     Example:
         unique_ids(tensor([4, 4, 9]), tensor([0, 1, 0])) is [0, 1, 2]

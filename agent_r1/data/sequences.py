@@ -20,7 +20,7 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    n of the T tokens are tokens of the batch. s of the T tokens are the last tokens of actions.
+    Among the T tokens, n tokens are also tokens of the training batch, and s tokens are the last tokens of actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids 5 6 7 3 8 4 9, position_ids 0 1 2 3 4 3 4, subtree_end 7 7 7 5 5 7 7, logit_positions 1 3 5,
@@ -34,12 +34,12 @@ class TokenSequence:
     position_ids: Tensor
     """(T,) position of each token on its path in the tree of turns."""
     subtree_end: Tensor
-    """(T,) the tokens j .. subtree_end[j] - 1 attend to token j. These tokens are token j and its descendants in the
-    tree."""
+    """(T,) for each token j, the end of its subtree: the tokens j .. subtree_end[j] - 1 are token j and its descendants
+    in the tree. Only these tokens attend to token j."""
     logit_positions: Tensor
-    """(n,) for each token of the batch, the position in the sequence whose logits predict the token."""
+    """(n,) for each of the n tokens, the position in the sequence whose logits predict the token."""
     token_positions: Tensor
-    """(n,) for each token of the batch, the position of the token in the sequence."""
+    """(n,) for each of the n tokens, the position of the token in the sequence."""
     tokens: Tensor
     """(n,) for each of the n tokens, the position of the token in the batch."""
     post_action_states: Tensor
@@ -70,10 +70,11 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""The prediction of a token: (position of the logits in the sequence, of the token in the sequence, in the batch)."""
+"""The prediction of a token, as three positions: of the logits in the sequence, of the token in the sequence, and of
+the token in the batch."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
-"""A function (trajectory, its number in the batch, the places of its turns) -> token sequences of the trajectory."""
+"""A function (trajectory, number of the trajectory in the batch, places of its turns) -> its token sequences."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -112,10 +113,10 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return a packing that packs per turn if ``packing`` returns a tree with more than ``max_tokens()`` tokens.
+    """Return a packing like ``packing``, but without long sequences with branches: over ``max_tokens()`` tokens.
 
-    Otherwise the result of ``packing`` is returned. The loss and the gradient are the same in both cases. A sequence
-    that is packed per turn has only the prompt and the action of one turn.
+    A trajectory with such a sequence is packed per turn: each sequence then holds only the prompt and the action of one
+    turn. The loss and the gradient are the same in both cases.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -153,7 +154,8 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
         ids += turn.new_ids + turn.action_ids
         position_ids += range(depth, depth + len(turn.new_ids) + len(turn.action_ids))
         if turn.action_ids:
-            # the last token of the prompt predicts the first action token; without new tokens, the parent turn holds it
+            # the last token of the prompt predicts the first action token; if the turn has no new tokens, this last
+            # token is in the parent turn
             previous = action_start - 1 if turn.new_ids else before
             predicted += _predictions(previous, action_start, len(turn.action_ids), place.action)
             action_ends.append((len(ids) - 1, place.turn))
@@ -197,7 +199,8 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
     """Return the predictions of the ``count`` tokens from position ``start`` in the sequence.
 
-    The first token is predicted at position ``before``. Its position in the batch is ``batch_position``.
+    The logits at position ``before`` predict the first token. ``batch_position`` is the position of the first token in
+    the batch.
     """
     # the logits at position t - 1 predict token t
     logit_positions = (before, *range(start, start + count - 1))
@@ -212,15 +215,15 @@ def _column(rows: Sequence[tuple[int, ...]], column: int) -> Tensor:
 
 
 def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
-    """Return for each token the position in the sequence after the last descendant of the token's turn.
+    """Return for each token the position in the sequence after the last token of the descendants of its turn.
 
-    A turn without descendants counts as its own last descendant.
+    If the turn has no descendants, return the position after the last token of the turn.
     """
     lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
     ends: dict[int, int] = {}
     stop = sum(lengths)
     for index, length in zip(reversed(order), reversed(lengths), strict=True):
-        # The loop reaches the last descendant of a turn before all its other descendants.
+        # The loop runs backward, so it reaches the last descendant of a turn before all other descendants of the turn.
         ends.setdefault(index, stop)
         parent = turns[index].parent
         if parent is not None:

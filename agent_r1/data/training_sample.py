@@ -40,7 +40,7 @@ class TrainingSample:
     greedy_failure: str | None = None
     """The reason why the greedy attempt of the group could not be scored, or None."""
     role: str = ""
-    """The role of the group; "" without roles."""
+    """The role of the group; "" if the groups have no roles."""
 
     @property
     def total(self) -> float:
@@ -73,8 +73,8 @@ class Selection:
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
     """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
-    Greedy attempts are neither samples nor excluded attempts: greedy attempts only give the ``greedy_return`` of the
-    samples. The result does not depend on the order of the groups, nor on the order of the trajectories in a group.
+    Greedy attempts are neither samples nor excluded attempts. They only determine ``greedy_return`` of the samples. The
+    result depends neither on the order of the groups nor on the order of the trajectories in a group.
 
     Args:
         groups: The groups of an update.
