@@ -11,7 +11,7 @@ from agent_r1.rewards.answers import gold_answers
 
 
 def answer(text: str) -> Message:
-    """Return the final message of the assistant, which gives ``text`` as the answer."""
+    """Return a final message of the assistant that has ``text`` between the tags of the answer."""
     return Message.assistant(f"<answer>{text}</answer>")
 
 
@@ -25,7 +25,7 @@ def answer_solutions(
         searches: the messages with tool calls before the answer, one per turn, fewer than ``max_turns``.
         other: a wrong answer, for example the answer of another task.
         max_turns: the largest number of turns of an episode.
-        full: the rewards by name that only a right answer earns.
+        full: for some rewards, by name, the value that every right answer gets and no wrong answer gets.
     """
     first, *aliases = gold_answers(task)
     gold = (

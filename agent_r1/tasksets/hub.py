@@ -1,4 +1,4 @@
-"""Read rows from files and from data sets on the Hugging Face hub. The hub needs the optional ``datasets`` library."""
+"""Read rows from files and from data sets on the Hugging Face hub. Only data sets need the package ``datasets``."""
 
 from __future__ import annotations
 
@@ -71,8 +71,10 @@ def hub_splits(name: HubName) -> tuple[str, ...]:
 def hub_rows(source: Path) -> Iterator[JsonRecord]:
     """Return the rows of one split on the hub, numbered from 1.
 
-    ``source`` must name a split (``@SPLIT``) if the data set has more than one split. Raises InvalidInput if the data
-    set cannot be loaded or ``source`` does not determine one existing split.
+    ``source`` must name a split (``@SPLIT``) if the data set has more than one split.
+
+    Raises InvalidInput if the data set cannot be loaded, the named split does not exist, or the name of the split is
+    missing.
     """
     name = hub_name(source)
     splits = _loaded(name)

@@ -1,7 +1,7 @@
-"""Memory over turns: the user tells a fact, then other facts turn by turn, and at the end asks for the first fact.
+"""Memory over turns: the user states one fact per turn, and at the end asks for the first fact.
 
-The *distance* is the number of facts between the first fact and the question. The task set shows what a context policy
-loses if it drops or shortens old turns: the score falls in the splits of greater distance.
+The *distance* is the number of facts between the first fact and the question. If a context policy drops or shortens old
+turns, the score is lower in the splits with a greater distance.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""The distances of each split. The tasks of a split take its distances in turn. The greatest distance is not trained
-on."""
+"""The distances of each split. The distances of a split repeat over its tasks: 1, 2, 3, 1, 2, .. No training task has
+the distance 8."""
 
 TASKS = 400
 """Number of tasks of a split. The split ``train`` has four times this number."""
@@ -44,9 +44,9 @@ MAX_TURNS = 16
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The messages of the user: one fact per turn, each with its own entity and relation, then a question.
+    """The messages of the user: one fact per turn, then a question that asks for the first fact.
 
-    The question asks for the first fact.
+    No two facts have the same entity or the same relation.
 
     Example:
         Facts(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
@@ -70,7 +70,10 @@ class FactUser:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` draws the training tasks. Raises InvalidInput if ``data`` or ``corpus`` is given."""
+    """Build the task set. ``seed`` determines the training tasks.
+
+    Raises InvalidInput if ``data`` or ``corpus`` is given.
+    """
     refuse_files("memory", data, corpus)
     return TaskSet(
         name="memory",
@@ -104,7 +107,7 @@ def _task(split: str, index: int, rng: random.Random) -> Task:
 
 
 def draw_facts(distance: int, rng: random.Random) -> Facts:
-    """Return a drawn first fact, ``distance`` other facts, and the question for the first fact."""
+    """Return ``distance`` + 1 random facts, and a question that asks for the first fact."""
     names = rng.sample(ENTITIES, 2 * (distance + 1))
     relations = rng.sample(RELATIONS, distance + 1)
     facts = list(zip(names[::2], relations, names[1::2], strict=True))

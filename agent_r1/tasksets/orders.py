@@ -1,8 +1,9 @@
 """Orders: an agent serves a customer with tools that read and change a small database.
 
-The task set follows tau-bench (arXiv 2406.12045), but is much smaller. The customer has a wish for one order, and says
-at first only what kind of change is wanted. The agent must ask for the rest, with one question at a time. The reward is
-1 if the conversation ended, the database has exactly the change of the wish, and the agent told the customer the price.
+The task set follows tau-bench (arXiv 2406.12045), but is much smaller. The customer wishes a change of one order. The
+first message of the customer names only the kind of change. The agent must ask for the number of the order and for the
+new value, with one question at a time. The reward is 1 if the conversation ended, the database has the wished change
+and no other change, and the agent told the customer the price.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Database = Mapping[str, Order]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The customer's wish for one order: ``field`` shall have a new value, or the order shall be cancelled.
+    """The customer's wish for one order: a new value of ``field``, or the cancellation of the order.
 
     Example:
         Wish("A17", "colour", "blue")
@@ -98,7 +99,7 @@ class OrderDatabase:
         return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
-        """Replace an order and return the tool result. Its ``data`` are the whole database, for the reward."""
+        """Replace an order and return the tool result. ``data`` of the result is the whole database, for the reward."""
         self.orders[number] = order
         return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
 
@@ -155,10 +156,10 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 
 
 class Customer:
-    """The scripted customer: answers a question, and ends the conversation after a message without a question.
+    """The scripted customer, who answers questions and ends the conversation after a message without a question.
 
-    If the agent asks for more than one of number, colour and city in one message, the customer asks for one question at
-    a time.
+    The customer answers questions for the number, the colour or the city of an order. If one message asks for two of
+    these, the answer is a request for one question at a time.
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
@@ -209,7 +210,7 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
 
 
 def _stated(trajectory: Trajectory) -> Iterator[str]:
-    """Return the sentences that the agent wrote to the customer, without the questions."""
+    """Yield the sentences that the agent wrote to the customer, except questions."""
     for turn in trajectory.env_turns:
         if not turn.action.message.calls:
             yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))
@@ -221,7 +222,7 @@ def _rows(orders: Database) -> dict[str, dict[str, Any]]:
 
 
 def taskset(user: User, seed: int) -> TaskSet:
-    """Build the task set with ``user`` as the customer. ``seed`` draws the training tasks."""
+    """Build the task set with ``user`` as the customer. ``seed`` determines the training tasks."""
     return TaskSet(
         name="orders",
         env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),

@@ -1,6 +1,7 @@
-"""Divide the questions of a benchmark into the splits training, validation and test.
+"""Divide the questions of a benchmark into training, validation and test questions.
 
-The validation questions choose the best checkpoint. The test questions give the scores in the table.
+The score on the validation questions decides which checkpoint is the best. The scores in the table are the scores on
+the test questions.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[st
     """Return the questions of each split.
 
     Args:
-        data: one of three sources. A folder has one file per split (``train.json`` or ``train.jsonl`` etc.), or one
-            folder per split if ``read`` accepts folders; the questions of a missing split are (). A file is divided by
-            :func:`divide`, and all its questions are also the split ``WHOLE``, in an order that does not depend on
-            ``seed``. For a data set on the hub see :func:`_hub`.
+        data: a folder, a file, or the name of a data set on the hub (see :func:`_hub`). A folder has one file per
+            split, such as ``train.json`` or ``train.jsonl``, or one folder per split if ``read`` accepts folders. A
+            split without a file has no questions. The questions of a single file are divided by :func:`divide`. They
+            are also the split ``WHOLE``, in an order that does not depend on ``seed``.
         seed: orders the training questions.
         read: reads the questions of one file, folder or split on the hub.
         tested: the parts of a data set on the hub to test on; the first part that exists is used.
 
     Raises:
-        InvalidInput: a row cannot be read, a folder has no files with these names, a question is in two splits, or a
+        InvalidInput: a row cannot be read, a folder has no questions, a question of a folder is in two splits, or a
             file has too few questions.
     """
     if is_hub(data):
@@ -108,9 +109,8 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     """Divide the questions of one file into the splits test, validation and training.
 
     A fifth of the different questions (1 to 1000) is for test, a tenth (1 to 128) for validation, the rest for
-    training. The hash of a question's text decides the split. Therefore equal questions are in the same split, and
-    the test questions of a file are the same for every seed. No evaluation contains a question that a run was trained
-    on.
+    training. The hash of a question's text decides the split. Therefore the test questions of a file are the same for
+    every seed. Equal questions are in the same split, so that no test or validation question is trained on.
 
     Raises InvalidInput if there are fewer than three different questions.
     """
@@ -132,9 +132,9 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
     """Return the questions of each split of a data set on the hub.
 
     The test questions are the first part of ``tested`` that the data set has, because papers report the score of this
-    part. The validation questions are a tenth of the training questions (at most 128), so that no test question chooses
-    the checkpoint. If the data set has only one split, or ``data`` names one split (``@SPLIT``), the questions of this
-    split are divided like a file.
+    part. The validation questions are a tenth of the training questions (at most 128), so that the choice of the
+    checkpoint does not depend on test questions. If the data set has only one split, or ``data`` names one split
+    (``@SPLIT``), the questions of this split are divided by :func:`divide`.
 
     Raises InvalidInput if the data set has no training part or no part to test on.
     """
@@ -189,7 +189,7 @@ def hash_order(questions: Sequence[Question], salt: str) -> tuple[Question, ...]
 
 
 def key(question: BenchmarkQuestion) -> str:
-    """Return the text of a question without differences in case and spacing. Equal keys mean equal questions."""
+    """Return the text of a question in lower case and with single spaces. Equal keys mean equal questions."""
     return normalized_text(question.text)
 
 

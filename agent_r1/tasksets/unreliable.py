@@ -4,8 +4,9 @@ The agent learns to repeat a failed search and to check a page. In an outdated e
 the wrong relations. No text says that a page is outdated, but the outdated editions of a page differ from each other.
 Therefore a page is true if two searches return it with equal content. Only the final answer is rewarded.
 
-The rates of failures and outdated pages depend on the split. The draws depend on the task, on the page, and on the
-number of searches for the page. Therefore all attempts at a task get the same results for the same searches.
+The rates of failures and outdated pages depend on the split. The result of a search is drawn at random, from a seed
+that depends on the task, the page, and the number of searches for the page so far. Therefore all attempts at a task get
+the same results for the same searches.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
 from agent_r1.tools import Resources, tool
 
 MAX_TURNS = 20
-"""Enough turns, even under the worst draws, to find the true edition of three pages twice each, and to answer."""
+"""The largest number of turns of an episode.
+
+A right solution needs at most 19 turns: 6 searches for each of 3 pages until 2 of them return the true edition (see
+``FRESH``), and the answer.
+"""
 
 FRESH = 3
 """Of every three searches for a page, at least one returns the true edition, so that every task can be solved.
 
-The position of this search among the three is drawn, so that the agent must compare the results.
+The position of this search among the three is random, so that the agent must compare the results.
 """
 
 Fortune = Literal["fresh", "old", "failed"]
@@ -63,7 +68,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split. ``questions`` is the TinyWiki split with its questions; ``rates`` are the rates of its search."""
+    """A split: the questions of the TinyWiki split ``questions``, and the rates of the search."""
 
     questions: str
     rates: Rates
@@ -139,9 +144,9 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the number of the search that surely returns the true edition, of the three searches around ``time``.
+    """Return the number of the search that surely returns the true edition, in the block that contains ``time``.
 
-    The searches for a page are counted from 1, in blocks of three: 1 to 3, 4 to 6, and so on.
+    The searches for a page are counted from 1. Three searches form a block: 1 to 3, 4 to 6, and so on.
     """
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
@@ -170,14 +175,17 @@ Order = tuple[int, ...]
 
 @cache
 def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
-    """Return all orders of ``count`` places in which no place keeps its position: the cyclic shifts, and the rest."""
+    """Return all permutations of 0 .. ``count`` - 1 that move every element: the cyclic shifts, then the others."""
     shifts = tuple(tuple((place + by) % count for place in range(count)) for by in range(1, count))
     moved = (order for order in permutations(range(count)) if all(at != place for place, at in enumerate(order)))
     return shifts, tuple(order for order in moved if order not in shifts)
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` draws the training wikis. Raises InvalidInput if ``data`` or ``corpus`` is given."""
+    """Build the task set. ``seed`` determines the training wikis.
+
+    Raises InvalidInput if ``data`` or ``corpus`` is given.
+    """
     refuse_files("unreliable", data, corpus)
     return TaskSet(
         name="unreliable",

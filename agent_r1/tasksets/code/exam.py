@@ -46,7 +46,7 @@ class Exam:
     async def judge(self, sandbox: Sandbox, solution: str) -> Verdict:
         """Return the verdict of :meth:`Sandbox.grade` about a solution.
 
-        Tests that draw random numbers draw the same numbers at each call.
+        Tests that draw random numbers draw the same numbers for every solution.
         """
         handing = "".join(f"{name} = {_HAND}({name!r})\n" for name in self.handed)
         calls = (*self.calls, _HAND) if self.handed else self.calls
@@ -70,9 +70,10 @@ _FILES = ("given.py", "solution.py", "after.py")
 
 
 def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
-    """Return the folders of the packages that the exams import (EvalPlus imports numpy).
+    """Return the folders of the packages that the exams import. For example, the tests of EvalPlus import numpy.
 
-    The sandbox must make these folders readable. Raises InvalidInput if a package is not installed.
+    A program in the sandbox can read these folders only if they are in ``SandboxConfig.packages``. Raises InvalidInput
+    if a package is not installed.
     """
     packages = {name for exam in exams for name in imported_packages(f"{exam.setup}\n{exam.tests}")}
     folders = set()

@@ -47,8 +47,8 @@ def example_from_assertion(source: str) -> Example:
 def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
     """Return the examples in the docstring of a function.
 
-    The examples are the doctests; if there are no doctests, the lines such as ``f(1) ➞ 2``. A doctest or line whose
-    expected value is not a literal is left out. ``source`` is the source in which the function is defined.
+    The examples are the doctests. If there are no doctests, the examples are the lines such as ``f(1) ➞ 2``. A doctest
+    or line whose expected value is not a literal is left out. ``source`` is the source that defines the function.
     """
     found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
@@ -58,7 +58,7 @@ def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
 def _doctests(docs: str) -> Iterator[Example]:
     try:
         examples = doctest.DocTestParser().get_examples(docs)
-    except ValueError:  # doctest does not accept the indentation
+    except ValueError:  # doctest refuses the indentation of the docstring
         return
     for example in examples:
         if _parses(example.source.strip()) and _is_literal(example.want.strip()):

@@ -23,9 +23,8 @@ class Problem:
     """One row of a file: the text of the request, the public examples, the hidden exam, and a right solution.
 
     Example:
-        Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3", (Example("add(1, 2)",
-        "3"),),
-                Exam(("add",), "assert add(2, 2) == 4"), "def add(a, b): return a + b")
+        Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3",
+                (Example("add(1, 2)", "3"),), Exam(("add",), "assert add(2, 2) == 4"), "def add(a, b): return a + b")
     """
 
     id: str
@@ -68,7 +67,8 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
 def _humaneval(row: JsonRecord) -> Problem:
     """Return the problem in a row of HumanEval.
 
-    The prompt runs before the tests and before the solution, because both can use imports and functions of the prompt.
+    The prompt runs before the tests and before the solution, because the tests and the solution can use imports and
+    functions of the prompt.
     """
     name, prompt, test = row.get_text("entry_point"), _source(row, "prompt"), _source(row, "test")
     if not test.strip():

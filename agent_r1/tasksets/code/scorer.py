@@ -1,5 +1,4 @@
-"""The scorer of code: whether the solution of an attempt passes the exam and has the right form, and whether the first
-code passes."""
+"""The scorer of code, which grades the solutions of an attempt with the exam of the task."""
 
 from __future__ import annotations
 
@@ -100,7 +99,7 @@ def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     - ``no_second_try_rate``: of the attempts whose first code failed, the share that submitted code only once
     - ``fix_rate``: of the attempts whose first code failed and that submitted code again, the share that passed
 
-    Attempts that could not be graded are ignored. A rate of no attempts is left out.
+    Attempts that could not be graded are ignored. A rate is left out if it would be a share of no attempts.
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]

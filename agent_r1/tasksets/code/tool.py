@@ -21,7 +21,7 @@ RUN_TESTS = "run_tests"
 
 _TRIAL = (Path(__file__).parent / "inside" / "trial.py").read_text()
 _WAIT = 600.0
-"""Seconds that a call can wait until the sandbox has room for its program."""
+"""Seconds that a call can wait for a free slot of the sandbox."""
 
 
 def run_tests_tool(sandbox: Sandbox) -> Tool:
@@ -47,7 +47,7 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
 def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
     """Return the source of the program that runs a solution on the examples."""
     pairs = [(example.call, example.wanted) for example in examples]
-    before = exam.given or exam.setup  # imports and helpers that the examples can need, but no tests
+    before = exam.given or exam.setup  # imports and helper functions for the examples, without tests
     return f"{_TRIAL}\ntry_out({before!r}, {code!r}, {exam.after!r}, {pairs!r})"
 
 

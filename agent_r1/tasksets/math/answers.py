@@ -47,7 +47,8 @@ def boxed_answer(text: str) -> str | None:
 def _closing_braces(text: str) -> dict[int, int]:
     """Return the index of the closing brace by the index of its opening brace. Escaped braces are ignored.
 
-    The function needs only one pass over the text, because a policy can write many boxes that are not closed.
+    One pass over the text finds all pairs. A separate search for each box would take quadratic time if a policy writes
+    many boxes that are not closed.
     """
     closing: dict[int, int] = {}
     opened: list[int] = []

@@ -49,7 +49,7 @@ _NAME = re.compile(r"[a-zA-Z]")
 
 
 def normalize_answer(answer: str) -> str:
-    r"""Return the answer in the form that math-verify can parse. Unknown notation is left unchanged.
+    r"""Return the answer in a notation that math-verify can parse. Unknown notation is left unchanged.
 
     Example:
         >>> normalize_answer("£1,000."), normalize_answer("1 1/2"), normalize_answer("x<2")
@@ -83,7 +83,7 @@ def repeating_decimal(answer: str) -> str:
 def strip_notation(text: str) -> str:
     """Return a text without spaces, braces and layout commands, in lower case and with simple fractions as ``a/b``.
 
-    The result is for comparison with other texts.
+    Two results are compared to find out whether two answers have the same text.
     """
     text = _FRACTION.sub(_over, text)
     bare = re.sub(r"\\(?:left|right|text|mathrm|mathbf|displaystyle)\b|\\[,!;: ]|\^\{?\\circ\}?|[\s{}$]", "", text)

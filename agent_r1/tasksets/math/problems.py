@@ -38,10 +38,10 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     The fields of a row decide its format:
 
     - GSM8K: ``question``, and ``answer`` with a last line such as ``#### 18``
-    - MATH: ``problem``, and ``solution`` with the answer in ``\boxed{..}``; a folder with one file per problem
+    - MATH: ``problem``, and ``solution`` with the answer in ``\boxed{..}``; also as a folder with one file per problem
     - MATH-500: the fields of MATH, and ``answer`` with only the answer
-    - other files: ``question``, and ``answer`` with only the answer (a text or a number), or with a solution that has
-      the answer in ``\boxed{..}`` or after ``#### ``
+    - other files: ``question``, and ``answer`` with only the answer (a text or a number)
+    - other files with solutions: ``question``, and ``answer`` with the answer in ``\boxed{..}`` or after ``#### ``
 
     Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """

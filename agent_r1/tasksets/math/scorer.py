@@ -1,4 +1,4 @@
-"""The scorer of mathematics: whether the final answer of an attempt equals the gold answer and has the right form."""
+"""The scorer of mathematics, which compares the final answer of an attempt with the gold answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 5.0
 LONGEST = 1000
 """The largest number of characters of an answer. A longer answer is wrong and is not parsed.
 
-No benchmark has a gold answer of half this length.
+The gold answers of the benchmarks have less than half this length.
 """
 
 _VERIFIER = "agent_r1.tasksets.math.verifier"
@@ -54,8 +54,8 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Return whether the answer ``said`` to ``question`` is right.
 
-        If the comparison fails, but the gold answer alone can be computed, then ``said`` is wrong. If the gold answer
-        cannot be computed either, the result is not decided.
+        If the comparison fails, math-verify compares the gold answer with itself. If the gold answer equals itself,
+        ``said`` is wrong; otherwise ``correct`` of the result is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

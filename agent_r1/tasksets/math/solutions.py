@@ -15,9 +15,8 @@ from agent_r1.tasksets.math.problems import Problem
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return the function that returns the reference solutions of a task.
 
-    The right solutions state the gold answer. The wrong solutions, for example, state the answer of another problem,
-    the gold answer plus one, an expression of the question, or a sum that is not computed. Other wrong solutions have
-    no complete box.
+    The right solutions state the gold answer. Some wrong solutions state, for example, the answer of another problem,
+    the gold answer plus one, or an expression of the question. Other wrong solutions have no complete box.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
@@ -74,7 +73,7 @@ def plus_one(answer: str) -> tuple[str, ...]:
 
 
 def uncomputed_sum(answer: str) -> str:
-    """Return a sum that is not computed, and that is therefore a wrong answer.
+    """Return a sum that is not computed and is therefore a wrong answer.
 
     For an integer, the sum has the value of the answer. For another answer, the sum is ``1 + 1 + 1``.
 

@@ -1,4 +1,4 @@
-"""The code of the processes that ``scorer`` starts: compare two answers with math-verify.
+"""The comparison of two answers with math-verify, in the processes that ``scorer`` starts.
 
 Import this module only in a process that can be killed. For some answers, sympy or a regular expression runs forever or
 takes all memory.
@@ -24,7 +24,7 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Return whether ``said`` is right, and the reason if its form is refused ("" if its form is acceptable)."""
+        """Return whether ``said`` is right, and the reason why its form is refused ("" if the form is acceptable)."""
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
         if refused is not None:

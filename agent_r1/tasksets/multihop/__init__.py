@@ -32,7 +32,7 @@ MAX_TURNS = 5
 MAX_OUTPUT = 4000
 """The largest number of characters of a search result: five passages of the usual Wikipedia length.
 
-The limit of the paper, 2048 characters, cuts off the last passages.
+The limit of the paper (arXiv 2511.14460) is 2048 characters, which cuts off the last passages.
 """
 
 AGENT_SYSTEM = (
@@ -65,10 +65,10 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
 
     Args:
         name: the name of the task set, such as ``hotpotqa``.
-        data: a file of questions, a folder with a file per split (see ``splits``), a data set on the hub (see ``hub``),
-            or a TOML file that describes a mixture of data sets (see ``mixture``).
+        data: a file of questions, a folder with a file per split (see ``splits``), or a data set on the hub (see
+            ``hub``). For a mixture of data sets, a TOML file (see ``mixture``).
         corpus: the corpus to search (see ``retrieval.open``). If None: the passages in the files of questions.
-        seed: draws and orders the training questions.
+        seed: determines the order of the training questions and, for a mixture, which questions are used.
 
     Raises:
         InvalidInput: a file is missing or malformed, or there are no passages to search.

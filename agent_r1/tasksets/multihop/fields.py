@@ -68,7 +68,7 @@ def parse_paragraphs(row: JsonRecord) -> list[Paragraph]:
 
 
 def parse_hops(row: JsonRecord) -> tuple[str, ...]:
-    """Return the answer of each hop; () if the row has none.
+    """Return the answer of each hop; () if the row does not contain the answers.
 
     The answers come from MuSiQue's ``question_decomposition``, or are the objects in 2WikiMultihopQA's ``evidences``.
     """
@@ -81,7 +81,7 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Return the columns of a value from the hub as rows: ``{"title": ["X"], "sent_id": [0]}`` as ``[["X", 0]]``.
+    """Convert columns to rows, for a field from the hub: ``{"title": ["X"], "sent_id": [0]}`` becomes ``[["X", 0]]``.
 
     Other values are returned unchanged.
     """

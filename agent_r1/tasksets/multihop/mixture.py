@@ -71,9 +71,9 @@ class Mixture:
 def read_mixture(path: Path, seed: int) -> Mixture:
     """Read a mixture file and the questions of its data sets. Paths in the file are relative to its folder.
 
-    ``seed`` draws the training questions. The test and validation questions are the same for every seed. Test questions
-    are not used for validation or training, and validation questions are not used for training. This is also true if a
-    question is in several data sets.
+    ``seed`` determines the training questions. The test and validation questions are the same for every seed. Test
+    questions are not used for validation or training, and validation questions are not used for training. Questions are
+    compared by their text, also across data sets.
 
     Raises InvalidInput if the file is malformed, a data set cannot be read, or a data set has too few questions.
     """
@@ -83,7 +83,7 @@ def read_mixture(path: Path, seed: int) -> Mixture:
     held = _joined(tests)
     validations = draw.portions("validation", file.validation, "split", held)
     trained = draw.portions("train", file.train, str(seed), (*held, *_joined(validations)))
-    # Mix the data sets: without this line, all questions of the first data set would come first.
+    # Mix the data sets. Otherwise all questions of the first data set would come before the other questions.
     train = hash_order(_joined(trained), f"mixed by {seed}")
     return Mixture({"train": train, "validation": _joined(validations), **tests}, tuple(tests))
 

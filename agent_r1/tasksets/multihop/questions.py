@@ -31,9 +31,9 @@ class Question:
 
     Attributes:
         answers: all right answers.
-        supporting: the titles of the passages that prove the answer; () if the file does not name them.
+        supporting: the titles of the passages that prove the answer; () if the file names no such passages.
         context: the passages that the file gives with the question; () if the file gives no passages.
-        hops: the answers of all hops, including the last hop; () if the file does not give them.
+        hops: the answers of all hops, including the last hop; () if the file does not contain the answers.
 
     Example:
         Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...),
@@ -59,7 +59,7 @@ def read_questions(source: Path) -> tuple[Question, ...]:
     - HotpotQA, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]] pairs,
       ``supporting_facts`` as [title, sentence number] pairs, ``_id``
     - 2WikiMultihopQA: the fields of HotpotQA, ``evidences`` as [subject, relation, object] triples, ``answer_id``. The
-      file ``id_aliases.json`` in the same folder gives other names of the answer with this id
+      file ``id_aliases.json`` in the same folder contains other names of the answer, by ``answer_id``
     - MuSiQue: ``question``, ``answer``, ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``.
       Rows that are not answerable are left out, as in MuSiQue's answer metric
     - versions of these files on the hub, in which lists of pairs are columns: ``{"title": [..], "sentences": [..]}``

@@ -38,7 +38,7 @@ LOOK_UP = replace(search, spec=replace(search.spec, name="look_up"))
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` draws the training worlds.
+    """Build the task set. ``seed`` determines the training worlds.
 
     Raises InvalidInput if ``data`` or ``corpus`` is given.
     """

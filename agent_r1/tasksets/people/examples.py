@@ -1,4 +1,4 @@
-"""The prompt of ``people``: the instruction and a solved question. The people of this question are in no world."""
+"""The prompt of ``people``: the instruction and a solved question. No world contains the people of this question."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Split:
         owner: the class of the people's surnames.
         worlds: the number of worlds that the questions are about.
         tasks: the number of questions.
-        hops: the numbers of hops; the questions take these numbers in turn.
+        hops: the numbers of hops. The numbers repeat in this order over the questions.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
         last: the names of the relations that can be the last relation of a question.
 
@@ -51,7 +51,7 @@ SPLITS: Mapping[str, Split] = {
 """The splits. The training questions have one or two hops.
 
 Questions of three or more hops and the splits ``paraphrased``, ``renamed-tool`` and ``unseen-relation`` are not trained
-on. Each of these splits changes one property that is constant in training.
+on. Each of these splits differs from the splits ``1-hop`` and ``2-hop`` in one property.
 """
 
 _TRIES = 10_000
@@ -79,7 +79,7 @@ def world_of(task: Task) -> WorldKey:
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return a task with a drawn question. The question is not yet in ``asked`` and is added to ``asked``.
+    """Return a task with a random question. The question is not yet in ``asked`` and is added to it.
 
     Raises InvalidInput if no new question is found.
     """

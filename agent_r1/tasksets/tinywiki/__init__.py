@@ -36,7 +36,10 @@ FIND = replace(search, spec=replace(search.spec, name="find"))
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` draws the training wikis. Raises InvalidInput if ``data`` or ``corpus`` is given."""
+    """Build the task set. ``seed`` determines the training wikis.
+
+    Raises InvalidInput if ``data`` or ``corpus`` is given.
+    """
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
             raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")

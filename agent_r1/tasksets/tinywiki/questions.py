@@ -53,7 +53,7 @@ class Split:
         owner: the class of the wikis; ``UNSEEN`` for test wikis with the unseen relation.
         wikis: the number of wikis that the questions are about.
         tasks: the number of questions.
-        kinds: pairs of a wording and a number of hops; the questions take these kinds in turn.
+        kinds: pairs of a wording and a number of hops. The kinds repeat in this order over the questions.
         relation: a relation that every chain must contain; None for any relations.
 
     Example:
@@ -82,7 +82,7 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
     "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
-"""The splits. The questions of a split take its kinds in turn, so that the first questions of a split are balanced.
+"""The splits. The kinds of a split repeat over its questions, so that the first questions contain all kinds.
 
 - ``train``: a quarter of the questions has one hop, the rest has two hops. No training question has three hops.
 - ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer such
@@ -113,7 +113,7 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return a task with a drawn question about a wiki. The question is new; it is added to ``asked``."""
+    """Return a task with a random question about a wiki. The question is not yet in ``asked`` and is added to it."""
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
     rng = random.Random(f"{prefix}/{split}/{index}")
