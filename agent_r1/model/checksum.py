@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 
 def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
-    """Return the sha256 over name, dtype, shape and bytes of every parameter, in the order of names.
+    """Return the sha256 over name, dtype, shape and bytes of every parameter, sorted by name.
 
-    If ``dtype`` is given, the parameters are cast to ``dtype`` first. One flipped bit changes the checksum. Its
+    If ``dtype`` is given, the parameters are cast to ``dtype`` first. One flipped bit changes the checksum. The
     computation takes about 1 ms per MB of weights on one CPU core.
     """
     return tensors_checksum((name, parameter.to(dtype or parameter.dtype)) for name, parameter in _detached(model))

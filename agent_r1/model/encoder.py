@@ -1,4 +1,4 @@
-"""Sentence encoders: they turn texts into vectors of length 1, with any encoder model of transformers."""
+"""Sentence encoders, which convert texts to vectors of length 1. Any encoder model of transformers can be used."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SentenceEncoder:
 
     def fingerprint(self) -> str:
         """Return the sha256 of what determines a vector: weights, vocabulary, pooling and ``max_tokens``."""
-        # Leave out the pooler: it is not used, and if the files lack its weights, they are random at every load.
+        # Leave out the pooler, which is not used. If the files lack its weights, they are random after every load.
         weights = tensors_checksum((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
         vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()))
         settings = f"{self.pooling}|{self.max_tokens}|{weights}|{vocabulary}"
@@ -133,10 +133,9 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
 
 
 def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
-    """Return the requested pooling.
+    """Return the requested pooling, or raise InvalidInput if the folder declares another pooling.
 
-    For "auto", return the pooling that the folder declares, or "mean" if the folder declares no pooling. Raise
-    InvalidInput if the folder declares another pooling than the requested pooling.
+    For "auto", return the pooling that the folder declares, or "mean" if the folder declares no pooling.
     """
     declared = _declared_pooling(folder / POOLING_FILE, name)
     if requested == "auto":

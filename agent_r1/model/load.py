@@ -105,9 +105,9 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer that ``tokenizer.json`` describes.
 
-    For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder). It
-    combines the saved vocabulary with the usual pipeline of the model type. The tokenizer then splits text differently
-    than in training (docs/decisions/0004), so it is loaded again without its model type.
+    For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder), and
+    uses the saved vocabulary with the usual pipeline of the model type. Text is then split differently than in the
+    training of the model (docs/decisions/0004). So such a tokenizer is loaded again without its model type.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -215,8 +215,8 @@ def quiet_transformers() -> Iterator[None]:
 def _check_logits(model: PreTrainedModel, name: str) -> None:
     """Raise InvalidInput if the model's logits are not finite, or are not equal to the output of its head.
 
-    Training applies the head itself, to the hidden states of some tokens only. A model that changes the head's output
-    would get wrong probabilities.
+    In training, this package applies the head to the hidden states of some tokens only. If a model changes the output
+    of its head, the probabilities in training would be wrong.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()

@@ -1,4 +1,4 @@
-"""The memory that forward and backward passes need, found by running the passes on tensors with shapes and no data."""
+"""The memory that forward and backward passes need, measured in passes over tensors that have shapes but no data."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) ->
 
 
 def _fake_model(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) -> PreTrainedModel:
-    """Return a model whose parameters have shapes and no data. Call this function inside a FakeTensorMode."""
+    """Return a model whose parameters have shapes but no data. Call this function inside a FakeTensorMode."""
     values: Mapping[str, Any] = json.loads(settings)
     with quiet_transformers():
         config = model_type.config_class.from_dict(dict(values))  # type: ignore[union-attr]

@@ -34,11 +34,11 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPrecision(Generic[M]):
-    """A module that holds trained weights in float32, and a module that computes with these weights.
+    """A pair of modules: ``weights`` holds trained weights in float32, and ``compute`` computes with these weights.
 
-    ``compute`` is a copy of ``weights`` in lower precision, or ``weights`` itself. After each backward pass of the
-    copy, the copy's gradient is added in float32 to the gradient of ``weights``. So sums over micro-batches and over
-    optimizer steps lose no precision.
+    ``compute`` is a copy of ``weights`` in lower precision, or ``weights`` itself. Each backward pass adds the gradient
+    of the copy to the gradient of ``weights``, in float32. So sums over micro-batches and over optimizer steps lose no
+    precision.
     """
 
     weights: M
@@ -58,7 +58,10 @@ class MixedPrecision(Generic[M]):
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return ``weights`` with a module that computes in ``dtype``. Its submodules named in ``keep`` are not cast."""
+    """Return ``weights`` with a module that computes in ``dtype``.
+
+    In this module, the submodules named in ``keep`` keep their data type.
+    """
     if dtype == "float32":
         return MixedPrecision(weights, weights)
     compute = cast_parameters(copy.deepcopy(weights), dtype, keep)
@@ -84,10 +87,10 @@ def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
 
 
 def checkpoint_activations(model: nn.Module, name: str) -> None:
-    """Make the layers of a model keep only their inputs in the forward pass.
+    """Switch on activation checkpointing: layers keep only their inputs in the forward pass.
 
-    The backward pass computes the other activations again. Raise InvalidInput with the model's ``name`` if the model's
-    architecture does not support this.
+    The backward pass computes the other activations again. Raise InvalidInput if the architecture of the model does not
+    support activation checkpointing. ``name`` is the name of the model in the message.
     """
     backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # the backbone of a critic
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

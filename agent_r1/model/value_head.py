@@ -1,4 +1,4 @@
-"""The critic: a value model that predicts, at each position of a sequence, the future reward."""
+"""The critic: a value model that predicts, at each position of a sequence, the sum of the future rewards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ LOGPROB_SCALE = 0.25
 
 
 class ValueModel(nn.Module):
-    """A backbone with a linear head that gives one number for each token.
+    """A backbone with a linear head that returns one number for each token.
 
     The head is initialized to 0, so all values are 0 before the first update. The baseline of PPO's first update is
-    then 0 instead of noise. If ``reads_logprobs``, the log-probability with which each token was sampled is a second
-    input. A linear layer adds this input to the embeddings; its weights are initialized like an embedding.
+    then 0 instead of noise.
+
+    If ``reads_logprobs`` is true, the log-probability with which each token was sampled is a second input. A linear
+    layer converts this input to a vector, which is added to the token's embedding.
     """
 
     def __init__(self, backbone: PreTrainedModel, width: int, reads_logprobs: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The policy update: the trainer protocol, the trainer of one process, and the updater that drives a trainer.
+"""The policy update: the trainer protocol, the trainer of one process, and the updater that calls a trainer.
 
 Python imports each public name on first use, so that ``agent_r1.trainer.config`` loads neither torch nor transformers.
 """

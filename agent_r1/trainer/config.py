@@ -12,7 +12,7 @@ DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ScheduleConfig(BaseModel):
-    """How the learning rates change over the steps of a run: warm-up, plateau, decay.
+    """The schedule of the learning rates over the steps of a run: warm-up, plateau, decay.
 
     Example:
         ScheduleConfig(name="cosine", warmup_ratio=0.03, min_ratio=0.1)
@@ -21,7 +21,7 @@ class ScheduleConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
-    """Shape in which the learning rates decay until the last step of the run. constant: no decay."""
+    """Shape of the curve on which the learning rates decay until the last step of the run. constant: no decay."""
 
     warmup_steps: int = Field(default=0, ge=0)
     """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). The first step has
@@ -35,7 +35,7 @@ class ScheduleConfig(BaseModel):
     the learning rates are constant. None: the decay begins right after the warm-up."""
 
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Smallest share of the configured learning rates: in the first step of the warm-up and at the end of the decay."""
+    """Share of the configured learning rates in the first step of the warm-up, and at the end of the decay."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -85,7 +85,7 @@ class TrainerConfig(BaseModel):
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
-    own. A smaller number needs less memory, and changes the results by rounding only."""
+    own. A smaller number needs less memory, and changes the results only by rounding errors."""
 
     dtype: Dtype = "float32"
     """Data type of forward and backward passes. Weights, gradients and optimizer moments are always kept in float32."""

@@ -24,19 +24,19 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of ``tokens`` in a micro-batch. The budget becomes smaller whenever memory runs out.
+    """The maximum number of ``tokens`` in a micro-batch. The maximum becomes smaller whenever memory runs out.
 
-    All later passes use the smaller budget too. Loss weights are normalized over the whole batch, so a smaller
-    budget changes only the order in which the losses are summed.
+    All later passes use the smaller maximum too. Loss weights are normalized over the whole batch, so a smaller maximum
+    changes only the order in which the losses are summed.
     """
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
     def run(self, work: Callable[[int], T], blocks: Sequence[Block], undo: Callable[[], None]) -> T:
-        """Return ``work(tokens)``. While memory runs out, repeat the work with a smaller budget.
+        """Return ``work(tokens)``. While memory runs out, repeat the work with a smaller number of tokens.
 
-        The smaller budget is half the number of tokens in the largest micro-batch that did not fit.
+        The smaller number is half the number of tokens in the largest micro-batch of the failed pass.
 
         Args:
             work: a pass over ``blocks`` in micro-batches of at most the given number of tokens.
@@ -44,7 +44,8 @@ class TokenBudget:
             undo: clears the gradients of a pass that did not finish.
 
         Raises:
-            OutOfMemory: memory ran out although no micro-batch is larger than the longest block.
+            OutOfMemory: memory ran out, and no micro-batch is larger than the largest block alone. Micro-batches can
+                then not be made smaller.
         """
         while isinstance(result := _try(work, self.tokens), _RanOut):
             undo()
@@ -70,7 +71,7 @@ def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
 def explain_oom(work: str) -> Iterator[None]:
     """Raise OutOfMemory with a message that names ``work`` if memory runs out in the ``with`` block.
 
-    An OutOfMemory that a TokenBudget raised passes unchanged.
+    If a TokenBudget raises OutOfMemory in the block, this error is not changed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""AdamW over named modules: gradient clipping, refusal of non-finite gradients, and state as plain tensors."""
+"""AdamW for several modules, with gradient clipping and a check that loss and gradients are finite."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ParameterGroup:
 class Optimizer:
     """An AdamW optimizer (1711.05101) for several modules. Each module's gradient is clipped by its own norm.
 
-    Weight decay applies to matrices only. The moments exist before the first step, so that the saved state has the same
-    tensors after every step.
+    Weight decay applies only to parameters with two or more dimensions. The moments exist before the first step, so
+    that the saved state has the same tensors after every step.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Optimizer:
             }
 
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
-        """Clip the gradients of ``loss`` and apply them to ``modules``. Then clear the gradients of all modules.
+        """Clip the gradients of ``modules`` and apply them. Then clear the gradients of all modules.
 
-        ``learning_rate_factor`` multiplies the learning rates in this step only.
-        If the loss or a gradient is not finite, no weight and no moment changes.
+        If ``loss`` or a gradient is not finite, no weight and no moment changes. The learning rates of this step are
+        the configured learning rates times ``learning_rate_factor``.
         """
         for module, parameters in self._parameters.items():
             if module not in modules:

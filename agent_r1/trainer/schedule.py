@@ -1,4 +1,4 @@
-"""The schedule of the learning rates: a schedule of transformers as a function of the step."""
+"""The learning-rate schedules of transformers, as a function of the step."""
 
 from __future__ import annotations
 
