@@ -1,8 +1,8 @@
 """Configurations made from layers of settings.
 
-The layers are, the strongest first: the command line, a TOML file, the defaults of the task set, and the defaults of
-the settings classes. Every setting has a dotted key (``trainer.learning_rate``). Each error is one line that names the
-key, the layer that set the key, and the remedy.
+The layers are the command line, a TOML file, the defaults of the task set, and the defaults of the settings classes, in
+this order. A value in an earlier layer has priority. Every setting has a dotted key (``trainer.learning_rate``). Each
+error is one line that names the key, the layer that set the key, and the remedy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Config = TypeVar("Config", bound=BaseModel)
 class NestedByName:
     """Annotation of a setting that is chosen by name and has settings of its own, such as ``algorithm``.
 
-    The validator of the field checks these settings. It gets them as one flat table:
+    The validator of the field gets these settings as one flat table, and checks the settings:
     ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 
@@ -68,7 +68,7 @@ class Layer:
 
 
 def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
-    """Return the configuration that the layers give, the strongest layer first.
+    """Return the configuration that the layers give. A value in an earlier layer has priority.
 
     A setting that no layer sets keeps the default of ``cls``. Values are validated strictly: text is not accepted as a
     number.
@@ -213,7 +213,7 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
 
 
 def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values from the strongest layers and the sources of these values, both by dotted key."""
+    """Return the values and the sources of all settings by dotted key. A value in an earlier layer has priority."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -227,7 +227,7 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
     if not has_setting(cls, key):
         raise unknown_setting(key, source, setting_keys(cls))
     largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
-    if isinstance(value, int | float) and largest < abs(value) != math.inf:  # the class reports infinity
+    if isinstance(value, int | float) and largest < abs(value) != math.inf:  # the settings class refuses infinity
         raise InvalidInput(f"{key} ({source})", got=value, do=f"give at most {largest:.10g}")
     try:
         to_json(value, inf_nan_mode="constants")
@@ -251,7 +251,7 @@ def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") 
         elif value:
             yield from _flatten(cls, value, f"{key}.")
         elif not any(known == key or known.startswith(f"{key}.") for known in setting_keys(cls)):
-            yield key, value  # an empty table with an unknown key, to be reported
+            yield key, value  # an empty table with an unknown key: the caller reports the key
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
@@ -310,7 +310,7 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
-    """Return the error for the first problem that a validation found. Its message is one line."""
+    """Return the error for the first problem that a validation found. The message of the error is one line."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     source = _source(key, sources)
@@ -328,7 +328,8 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
     """Return the source that set a key, or None if no layer set the key.
 
-    For an item of a list, return the source of the list. For a group of settings, return the source of one of them.
+    For an item of a list, return the source of the list. For a group of settings, return the source of the first
+    setting of the group that a layer set.
     """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))

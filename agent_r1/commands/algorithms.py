@@ -53,7 +53,7 @@ def algorithms(name: str | None, epochs: int | None, minibatches: int, max_stale
 
 
 def _describe(algorithm: Algorithm, inactive: object) -> RenderableType:
-    """Return the objective, the source and notes, and every parameter with its type, meaning, value and bounds."""
+    """Return the objective, paper, deviations, inactive terms and parameters of an algorithm, for the terminal."""
     from agent_r1.algorithms.objective import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
@@ -64,7 +64,10 @@ def _describe(algorithm: Algorithm, inactive: object) -> RenderableType:
 
 
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
-    """Yield each option and its explanation. A component that is turned off is included, with its default values."""
+    """Yield the option and the explanation of each parameter of a component.
+
+    A component that is turned off is included, with its default values.
+    """
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices
 

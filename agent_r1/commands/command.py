@@ -37,7 +37,7 @@ ENTRIES = f"{__name__}.entries"
 
 
 class FilePath(click.ParamType):
-    """The type of a path that is not checked when the arguments are parsed.
+    """The type of an option that is a path. The path is not checked when the arguments are parsed.
 
     Unlike click.Path, this type accepts any text. The error of a wrong path is reported when the file is opened.
     """
@@ -59,13 +59,14 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class Invalid(AgentR1Error):
-    """The error for a check that found problems. The command itself worked and has printed its report."""
+    """The error for a check that found problems. The command prints its report before this error."""
 
 
 class SettingOption(click.Option):
     """The option of one setting.
 
-    The click context collects the texts of all setting options, so that all texts are converted together.
+    The text that the user typed is stored in the click context. :class:`SettingsCommand` converts the texts of all
+    setting options together.
     """
 
     def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
@@ -224,7 +225,10 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return the layers, the strongest first: the command line, then the file of ``--config`` if there is one."""
+    """Return the layers: the command line, then the file of ``--config`` if there is one.
+
+    The settings of the command line have priority.
+    """
     return [settings] if file is None else [settings, read_toml(file)]
 
 
@@ -242,7 +246,7 @@ def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
 
 
 def columns(rows: Mapping[str, str]) -> Table:
-    """Return a table of two columns: the names, and the meanings with wrapped lines."""
+    """Return a table with two columns, the names and the meanings. Long meanings are wrapped."""
     grid = Table.grid(padding=(0, 2))
     for name, meaning in rows.items():
         grid.add_row(Text(name), Text(meaning))

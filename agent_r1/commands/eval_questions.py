@@ -19,11 +19,11 @@ def with_unseen_questions(
 ) -> TaskSet:
     """Return the task set with the questions to evaluate on.
 
-    - If the evaluation uses the path of the training data, the task set is returned unchanged: the questions are the
-      test splits.
-    - If the evaluation uses another path, the training questions of the run are removed.
-    - If the task set has a split of all questions (``whole``), the evaluation uses all of them. A task set has this
-      split if its data are one file.
+    - If the evaluation reads the path of the run's training data, the task set is unchanged: the questions are the test
+      splits.
+    - If the evaluation reads another path, the training questions of the run are removed.
+    - In all cases except the first, a task set with the split ``whole`` is evaluated on this split. The split ``whole``
+      contains all questions; a task set has this split if its data are one file.
 
     Args:
         trained: the configuration of the run that is evaluated; None if the model does not belong to a run.

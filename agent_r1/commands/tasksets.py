@@ -1,4 +1,7 @@
-"""The commands ``tasksets``, ``check``, ``play`` and ``retriever``. Each imports torch only if it needs torch."""
+"""The commands ``tasksets``, ``check``, ``play`` and ``retriever``.
+
+Modules that need torch are imported inside the commands, so that other commands start fast.
+"""
 
 from __future__ import annotations
 

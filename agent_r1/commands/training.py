@@ -92,9 +92,9 @@ def _require_file(taskset: str) -> None:
 @json_option
 @quiet_option
 def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
-    """Print the table of methods for a model, a folder or a run.
+    """Compare a model, a folder or a run with the baselines, in a table.
 
-    The file of --config can be a configuration for training: settings that only training has are ignored.
+    The file of --config can be a configuration for training. Settings that only training has are ignored.
     """
     layers = [restrict(layer, EvalConfig, TrainConfig) for layer in with_file(settings, config_file)]
     given, trained = resolve(EvalConfig, layers), None

@@ -1,4 +1,4 @@
-"""Settings of the embedded engine. This module does not import torch, so that settings are read fast."""
+"""Settings of the embedded engine. Importing this module does not import torch, so that the command line is fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent_r1.core.weights import Dtype
 
 
 class EngineConfig(BaseModel):
-    """How many sequences the embedded engine generates at the same time, in which data type and in how much memory.
+    """The size of a decode batch, the data type, and the memory of the KV cache of the embedded engine.
 
     Example:
         EngineConfig(max_sequences=64, kv_cache_gib=8.0)

@@ -1,13 +1,14 @@
 """The KV cache: keys and values of many sequences, in blocks of slots.
 
 A block has a fixed number of rows, with one sequence in each row. For each layer, a block has one tensor of keys and
-one tensor of values. A decode step runs on whole blocks. The arithmetic of a row does not depend on the other rows,
-because the shapes are fixed: a sequence gets the same bits alone and in a batch (tests/inference/test_torch_engine.py).
+one tensor of values. A decode step runs on whole blocks. Because the shapes are fixed, the arithmetic of a row does not
+depend on the other rows. So a sequence gets the same bits alone and in a batch (tests/inference/test_torch_engine.py).
 
 A slot is contiguous memory, unlike the pages of vLLM's paged attention. All slots of a block have the same length: at
 least the length of the longest sequence in the block.
 
-Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, L visible tokens, D head size.
+Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
+(the columns of keys and values over which the attention is computed).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers import AttentionInterface
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
-"""The number of visible tokens is rounded up to a multiple of this number, so that few different shapes occur."""
+"""The number L of visible tokens is rounded up to a multiple of this number, so that few different shapes occur."""
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -42,11 +43,12 @@ def cache_attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Return the attention (R, T, H, D) of query (R, H, T, D) over key and value (R, K, L, D).
+    """Return the output of the attention (R, T, H, D) for query (R, H, T, D), and key and value (R, K, L, D).
 
-    ``attention_mask`` (R, 1, T, L) is added to the scores. ``key`` and ``value`` can be strided views of a block. They
-    are not copied for each attention head: the G attention heads that share a key-value head become rows of one matrix
-    product (grouped-query attention). The second returned value, the attention weights of transformers, is None.
+    ``attention_mask`` (R, 1, T, L) is added to the scores. ``key`` and ``value`` can be strided views of a block, and
+    are not copied for each attention head. Instead, the G attention heads that share a key-value head become rows of
+    one matrix product (grouped-query attention). The second returned value is None, because the attention weights,
+    which transformers expects there, are not needed.
     """
     rows, heads, new, size = query.shape
     kv_heads = key.shape[1]
@@ -118,7 +120,7 @@ def _grow(tensor: Tensor, capacity: int) -> Tensor:
 
 
 class _CacheView:
-    """The part of transformers' cache interface, without ``update``, that models call in a forward pass."""
+    """The methods of transformers' cache that models call in a forward pass, except ``update``."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # models only derive positions from this number, and the runner passes positions
@@ -127,8 +129,8 @@ class _CacheView:
 class DecodeCache(_CacheView):
     """The cache of a decode step: each row of a block gets one new token.
 
-    The keys and values of the new token are written at index ``lengths[row]``. Each layer gets the first ``visible``
-    tokens of all rows.
+    The keys and values of the new token are written at index ``lengths[row]``. Each layer gets the keys and values of
+    the first ``visible`` tokens of all rows.
     """
 
     def __init__(self, block: CacheBlock, visible: int) -> None:

@@ -1,6 +1,6 @@
 """Forward passes of the embedded engine: prefill and decode of a transformers causal LM over the KV cache.
 
-Shapes: R rows, T new tokens, L visible tokens, V vocabulary.
+Shapes: R rows, T new tokens, L visible tokens (see ``inference.kv_cache``), V vocabulary size.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PREFILL_CHUNK = 256
 """Maximum number of tokens of one sequence in a prefill pass. More tokens take several passes (chunked prefill)."""
 
 PREFILL_TOKENS = 512
-"""Number of tokens in a prefill pass: rows * padded length. So the padded length determines the number of rows."""
+"""Number of tokens in a prefill pass. The number of rows in a pass is this number divided by the padded length."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
 """Largest accepted difference between a logit with the KV cache and the same logit in a plain forward pass, by type of
-the weights. The difference is divided by the largest logit. One rounding to bfloat16 causes a difference of 4e-3; all
-layers of a random model with large weights cause 0.05."""
+the weights. The difference is divided by the largest absolute logit. One rounding to bfloat16 causes a difference of
+4e-3; all layers of a random model with large weights cause 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class PrefillChunk:
 
 
 class ModelRunner:
-    """Runs a model on the blocks of the KV cache. Each block has ``rows`` rows. The class is not thread-safe.
+    """A runner of a model on the blocks of the KV cache. Each block has ``rows`` rows. A runner is not thread-safe.
 
     The runner takes ownership of the model, and replaces the model's attention function by
     :func:`agent_r1.inference.kv_cache.cache_attention`.
@@ -110,7 +110,7 @@ class ModelRunner:
             block = self.blocks[chunk.slot.block]
             block.lengths[chunk.slot.row] = chunk.cached
             block.reserve(chunk.cached + len(chunk.token_ids) + 1)
-        # First portions of all chunks run before second portions. Portions of equal padded shape run together.
+        # The first portions of all chunks run before the second portions. Portions of equal padded shape run together.
         for portions in itertools.zip_longest(*(chunk.split() for chunk in chunks)):
             by_shape: dict[tuple[int, int], list[PrefillChunk]] = {}
             for portion in portions:
@@ -129,7 +129,7 @@ class ModelRunner:
             token_ids[index, : len(chunk.token_ids)] = torch.tensor(chunk.token_ids)
             cached[index] = chunk.cached
         counts = [len(chunk.token_ids) for chunk in chunks]
-        # Padding could get positions beyond the model's last position, so positions are clamped. Nothing reads padding.
+        # Positions are clamped, because padding could get positions beyond the last position of the model.
         positions = (cached[:, None] + torch.arange(new)[None]).clamp(max=int(cached.max()) + max(counts) - 1)
         # Each token sees the cached tokens of its row and the new tokens up to itself: (R, T, context + T)
         seen = (torch.arange(context)[None] < cached[:, None])[:, None].expand(rows, new, context)

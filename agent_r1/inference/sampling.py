@@ -1,4 +1,7 @@
-"""Sample tokens from logits. Each row has its own temperature, filters and random number."""
+"""Sample tokens from logits. Each row has its own temperature, filters and random number.
+
+Shapes: N rows, V vocabulary size.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, 
     """Sample one token for each row of fp32 logits (N, V). Return tokens (N,) and their log-probabilities (N,).
 
     Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, even if top-p or top-k exclude
-    tokens. Rows with temperature 0 are greedy; their log-probabilities are at temperature 1.
+    tokens. In a row with temperature 0, the most probable token is chosen, and its log-probability is at temperature 1.
     """
     temperature = torch.tensor([row.temperature or 1.0 for row in rows], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)
@@ -57,7 +60,10 @@ def _allowed(probabilities: Tensor, row: RowSampling) -> Tensor:
 
 
 def _invert_cdf(probabilities: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Return, for each row, the first token at which the cumulative probability exceeds uniform * total: (N,)."""
+    """Return tokens (N,): in each row, the first token at which the cumulative probability exceeds uniform * total.
+
+    ``total`` is the sum of the probabilities of the row, which is below 1 if tokens are excluded.
+    """
     cumulative = probabilities.cumsum(dim=-1)
     uniform = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=probabilities.device)
     target = uniform * cumulative[:, -1]

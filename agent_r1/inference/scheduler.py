@@ -1,4 +1,4 @@
-"""The engine's scheduler. It decides which request gets which slot of the KV cache, and which tokens must be computed.
+"""The scheduler of the engine assigns slots of the KV cache to requests, and selects the tokens to compute.
 
 The scheduler works on the host with plain Python values, and never reads or writes a tensor.
 """
@@ -54,9 +54,9 @@ class _Session:
 class Scheduler:
     """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
-    A session keeps its slot from its first request until the session is released, so that each turn of an episode
-    computes only its new tokens. A prefix cache maps prompts to the slots that hold them. If new prompts are equal, as
-    in a group of attempts at one task, one prompt is computed, and its keys and values are copied for the others.
+    A session keeps its slot until the session is released, so that each turn of an episode computes only its new
+    tokens. A prefix cache maps each prompt to a slot that holds the prompt. Attempts at the same task have equal
+    prompts. The first of these prompts is computed, and its keys and values are copied for the other prompts.
 
     Args:
         rows: number of slots in a block.
@@ -136,10 +136,10 @@ class Scheduler:
             del self._running[slot]
 
     def plan_prefill(self) -> tuple[list[PrefillChunk], list[tuple[CacheSlot, PrefillChunk]]]:
-        """Return the chunks to compute, and the chunks to copy, each with the slot to copy from.
+        """Return the chunks to compute, and the pairs (source slot, chunk to copy from this slot).
 
-        Compute first and copy afterwards, because a slot to copy from can be prefilled in the same decode step. After
-        both, the slot of every running request holds all tokens of its sequence but the last token.
+        Compute first and copy afterwards, because a source slot can be prefilled in the same decode step. After
+        computing and copying, the slot of every running request holds all tokens of its sequence but the last token.
         """
         new: list[PrefillChunk] = []
         for slot, request in self._running.items():
@@ -175,7 +175,7 @@ class Scheduler:
     def fail_running(self, reason: str) -> None:
         """Make all running requests fail with ``reason``, and empty the prefix cache.
 
-        The keys and values of the failed requests can be incomplete. :meth:`take_finished` declares their slots empty.
+        The keys and values of the failed requests can be incomplete. :meth:`take_finished` marks their slots as empty.
         """
         self._prefix_cache.clear()
         for request in self._running.values():
@@ -192,7 +192,7 @@ class Scheduler:
         return [request for _, request in finished]
 
     def on_new_weights(self, version: int) -> None:
-        """Invalidate all keys and values, because older weights than version ``version`` computed them.
+        """Mark all keys and values as invalid, because they were computed with weights before version ``version``.
 
         Running sequences are prefilled again, and a new version span begins in each of them.
         """

@@ -4,9 +4,9 @@ The engine runs decode steps in a loop, as nano-vllm does. The scheduler assigns
 model runner prefills new tokens, and decodes one token of every running sequence. Then the engine finishes the requests
 that are complete.
 
-The random numbers of a sequence depend only on its seed, and its arithmetic depends only on its tokens, because the
-shapes are fixed (see ``inference.kv_cache``). So neither other sequences nor the duration of tool calls change a bit
-of the sequence.
+The random numbers of a sequence depend only on its seed. The arithmetic of a sequence depends only on its tokens,
+because the shapes are fixed (see ``inference.kv_cache``). So neither other sequences nor the duration of tool calls
+change a bit of the sequence.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class TorchEngine:
 
     async def _apply_updates(self) -> None:
         while self._updates:
-            update, future = self._updates[0]  # close() fails all updates in the list, so the update leaves it last
+            update, future = self._updates[0]  # the update stays in the list, so that close() can fail it
             try:
                 settle(future, await self._worker.run(self._load_weights, update), None)
             except EngineError as error:
@@ -251,7 +251,7 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
 
 
 def _resolve(request: Request) -> None:
-    """Give the caller of ``generate`` its completion or its error."""
+    """Give the completion or the error of a request to the caller of ``generate``."""
     if request.error is not None:
         settle(request.future, None, EngineError(request.error))
     else:
@@ -261,7 +261,7 @@ def _resolve(request: Request) -> None:
 
 
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the maximum size of the KV cache in bytes: the configured size, or a share of the memory free now."""
+    """Return the maximum size of the KV cache in bytes: the configured size, or a share of the memory that is free."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     if device.type == "cuda":
