@@ -1,4 +1,4 @@
-"""Renderers, which convert messages to tokens and tokens to messages, tool-call formats, and stop strings.
+"""The conversion of messages to tokens and of tokens to messages: renderers, tool-call formats and stop strings.
 
 Each name is imported when it is first used. So an import of ``agent_r1.renderers.config`` does not load transformers.
 """

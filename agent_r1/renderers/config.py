@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 FENCE = "```"
-"""The prefix by which a fenced block is distinguished from a tag."""
+"""A tag in ``TagsConfig`` that begins with this text is a fence (a code block), not a tag in angle brackets."""
 
 
 class TagsConfig(BaseModel):

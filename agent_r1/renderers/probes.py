@@ -79,7 +79,7 @@ def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, .
 def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
     """Return the special token that the template writes after a call.
 
-    Return None if the template cannot render calls or writes no special token after them.
+    Return None if the template cannot render calls, or writes no special token after a call.
     """
     messages = (Message.user("question"), probe_call(MARKER))
     try:
@@ -94,9 +94,9 @@ def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
 
 
 def find_result_tags(render: RenderText) -> tuple[str, ...]:
-    """Return the opening and closing tag between which the template writes a tool result, or () if there are none.
+    """Return the tags before and after a tool result in the text of the template, or () if there are no tags.
 
-    The tags are text in angle brackets, such as ``<tool_response>``, and need not be special tokens.
+    The tags are texts in angle brackets, such as ``<tool_response>``, and are not always special tokens.
     """
     messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
     try:

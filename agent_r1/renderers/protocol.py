@@ -30,8 +30,8 @@ class RenderedPrompt:
 class Renderer(Protocol):
     """Converts messages to the tokens that a policy sees, and sampled tokens to messages.
 
-    Sampled tokens are never converted to text and tokenized again. The prompt of the next turn is the sampled tokens,
-    followed by the tokens that :meth:`bridge_to_next_turn` returns.
+    Sampled tokens are never converted to text and tokenized again. The prompt of the next turn consists of three parts:
+    the tokens of the current prompt, the sampled tokens, and the tokens that :meth:`bridge_to_next_turn` returns.
     """
 
     @property
@@ -63,7 +63,7 @@ class Renderer(Protocol):
         """Return the prompt after an action and its observation.
 
         Args:
-            prompt: the prompt for which the action was sampled; the rendered ``messages``.
+            prompt: the prompt after which the action was sampled, with ``messages`` as its conversation.
             messages: the conversation before the action.
             action: the action, parsed from ``action_ids``.
             action_ids: the sampled tokens of the action, with the end token if one was sampled.
@@ -72,12 +72,12 @@ class Renderer(Protocol):
 
         Returns:
             The text of the whole conversation, and the tokens that follow the sampled tokens. None if the template
-            changes earlier text; then the next turn starts a new branch with :meth:`render`.
+            changes earlier text. Then the caller renders the whole conversation again with :meth:`render`.
         """
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Return the action that sampled tokens form. ``turn`` is a part of the ids of its calls.
+        """Return the action that sampled tokens form. The number ``turn`` is used in the ids of the action's calls.
 
         This method raises no exception. A call that cannot be read has an ``error``.
         """

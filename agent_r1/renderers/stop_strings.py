@@ -9,7 +9,7 @@ from typing import cast
 Decode = Callable[[Sequence[int]], str]
 
 _EXTRA_TOKENS = 4
-"""How many additional earlier tokens are decoded, because some tokens decode to no text."""
+"""How many additional earlier tokens are decoded, because some tokens have no text of their own."""
 
 
 class StopStringMatcher:
@@ -40,10 +40,10 @@ class StopStringMatcher:
 
 
 class GrowingText:
-    """Gives the text of a growing generation to a check, one new part at a time.
+    """Passes the text of a growing generation to a check, one new part at a time.
 
-    For each new generation, ``make_check`` makes a new check. The new tokens are decoded together with the last tokens
-    before them, because the text of a token can depend on earlier tokens.
+    For each new generation, ``make_check`` makes a new check. New tokens are decoded together with a few earlier
+    tokens, because the text of a token can depend on earlier tokens.
 
     Example:
         GrowingText(decode, lambda: check).check(token_ids)

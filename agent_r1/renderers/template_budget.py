@@ -123,22 +123,22 @@ def _require_small(operator: str, left: float, right: float) -> None:
 def check_format(text: str) -> None:
     """Raise SecurityError if a format string can have a large or computed width.
 
-    This is the case for any text with four digits in a row, with an asterisk, or with a brace inside braces.
+    The error is raised for any text with four digits in a row, with an asterisk, or with a brace inside braces.
     """
     if _WIDTH.search(text):
         raise SecurityError("chat templates cannot use large or computed widths in formats")
 
 
 def size_of(value: Any, limit: int = 2**62) -> int:
-    """Return the length of a text, or about how many characters the text of another value has, at most ``limit``."""
+    """Return the length of a text. For another value, return the approximate length of its text, at most ``limit``."""
     return len(value) if isinstance(value, str) else min(limit, _traverse(value, limit, _CHARACTERS_PER_NODE))
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in a tree of containers, or about how many characters the text of the tree has.
+    """Return the number of values in a tree of containers, or the approximate length of the text of the tree.
 
-    Characters are counted if ``characters`` is not 0; then each value counts ``characters`` in addition to its text.
-    The count stops when it reaches ``limit``.
+    If ``characters`` is 0, values are counted. Otherwise, characters are counted: for each value, the length of its
+    text plus ``characters``. The count stops when it reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

@@ -25,7 +25,7 @@ from jinja2.utils import Namespace, pass_context
 from agent_r1.renderers.template_budget import Budget, check_format, size_of
 
 _REMOVED_FILTERS = ("random", "striptags", "urlize", "wordwrap", "xmlattr")
-"""Removed filters: a random filter, and filters for web pages, whose cost is not linear in the length of a text."""
+"""Filters that templates cannot use: ``random``, and filters for web pages, whose cost is not linear."""
 
 _NODES_PER_STEP = 8
 """The number of nodes of the syntax tree that count as one step when a loop or macro with these nodes runs."""
@@ -57,7 +57,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # the optimizer computes constants before anything can be counted
+            optimized=False,  # the optimizer would compute constants without counting the work
             finalize=_output,
             extensions=[_Generation, loopcontrols],
         )
@@ -152,7 +152,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 def _allow_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Spend the cost of a call of the filter or method ``name``, before the call runs.
 
-    ``value`` is the value that is filtered, or the object of the method.
+    ``value`` is the input of the filter, or the object whose method is called.
 
     Raises:
         BudgetExceeded: the call costs more than the remaining budget, or its result could have more characters or
@@ -231,7 +231,7 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return a list, tuple or dictionary that is a literal in a template, and spend the number of its values.
+    """Return ``value``, a list, tuple or dictionary of a template, and spend the number of its values.
 
     The values of inner containers are counted too. A container that occurs twice is counted twice.
     """
@@ -242,7 +242,7 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return a value that is searched or sliced, and spend the cost of one pass over the value."""
+    """Return ``value``, which a template searches or slices, and spend the cost of one pass over the value."""
     context.environment.budget.spend(_steps_through(value), len(value) if isinstance(value, str) else 0)
     return value
 
@@ -282,7 +282,7 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return a filter that counts the node if the node is a concatenation, a text or a literal, else the node."""
+    """Return a node that counts a concatenation, a text or a literal. Return any other node unchanged."""
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
     if isinstance(node, nodes.TemplateData):
@@ -300,7 +300,7 @@ def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, with which templates mark the assistant's text. Only its content is rendered."""
+    """The block ``{% generation %}``, with which templates mark the assistant's text. The content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -358,7 +358,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return a value as JSON. The filter of jinja2 also adds escapes for web pages, and this filter does not."""
+    """Return a value as JSON, without the escapes for web pages that jinja2's own filter adds."""
     budget = context.environment.budget
     width = indent if isinstance(indent, int) else len(indent or "")
     budget.spend(1, size_of(value, budget.limit_characters) * (1 + max(0, width)))

@@ -1,8 +1,9 @@
 """A renderer for any chat template. The renderer renders probes to find out how the template behaves.
 
-Sampled tokens are never tokenized again. The tokens between two actions (the end of a turn, tool results, the header
-of the next turn) are the difference between two renders of the template. Some templates change earlier text, for
-example because they drop earlier reasoning. Then there is no such difference, and the turn starts a new branch.
+Sampled tokens are never tokenized again. The tokens between two actions are the end of a turn, tool results and the
+header of the next turn. The renderer finds these tokens as the difference between two renders of the template. Some
+templates change earlier text, for example because they drop earlier reasoning. Then there is no such difference, and
+the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class TemplateRenderer:
             (question,), (PROBE_TOOL,), add_generation_prompt=True
         )
         self._turn_ends = find_turn_ends(self.render_text, self._special)
-        # inside a conversation, the plain template writes an empty line after an action, and no token
+        # inside a conversation, the plain template writes an empty line after an action, and no special token
         self._breaks = (*self._turn_ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
         with_reasoning = Message.assistant("a", (), MARKER)
         self._renders_reasoning = MARKER in self.render_text((question, with_reasoning))
@@ -91,7 +92,7 @@ class TemplateRenderer:
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end an action. The first token is the end token that the template writes."""
         written = [self._special[text] for text in self._turn_ends]
-        # some models end actions with a token that no template writes: base models with eos, Llama calls with eom
+        # some models end actions with a token that no template writes: base models with eos, Llama after calls with eom
         others = [*self._extra_stop_ids, self.tokenizer.eos_token_id, self._special.get("<|eom_id|>")]
         return tuple(dict.fromkeys([*written, *(index for index in others if index is not None)]))
 
@@ -194,7 +195,7 @@ class TemplateRenderer:
 
         The returned tokens follow the last sampled token. If the policy did not sample an end token, the returned
         tokens begin with the end token of the turn. If the policy sampled an end token that the template does not write
-        at this place, return None. If the last sampled token holds more text than the end of the action, the returned
+        at this place, return None. The last sampled token can contain text after the end of the action. The returned
         tokens do not repeat this text.
         """
         with_action = (*messages, action.message)
@@ -213,10 +214,10 @@ class TemplateRenderer:
         return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return the sampled text of the action if the template writes the same text in ``rest``, or None.
+        """Return the sampled text of the action if ``rest`` begins with the same text, or None.
 
-        ``rest`` is the rendered conversation after the prompt. The sampled text is compared as a whole, and then up to
-        the place at which the tool format ends the action.
+        ``rest`` is the rendered conversation after the prompt. If the whole sampled text differs, the sampled text up
+        to the place at which the tool format ends the action is compared.
         """
         if self._is_written(text, rest):
             return text

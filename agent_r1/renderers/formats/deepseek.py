@@ -28,7 +28,7 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 class DeepSeek(ToolFormat):
-    """The tool format of DeepSeek. ``parse`` reads the calls of V3, R1 and V3.1, whatever template is used."""
+    """The tool format of DeepSeek. ``parse`` reads the calls of V3, R1 and V3.1 with any of their templates."""
 
     name: ClassVar[str] = "deepseek"
 

@@ -69,10 +69,11 @@ def open_renderer(
 def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
     """Return the first format that parses a call which the chat template of the tokenizer writes.
 
-    If no format parses the call, return Hermes, because without tools the format has no effect.
+    If no format parses the call, return Hermes. Any format works for an agent without tools, and :func:`require_tools`
+    raises UnsupportedChat for an agent with tools.
 
     Raises:
-        UnsupportedChat: no format parses the call, and the template cannot be used with one of the formats.
+        UnsupportedChat: no format parses the call, and at least one format cannot be used with the template at all.
     """
     refused: UnsupportedChat | None = None
     tokens = {text for _, text in special_tokens(tokenizer)}

@@ -74,8 +74,8 @@ def _parse_call(text: str, start: int, end: int | None) -> ParsedCall:
 def _with_arguments(data: Any) -> Any:
     """Return the JSON value of a call, with its arguments as an object.
 
-    If the value has no arguments, the object is empty. If the arguments are a string with JSON, as OpenAI writes them,
-    the string is parsed. A value that is not a call, or whose string is not JSON, is returned unchanged.
+    If the value has no arguments, the object is empty. If the arguments are a string, as in the format of OpenAI, the
+    string is parsed as JSON. A value that is not a call, or whose string is not JSON, is returned unchanged.
     """
     if not isinstance(data, dict):
         return data

@@ -66,10 +66,10 @@ class _Search:
 
 
 class TagScan:
-    """A function that is called with each new part of an action's text, and returns whether the action is complete.
+    """A check that is called with each new part of an action's text, and returns whether the action is complete.
 
     The result agrees with ``Tags.parse``. An action is complete if its first call is closed. An action is also complete
-    if an answer is closed and no call begins before the answer.
+    if an answer is closed and no call begins before the answer. A thought is a text from ``<think>`` to ``</think>``.
 
     Args:
         elements: the patterns of the calls and of the answer.

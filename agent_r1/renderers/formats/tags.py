@@ -40,9 +40,9 @@ PLAIN_BREAK = "\n\n"
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
-"""The stop strings of a fence, which is closed at the end of its line.
+"""The stop strings of a code block: a closing fence and a line break, a space or a tab.
 
-A backtick fence followed by a space or a tab is a stop string too, because white space is allowed after the fence.
+A space and a tab are included, because white space is allowed between the fence and the end of its line.
 """
 
 _FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")
@@ -51,7 +51,7 @@ _FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
 
 @dataclass(frozen=True, slots=True)
 class _Delimiters:
-    """The texts before and after a call or an answer, the patterns of these texts, and the stop strings of the end.
+    """The texts before and after a call or an answer, their patterns, and the stop strings that end the element.
 
     Example:
         _Delimiters.of("search").opening == "<search>" and _Delimiters.of("```python").opening == "```python\\n"
@@ -108,9 +108,9 @@ class _Element:
 class Tags(ToolFormat):
     """The tool format in which each call stands between the tags of a tool.
 
-    The tag of a tool is the tag in ``config.names``, or else the name of the tool. The tool ``python`` has a fence. An
-    action ends with its first call or answer. If a tool needs one text argument only, the text is written between the
-    tags without JSON. Other arguments are written as a JSON object.
+    The tag of a tool is the tag in ``config.names``, or else the name of the tool. The tool ``python`` has a fence if
+    ``config.names`` contains no tag for it. An action ends with its first call or answer. If a tool needs only one text
+    argument, the text is written between the tags without JSON. Other arguments are written as a JSON object.
     """
 
     name: ClassVar[str] = "tags"

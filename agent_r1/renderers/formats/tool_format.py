@@ -66,13 +66,13 @@ class ToolFormat(ABC):
 
     name: ClassVar[str]
     delimiters: ClassVar[tuple[str, ...]] = ()
-    """Texts that are not allowed in arguments, because a template does not escape them.
+    """Texts that are not allowed in arguments.
 
-    A call with such a text would be parsed as a different call.
+    The template does not escape these texts. Therefore a call with such a text would be parsed as a different call.
     """
 
     required_tokens: ClassVar[tuple[str, ...]] = ()
-    """Special tokens that a tokenizer must have, so that the format is detected for the tokenizer."""
+    """The format is detected only for tokenizers that have these special tokens."""
 
     @abstractmethod
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
@@ -93,8 +93,8 @@ class ToolFormat(ABC):
     def check_writable(self, messages: Iterable[Message]) -> None:
         """Raise UnsupportedChat if a call has an argument with a delimiter.
 
-        The text that the template writes for such a call would be parsed as a different call. Only messages of a task
-        can have such calls, because :meth:`parse` makes such a call of a policy malformed.
+        The text that the template writes for such a call would be parsed as a different call. Only the messages of a
+        task can contain such calls: if a policy writes such a call, :meth:`parse` returns a malformed call.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):
@@ -106,7 +106,7 @@ class ToolFormat(ABC):
         return ()
 
     def is_complete(self, text: str, tools: Tools) -> bool:
-        """Return whether the format ends the action within ``text``, also if more text follows."""
+        """Return whether the action ends within ``text`` in this format, even if more text follows."""
         end = self.parse(text, tools).end
         return end is not None and self.parse(f"{text}.", tools).end == end
 
@@ -120,7 +120,8 @@ class ToolFormat(ABC):
         Args:
             tools: the tools of the prompt.
             is_opened: whether the action begins inside a thought.
-            thoughts: how many thoughts at the beginning are removed before the text is given to :meth:`parse`.
+            thoughts: how many thoughts (``<think> .. </think>``) at the beginning are removed before the text is passed
+                to :meth:`parse`.
         """
         return lambda part: True
 

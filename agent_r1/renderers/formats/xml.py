@@ -1,8 +1,8 @@
 """Tool calls of Qwen3.5 and GLM-4.5, with one XML element for each argument inside ``<tool_call>``.
 
 A value is plain text, so the tool's schema decides whether ``7`` is a number. A value ends at the first closing
-delimiter. All text after a value has to have the form of further arguments. Other text makes the call malformed, and
-the policy gets the reason.
+delimiter. If the text after a value does not have the form of further arguments, the call is malformed, and the policy
+receives the reason.
 
 A value that contains a delimiter cannot be written. If the policy writes such a value as JSON with escapes, the call is
 malformed, because the template would write the delimiter without escapes. If a message of a task contains a call with
@@ -64,13 +64,13 @@ class Glm(ToolFormat):
 
 
 def _split_function(block: str) -> _CallParts | str:
-    """Return the parts of a Qwen3.5 call, or a text that says why the call cannot be read."""
+    """Return the parts of a Qwen3.5 call, or the reason why the call cannot be read."""
     found = _FUNCTION.fullmatch(block)
     return (found[1].strip(), found[2], _PARAMETER) if found else "a call is <function=NAME> .. </function>"
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return the parts of a GLM call, or a text that says why the call cannot be read."""
+    """Return the parts of a GLM call, or the reason why the call cannot be read."""
     name, mark, rest = block.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         return "a call begins with the name of a tool, alone on its line"
@@ -87,8 +87,8 @@ def _parse(
 def _require_writable(call: ParsedCall, delimiters: tuple[str, ...]) -> ParsedCall:
     """Return the call, or a malformed call if an argument contains a delimiter.
 
-    A malformed call costs the policy one turn. Without this check, the render of the next prompt would fail and end the
-    episode.
+    The episode continues after a malformed call. Without this check, the next prompt could not be rendered, and the
+    episode would fail.
     """
     if found := find_delimiter(call.arguments or {}, delimiters):
         return malformed_call(call.raw, call.end, f"an argument holds {found}, which ends it", call.name)
