@@ -1,4 +1,4 @@
-"""Algorithms: advantage estimators, policy losses and loss terms, composed as data.
+"""Algorithms as data: each algorithm consists of an advantage estimator, a policy loss and optional terms.
 
 ``Algorithm.compute_token_weights`` and ``Algorithm.compute_loss`` hold the mathematics of all algorithms.
 ``ALGORITHMS`` holds the presets.

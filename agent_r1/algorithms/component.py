@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline"]
-"""A requirement on a run.
+"""Something that a run must provide for an algorithm.
 
 critic: a value model. group: several attempts at each task. greedy: a greedy attempt at each task. reference: a copy of
 the initial policy. teacher: a teacher policy. role_baseline: a running mean of the returns of each role.
@@ -34,7 +34,7 @@ class Component(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
-        """Raise ValueError if a field that is no bool gets true or false: pydantic would convert them to 1 and 0."""
+        """Raise ValueError if a field that is not a bool gets true or false: pydantic would convert it to 1 or 0."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("it should be a number or a name, not true or false")

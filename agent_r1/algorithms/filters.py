@@ -26,7 +26,7 @@ class Filters(Component):
     """Rules that exclude attempts from training. A filter is off if its value is None or false.
 
     ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: the attempt still counts in the baseline of
-    its group. The other filters remove an attempt before attempts are compared with each other. These other filters are
+    its group. The other filters remove an attempt before attempts are compared with each other. These filters are
     applied one after another, in the order of the fields.
     """
 
@@ -41,8 +41,8 @@ class Filters(Component):
     section 3.4)."""
 
     empty_turn: bool = False
-    """Exclude attempts from the loss that have a turn without a tool call and without an answer (SimpleTIR,
-    2509.02479)."""
+    """Exclude attempts with an empty turn from the loss (SimpleTIR, 2509.02479). A turn is empty if all its calls are
+    unreadable, or if it has no calls and its text is empty or cut off."""
 
     success: float | None = None
     """Remove attempts whose return is below this number. none: off."""
@@ -93,7 +93,7 @@ def apply_filters(selection: Selection, filters: Filters, version: int) -> Selec
 
 
 def drop_constant_groups(selection: Selection) -> Selection:
-    """Return the selection without the groups whose returns are all equal. A group of one sample is such a group."""
+    """Return the selection without the groups whose returns are all equal, such as groups of one sample."""
     returns, groups = _returns(selection.samples)
     return _without(selection, [None if varies else CONSTANT for varies in has_variance(returns, groups).tolist()])
 
@@ -150,10 +150,10 @@ def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[st
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return a reason for each sample of a group without a large variance of returns, else None.
+    """Return a reason for each sample whose group is not among the groups with the largest variance of returns.
 
-    The ``share`` of groups with the largest variance is kept. At least one group is kept. Among groups of equal
-    variance, the earlier groups are kept.
+    The result is None for the other samples. ``share`` is the share of the groups to keep. At least one group is kept.
+    Among groups of equal variance, the earlier groups are kept.
     """
     if not samples:
         return []

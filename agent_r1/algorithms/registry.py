@@ -1,4 +1,4 @@
-"""Look-up of algorithms by name or in a file, and changes of parameters by dotted key (``loss.clip_low``)."""
+"""Find algorithms by name or in a file, and change their parameters by dotted key (``loss.clip_low``)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ DESCRIPTIVE = ("name", "paper", "deviations")
 """The fields of an algorithm that are descriptions, and not parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""The base classes of components that have a name: a field of such a class has alternative components."""
+"""The base classes of components with a name. A field of such a class can hold one of several components."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
-    """Return the algorithm for the value of a setting: a name, a table of parameters, or an Algorithm.
+    """Return the algorithm that a setting describes: by a name, by a table of parameters, or by an Algorithm.
 
-    A table holds parameters as in :func:`build_algorithm`, and the ``name`` of a preset. If the table has no name, the
-    parameters change the algorithm ``default``.
+    A table holds parameters as in :func:`build_algorithm`, and the ``name`` of the algorithm to change. If the table
+    has no name, the parameters change the algorithm ``default``.
 
     Raises:
         InvalidInput: if ``value`` has another type, or is not a valid algorithm.
@@ -59,8 +59,9 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
     Settings are nested tables, or have dotted keys. If the value of a setting is the name of a component, this
-    component replaces the old component. Keys below the setting change parameters of the component. An unknown
-    ``name`` is accepted if ``settings`` holds every component, like the settings of a stored run.
+    component replaces the old component. Keys that begin with the key of the setting (``loss.clip_high``) change
+    parameters of the component. An unknown ``name`` is accepted if ``settings`` holds every component, like the
+    settings of a stored run.
 
     Raises:
         InvalidInput: if a name or a key is unknown, a value is invalid, or the components do not fit together.
@@ -131,9 +132,9 @@ def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm for ``settings`` to change, if ``settings`` holds every component, else None.
+    """Return a preset, renamed to ``name``, if ``settings`` holds every component. Otherwise return None.
 
-    The settings replace every component, so any preset can be the start.
+    The caller replaces every component by the settings, so any preset can be used.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -181,9 +182,10 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
-    """Return the new value of the field ``name``.
+    """Return the new value of the field ``name`` of a component.
 
-    ``given`` holds the value of the field (key ""), and the values of the parameters below the field (by dotted key).
+    ``given`` holds the given value of the field (key ""), and the values of parameters of the field's component (by
+    dotted key).
     """
     value: Any = dict(component)[name]
     options = choices(component, name)

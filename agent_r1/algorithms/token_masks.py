@@ -1,8 +1,8 @@
-"""Rules for some tokens of the loss: token masks, the off-policy sequence mask, and KL-Cov.
+"""Rules that treat some tokens of the loss differently: token masks, the off-policy sequence mask, and KL-Cov.
 
-A masked token has no policy loss, but the masked token counts in the denominators and in the other terms of the loss.
-Token masks and KL-Cov compare the tokens of a batch with each other. These rules use the policy before the update, so
-that the rules depend neither on minibatches nor on micro-batches.
+A masked token has no policy loss, but still counts in the denominators and in the other terms of the loss. Token masks
+and KL-Cov compare the tokens of a batch with each other. They use the policy before the update, so that the result
+depends neither on minibatches nor on micro-batches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class TokenMask(Component, ABC):
     name: str = ""
 
     compares_sampler: ClassVar[bool] = False
-    """Whether pi_old is compared with the sampler's policy, which needs a forward pass before the update."""
+    """Whether the rule compares pi_old with the sampler's policy. If so, a forward pass before the update is needed."""
     needs_entropy: ClassVar[bool] = False
-    """Whether the entropy of pi_old is needed. Computing the entropy needs a forward pass before the update."""
+    """Whether the rule uses the entropy of pi_old. If so, a forward pass before the update is needed."""
 
     @property
     @abstractmethod
@@ -76,9 +76,10 @@ class SecondMoment(TokenMask):
 
 
 class TopEntropy(TokenMask):
-    """Keep the share of tokens at which the policy's entropy is largest: the forking tokens of 2506.01939.
+    """A mask of all tokens except the tokens with the largest entropy of the policy: the forking tokens of 2506.01939.
 
-    The share is computed with a quantile, like ``top_entropy_quantile`` in TRL, but over the whole batch.
+    A token is kept if its entropy is at least a quantile of the entropies in the whole batch. In TRL, the quantile is
+    set by ``top_entropy_quantile``.
     """
 
     name: Literal["top_entropy"] = "top_entropy"
@@ -99,11 +100,11 @@ class TopEntropy(TokenMask):
 
 
 class ClipCov(TokenMask):
-    """Mask a few random tokens with a large covariance of advantage and log-probability: Clip-Cov (2505.22617).
+    """A mask of a few random tokens with a large covariance of advantage and log-probability: Clip-Cov (2505.22617).
 
     Tokens with a large covariance reduce the entropy of the policy most. The masked tokens are drawn from the tokens
-    with low < cov < high (:func:`covariance`). Their number is ``share`` of all tokens, and at least 1, if there are
-    enough such tokens.
+    with low < cov < high (:func:`covariance`). ``share`` of all tokens is masked, and at least one token, if there are
+    enough tokens to draw from.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -136,7 +137,7 @@ class ClipCov(TokenMask):
 class KlCov(Component):
     """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (2505.22617).
 
-    :func:`covariance` defines the covariance. The penalty replaces the token mask of Clip-Cov.
+    :func:`covariance` defines the covariance. Unlike Clip-Cov, KL-Cov masks no token.
     """
 
     share: float = Field(default=2e-4, gt=0, le=1)
@@ -167,7 +168,7 @@ class OffPolicyMask(Component):
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """Largest mean of log(mu / pi) of a trajectory whose tokens with A < 0 are not masked."""
+    """Largest mean of log(mu / pi) at which a trajectory is not masked."""
 
     @property
     def formula(self) -> str:
@@ -183,7 +184,7 @@ class OffPolicyMask(Component):
 
 
 def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-    """Return the term of each token in the covariance of advantage and log-probability: (n,).
+    """Return the contribution of each token to the covariance of advantage and log-probability: (n,).
 
         cov = (A - mean A) (log pi_old - mean log pi_old)
 
@@ -196,6 +197,6 @@ def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -
 def _without_noise(x: Tensor) -> Tensor:
     """Return ``x``, rounded to 9 decimals.
 
-    The same number, computed in different micro-batches, has different rounding errors. Rounding removes such errors.
+    If a number is computed in different micro-batches, its rounding errors differ. Rounding removes such differences.
     """
     return x.round(decimals=9)

@@ -15,25 +15,23 @@ from agent_r1.data.batch import TrainingBatch
 class Advantage(Component, ABC):
     """An advantage estimator.
 
-    The batch that an estimator gets holds action tokens only, unless the advantage mask or the loss mask is switched
-    off.
+    An estimator gets a batch with action tokens only. The batch holds observation tokens too if the advantage mask or
+    the loss mask is switched off.
     """
 
     name: str = ""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """The requirements of the estimator on a run."""
+    """Everything that a run must provide for the estimator."""
     over_time: ClassVar[bool] = False
-    """Whether the advantage changes if observation tokens between the actions are time steps too, as in GAE over
-    tokens.
-    """
+    """Whether the advantage changes if observation tokens between the actions are time steps too. An example is GAE
+    over tokens."""
     uses_returns: ClassVar[bool] = True
-    """Whether the advantage depends on the sum of rewards. Reward shaping has no effect on other
-    estimators."""
+    """Whether the advantage depends on the sum of rewards. If not, reward shaping has no effect."""
 
     uses_policy: ClassVar[bool] = False
-    """Whether the advantage depends on log pi_old. On stale samples, log pi_old must be computed: the policy before
-    the update is not the sampler's policy."""
+    """Whether the advantage depends on log pi_old. If so, log pi_old is computed for stale samples, because the policy
+    before the update is then not the sampler's policy."""
 
     @property
     @abstractmethod

@@ -34,10 +34,10 @@ class WithCritic(Advantage):
     """GAE's lambda. 1: A is the sampled return - V. 0: A is the temporal-difference error of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """Largest difference between the clipped value in the value loss and the value before the update."""
+    """In the value loss, values are clipped to at most this difference from the value before the update."""
 
     warmup: int = Field(default=0, ge=0)
-    """Number of first updates in which only the critic is trained."""
+    """Number of updates at the start of the run in which only the critic is trained."""
 
     bootstrap: bool = False
     """Whether the last state of a truncated episode has the critic's value. If not, the last state has value 0, as if
@@ -45,7 +45,7 @@ class WithCritic(Advantage):
 
     @abstractmethod
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
-        """Return the targets of the critic's regression, and the weight of each target."""
+        """Return the numbers that the critic learns to predict (targets), and the weight of each target."""
 
     def values(self, outputs: ModelOutputs) -> StateValues:
         """Return the critic's values, or raise TypeError if the values were not computed."""
@@ -174,7 +174,7 @@ class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, 2510.16907; RAGEN, 2504.20073).
 
     In the GAE over tokens, the reward of the last token of a turn is V + A of the turn, and other tokens have reward 0.
-    The turns are the recorded turns, including turns without a reward.
+    Every recorded turn is a turn of GAE, also if the turn has no reward.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

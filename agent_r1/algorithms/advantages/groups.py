@@ -96,13 +96,13 @@ class GroupRelative(Advantage):
                 advantage = divide_by_mean(advantage, returns, group)  # MaxRL
             case "batch_std":  # Lite PPO: one key for the whole batch
                 advantage = divide_by_std(advantage, returns, torch.zeros_like(group), self.epsilon)
-            case "with_variance":  # GPG: alpha = B / (B - M), M trajectories without gradient among B
+            case "with_variance":  # GPG: times the trajectories of the batch / the trajectories in groups with variance
                 advantage = advantage / has_variance(returns, group).double().mean().clamp(min=1 / len(returns))
         return advantage[batch.token_trajectory]  # (M,) -> (N,)
 
 
 class BestOfK(Advantage):
-    """The amount by which an attempt raises the best return of k attempts, for a policy that can try each task k times.
+    """The amount by which an attempt raises the best return among k attempts at the same task.
 
     If k is the size of the group, only the best attempt has an advantage (2503.19595; ``grpo_passk`` in verl). If k is
     smaller, several of the best attempts have an advantage: PKPO (2505.15201, equation 33).
@@ -112,8 +112,8 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts of which the best counts. none, or a number above the size of the group: the size of the
-    group."""
+    """Number of attempts among which only the best counts. none, or a number above the size of the group: the size of
+    the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of R in the group, as in verl."""
@@ -154,8 +154,8 @@ class WhitenedGroup(Advantage):
 class SeparateRewards(Advantage):
     """A = whiten(sum_k weight_k * standardize(R_k)) over the rewards k of different names: GDPO (2601.05242).
 
-    standardize(R_k) is the group-relative advantage of reward k alone. If the rewards were summed before standardizing,
-    different rewards could cancel, and a reward with a large variance would hide the other rewards.
+    standardize(R_k) is the group-relative advantage that reward k alone would give. If the rewards were summed before
+    standardizing, different rewards could cancel, and a reward with a large variance would hide the other rewards.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"
@@ -175,7 +175,7 @@ class SeparateRewards(Advantage):
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         total = torch.zeros_like(batch.outcome_rewards)  # (M,)
         for reward in batch.named_rewards:
-            # reward.returns are already multiplied by the weight: only the size of the weight is missing, not the sign
+            # reward.returns include the weight; standardize removes the size of the weight, but keeps its sign
             total += abs(reward.weight) * standardize(reward.returns, batch.trajectory_group, self.epsilon)
         return whiten(total)[batch.token_trajectory]  # (M,) -> (N,)
 

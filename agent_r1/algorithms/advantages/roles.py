@@ -40,8 +40,8 @@ class AgainstRole(Advantage):
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the baseline of each trajectory, (M,) float64, and the new baseline of each role.
 
-        The baseline of a trajectory is the running mean before the return of this trajectory is added. So the baseline
-        does not depend on the return of the trajectory. The baseline of a new role is 0.
+        The baseline of a trajectory is the running mean over earlier trajectories of its role, without the return of
+        the trajectory itself. The baseline of a new role is 0.
 
         Args:
             baselines: The running mean by role, before the batch.

@@ -21,7 +21,7 @@ from agent_r1.data.segments import index_within, segment_count, segment_sum, uni
 
 
 class TurnRelative(Advantage):
-    """The base class of estimators that compare the turns of a group with each other."""
+    """The base class of estimators that compare turns of the same group with each other."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
@@ -112,8 +112,8 @@ class SameState(TurnRelative):
     """Whether A(x) is (x - mean x) / (std x + epsilon). If not, A(x) is x - mean x."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
-    """How often each trajectory counts in the mean return of its group. trajectories: once. turns: once per turn, as in
-    verl-agent."""
+    """How often the return of a trajectory counts in the mean return of its group. trajectories: once. turns: once per
+    turn of the trajectory, as in verl-agent."""
 
     @property
     def formula(self) -> str:

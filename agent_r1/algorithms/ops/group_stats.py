@@ -13,7 +13,7 @@ from torch import Tensor
 from agent_r1.data.segments import segment_count, segment_mean, segment_sum
 
 MIN_STD = 1e-6
-"""The largest standard deviation of a constant group: rounding errors must not become advantages."""
+"""The largest standard deviation of a group that counts as constant: rounding errors must not become advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
 def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     """Return x - weighted mean x of the group: (N,); exactly 0 in a constant group.
 
-    If ``weight`` (N,) is the length of each trajectory, the result is the advantage of OPO (2505.23585). This baseline
-    has the smallest variance if the squared gradient of a trajectory is proportional to the length of the trajectory.
+    If ``weight`` (N,) is the length of each trajectory, the result is the advantage of OPO (2505.23585). If the squared
+    gradient of a trajectory is proportional to its length, no other baseline gives a gradient with a smaller variance.
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
@@ -80,14 +80,15 @@ def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
 
 
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
-    """Return the amount by which each element raises the maximum of k elements of its group: (N,).
+    """Return the amount A_i by which each element i raises the maximum of k elements of its group: (N,).
 
-        A_i = sum of (max S - max of S without i) / (number of subsets of k elements of the group)
+        A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
     The sum is over all subsets S of k elements of the group that contain i. The result is exactly 0 in a constant
-    group. A is the gradient weight of PKPO with the baseline of k - 1 elements (2505.15201, equation 33). If k is None
-    or above the size of the group, k is the size of the group. Then A of the best element is the best element minus the
-    second best, and A of all other elements is 0 (2503.19595).
+    group. A_i is the gradient weight of PKPO with the baseline of k - 1 elements (2505.15201, equation 33).
+
+    If k is None or above the size of the group, k is the size of the group. Then A_i of the best element is the
+    difference between the best and the second best element, and all other A_i are 0 (2503.19595).
     """
     advantage = torch.zeros_like(x)
     for unit in key.unique():

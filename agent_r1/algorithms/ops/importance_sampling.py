@@ -22,8 +22,8 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
     the geometric mean over the tokens y of a turn or trajectory: (pi(y) / pi_old(y))^(1 / |y|).
 
     The gradient of r at a token flows only through pi of this token (GSPO-token, equation 14): r = sg(mean) * pi /
-    sg(pi). Let all tokens of a unit have the same advantage and the weight 1 / |y|. Then the sum of the gradients over
-    the unit is the gradient of the sequence-level ratio.
+    sg(pi), with the stop-gradient sg. If all tokens of a unit have the same advantage A and the weight 1 / |y|, the sum
+    of their gradients is A times the gradient of the sequence-level ratio.
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()

@@ -1,8 +1,8 @@
 """Estimators of KL(pi || q) from the log-probabilities of tokens that were sampled from pi.
 
-The names k1, k2 and k3 are from joschu.net/blog/kl-approx.html. In a loss, only the gradient of an estimator matters,
-and not the value. In expectation, the gradient of k1 is 0, and the gradient of k3 is the gradient of KL(q || pi). The
-arguments are the log-probabilities under pi (``logprobs``) and under q (``other``), (n,).
+The names k1, k2 and k3 are from joschu.net/blog/kl-approx.html. The arguments are the log-probabilities under pi
+(``logprobs``) and under q (``other``), (n,). In a loss, only the gradient of an estimator matters, and not its value.
+In expectation, the gradient of k1 is 0, and the gradient of k3 is the gradient of KL(q || pi).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 from agent_r1.data.segments import segment_last
 
 RETURN_TOLERANCE = 1e-9
-"""Tolerance for comparing returns: a success must not depend on the rounding errors of a floating-point sum."""
+"""Tolerance for comparing returns, so that rounding errors of a sum do not decide whether a trajectory is a success."""
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:
@@ -21,7 +21,7 @@ def reaches(returns: Tensor, threshold: float) -> Tensor:
 
 
 def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
-    """Return the discounted return to go y_t = x_t + discount * y_{t+1} within each unit: (N,) -> (N,).
+    """Return the discounted sums y_t = x_t + discount * y_{t+1} from each element to the end of its unit: (N,) -> (N,).
 
     Args:
         x: (N,) rewards, or temporal-difference errors.
@@ -53,9 +53,10 @@ def generalized_advantages(
         A_t     = delta_t + gamma lambda A_{t+1}
 
     Args:
-        rewards: (N,) r_t. values: (N,) V_t, the value of the state before each element. final_values: (units,) The
-        value of the state after the last element of each unit: 0 if the episode terminated, the
-            critic's value if the episode was truncated.
+        rewards: (N,) r_t.
+        values: (N,) V_t, the value of the state before each element.
+        final_values: (units,) The value of the state after the last element of each unit: 0 if the episode terminated,
+            the critic's value if the episode was truncated.
         unit: (N,) the unit of each element.
         gamma: The discount.
         lam: lambda: one number, or one number per element (N,) that is equal for all elements of a unit.
