@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A policy that can act: an engine, a renderer, and how actions are sampled.
+    """A policy with all parts that are needed to act: an engine, a renderer, and sampling parameters.
 
     Attributes:
         params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
@@ -65,7 +65,7 @@ class AgentLoop:
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
         """Make one attempt at the task and return its trajectory.
 
-        The trajectory holds the completed turns, also if the attempt failed.
+        If the attempt failed, the trajectory holds the turns that were completed before the failure.
         """
         agent = self.agent
         policy = chat_client(agent.engine, agent.renderer, replace(agent.params, seed=context.seed))
@@ -78,7 +78,7 @@ class AgentLoop:
             rollout.status, rollout.reason = end.status, end.reason
         except TimeoutError:
             rollout.status, rollout.reason = Status.CANCELLED, "the episode ran past its deadline"
-        except Exception as error:  # a value from the environment can still fail when it is used
+        except Exception as error:  # for example, a value of the environment can raise an exception when it is used
             rollout.status, rollout.reason = Status.ENVIRONMENT_FAILED, format_error(error)
         finally:
             await rollout.close()
@@ -86,7 +86,7 @@ class AgentLoop:
 
 
 class _RolloutEnd(Exception):
-    """Ends the rollout with a status and a reason."""
+    """The exception that ends a rollout, with the status and the reason of the trajectory."""
 
     def __init__(self, status: Status, reason: str | None) -> None:
         super().__init__(reason)
@@ -94,7 +94,7 @@ class _RolloutEnd(Exception):
 
 
 def _environment_code() -> AbstractContextManager[None]:
-    """Return a context manager that converts an exception to the end of the rollout as ENVIRONMENT_FAILED."""
+    """Return a context manager. If its block raises an exception, the rollout ends with ENVIRONMENT_FAILED."""
     return isolate(partial(_RolloutEnd, Status.ENVIRONMENT_FAILED))
 
 
@@ -184,7 +184,7 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Let the policy write a summary, and replace the exchanges of the history by the text of the summary.
+        """Sample a summary from the policy, and replace the exchanges of the history by the text of the summary.
 
         If the summary has no text, the history does not change.
         """
@@ -205,7 +205,7 @@ class _AgentRollout:
 
 @cache
 def _warn_about_long_opening(context_length: int) -> None:
-    """Log a warning: the opening messages of an episode leave no room for an action in the context.
+    """Log a warning that the opening messages of an episode leave no room for an action in the context.
 
     The function is cached, so that one warning is logged for each context length, not one for each episode.
     """

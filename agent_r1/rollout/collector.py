@@ -33,7 +33,7 @@ class RolloutLimits:
         concurrency: the largest number of attempts that run at the same time.
         episode_seconds: the time limit of an attempt, in seconds.
         score_seconds: the time limit of one scorer for one group, in seconds.
-        retries: how often a failed attempt is repeated at most, if ``STATUS_POLICY`` says "retry" for its status.
+        retries: the largest number of repetitions of an attempt whose status is "retry" in ``STATUS_POLICY``.
         retry_seconds: the pause before the first repetition, in seconds. Each further pause is twice as long.
     """
 
@@ -45,7 +45,7 @@ class RolloutLimits:
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
-"""The time, in seconds, after the deadline in which a rollout can release its session and close its episode.
+"""How long after its deadline a rollout can release its session and close its episode, in seconds.
 
 After this time, the rollout is cancelled.
 """
@@ -55,7 +55,7 @@ Acquire = Callable[[GroupRequest], Awaitable[int]]
 
 
 class Collector:
-    """Runs groups of attempts, and scores and records the attempts.
+    """A service that runs groups of attempts, and scores and records the attempts.
 
     Args:
         rollout: makes the attempts.
@@ -64,8 +64,9 @@ class Collector:
         run: the name of the run, which is a part of the id of each attempt.
         limits: the limits of the attempts.
         seed: the root seed. The seed of each attempt is derived from the root seed.
-        greedy: makes one additional attempt for each group. The sample index of the greedy attempt is the size of the
-            group. The greedy attempt is scored alone, so that scorers do not compare the group with this attempt.
+        greedy: makes one additional attempt for each group; None: there is no additional attempt. The sample index of
+            this attempt is the size of the group. The attempt is scored alone, so that scorers do not compare the
+            group with this attempt.
         models: the models that environments can query, by role.
     """
 
@@ -142,10 +143,10 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt, and repeat the attempt while ``STATUS_POLICY`` says that its status is retried.
+        """Make an attempt. Repeat the attempt while its status is "retry" in ``STATUS_POLICY`` and retries are left.
 
-        Return the trajectories of all tries. Only the last trajectory is scored. This function records the ends of the
-        earlier tries. Their fates are decided later, together with the fates of the group.
+        Return the trajectories of all tries, in order. The caller scores and records the last trajectory. The ends of
+        the earlier tries are recorded here. The fates of all tries are decided when the policy is updated.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -170,9 +171,9 @@ class Collector:
                 return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return the trajectories. The trajectories that can be trained get rewards.
+        """Return the trajectories, with rewards for all trajectories that can be trained.
 
-        If a scorer fails, each trajectory that could be trained gets the status REWARD_FAILED.
+        If a scorer fails, these trajectories get the status REWARD_FAILED instead of rewards.
         """
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
@@ -206,8 +207,8 @@ def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajec
     """Return the only trajectory of a rollout.
 
     Raises:
-        ValueError: there is not exactly one trajectory, or its attempt is not ``id``. A second trajectory would be
-            lost, because only the attempt ``id`` belongs to the group and the record of the run.
+        ValueError: the rollout returned no trajectory, several trajectories, or the trajectory of another attempt. A
+            second trajectory would be lost, because only the attempt ``id`` belongs to the group.
     """
     ids = [trajectory.attempt for trajectory in trajectories]
     if ids != [id]:
@@ -223,8 +224,9 @@ class _UserCodeFailure(Exception):
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
     """Return the trajectory with its rewards, or with the status REWARD_FAILED if the rewards are invalid.
 
-    The rewards are invalid if one name is used at two levels (call, turn, trajectory), because a name has one weight.
-    They are also invalid if a reward per turn does not have one number for each turn (or each of ``env_turns``).
+    The rewards are invalid in two cases. First, a name is used at two levels (call, turn, trajectory); this is an error
+    because a name has one weight. Second, a reward per turn does not have one number for each turn, or for each turn
+    that is not a summary.
     """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too

@@ -1,4 +1,4 @@
-"""Settings of rollouts. This module does not import torch."""
+"""Settings of rollouts. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ContextPolicyConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: ContextPolicyName = "append"
-    """append (the whole episode), window, truncate, summary or evidence; see docs/contexts.md."""
+    """append (the policy sees the whole episode), window, truncate, summary or evidence; see docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
     """How many of the latest turns are not rewritten (fewer if the context has no room for all of these turns).
 
-    With summary: the turns are summarized when there are more than ``keep_turns`` turns.
+    With summary, the meaning is different: an episode is summarized when it has more than ``keep_turns`` turns.
     """
 
     after_tokens: int = Field(default=0, ge=0)

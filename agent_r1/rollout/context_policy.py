@@ -66,7 +66,8 @@ class ContextPolicy(ABC):
 
     Attributes:
         keep_turns: how many of the latest exchanges are not rewritten, if the context has room for all of them.
-        after_tokens: nothing is rewritten until the context is longer than this number of tokens, or has no room.
+        after_tokens: nothing is rewritten until the context is longer than this number of tokens, or has no room for an
+            action.
     """
 
     keep_turns: int = 2
@@ -88,7 +89,7 @@ class ContextPolicy(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append(ContextPolicy):
-    """Keep the whole history."""
+    """A context policy that keeps the whole history."""
 
     def candidates(self, history: History) -> Iterator[Messages]:
         yield history.messages
@@ -96,7 +97,7 @@ class Append(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(ContextPolicy):
-    """Keep the opening messages and the latest ``keep_turns`` exchanges."""
+    """A context policy that keeps the opening messages and the latest ``keep_turns`` exchanges."""
 
     def candidates(self, history: History) -> Iterator[Messages]:
         for count in _countdown(min(self.keep_turns, len(history.exchanges))):
@@ -105,9 +106,10 @@ class Window(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncate(ContextPolicy):
-    """Cut each observation that is older than the latest ``keep_turns`` exchanges to ``max_characters`` characters.
+    """A context policy that cuts old observations to ``max_characters`` characters.
 
-    If the context still has no room, more observations are cut, and then the oldest exchanges are dropped.
+    The observations of the latest ``keep_turns`` exchanges are not cut. If the context still has no room for an action,
+    more observations are cut, and then the oldest exchanges are dropped.
     """
 
     max_characters: int = 200
@@ -131,10 +133,11 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """Let the policy summarize a history that has more than ``keep_turns`` exchanges, or leaves no room for an action.
+    """A context policy that replaces the exchanges of the history by a summary, which the policy itself writes.
 
-    The episode then continues from the opening messages and the summary. A summary is sampled, recorded and trained
-    like other actions. If a summary has no text besides reasoning and tool calls, the history does not change.
+    The summary is due if the history has more than ``keep_turns`` exchanges, or leaves no room for an action. The
+    episode continues from the opening messages and the summary. A summary is sampled, recorded and trained like other
+    actions. If a summary has no text besides reasoning and tool calls, the history does not change.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:
@@ -154,10 +157,12 @@ SUMMARY_REQUEST = Message.user(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(ContextPolicy):
-    """Keep the latest ``keep_turns`` exchanges, and the ``max_lines`` most relevant lines of the older observations.
+    """A context policy that keeps the latest exchanges, and the most relevant lines of older observations.
+
+    The latest ``keep_turns`` exchanges and ``max_lines`` lines are kept. All other text of older exchanges is dropped.
 
     A line is more relevant if it shares more words with the task and the latest exchanges. A rare word has a larger
-    weight than a frequent word. All other text of the older exchanges is dropped.
+    weight than a frequent word (see :func:`best_lines`).
     """
 
     max_lines: int = 3
@@ -195,7 +200,7 @@ def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
     words = [_words(line) for line in lines]
     frequency = Counter(word for line_words in words for word in line_words)
     query_words = _words(query)
-    # with fsum, the score does not depend on the order in which Python iterates a set
+    # fsum is exact, so the score does not depend on the order in which Python iterates over a set
     scores = [math.fsum(math.log1p(len(lines) / frequency[word]) for word in line & query_words) for line in words]
     best = sorted(range(len(lines)), key=lambda index: (-scores[index], -index))[:count]
     return [lines[index] for index in sorted(best)]
@@ -206,7 +211,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def with_notes(start: Messages, notes: str) -> Messages:
-    """Return the opening messages with notes added to the last user message, because every template accepts this place.
+    """Return the opening messages with notes at the end of the last user message. Every chat template accepts this.
 
     If there is no user message, the notes become a new user message at the end.
     """
@@ -219,8 +224,8 @@ def with_notes(start: Messages, notes: str) -> Messages:
 def with_request(messages: Messages, request: Message) -> Messages:
     """Return the messages with a user's request at the end.
 
-    Some templates refuse two adjacent user messages. So if the last message is a user message, the text of the request
-    is added to the last message.
+    Some chat templates refuse two adjacent user messages. So if the last message is a user message, the text of the
+    request is added to the last message.
     """
     if messages and messages[-1].role == "user":
         return (*messages[:-1], _with_text(messages[-1], request.text))

@@ -1,4 +1,4 @@
-"""A model client for environments, which use a policy for example as a simulated user or as a judge."""
+"""A client with which an environment queries a model, for example as a simulated user or as a judge."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def play_game(
 async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
     """Run the episode of a player, and then tell the game that the player has left.
 
-    The game is also told if the episode could not be opened.
+    If the episode cannot be opened, the game is told too.
     """
     try:
         (trajectory,) = await AgentLoop(agent, env).run(task, context)

@@ -20,13 +20,13 @@ from agent_r1.rollout.scripted_engine import completion_of
 from agent_r1.rollout.user_code import validate_messages, validate_transition
 
 UNLIMITED_TOKENS = 10**9
-"""The token limit of scripted agents (effectively unlimited)."""
+"""The token limit of scripted agents, which no episode reaches."""
 
 
 class ScriptedAgent:
     """A rollout in ``env`` whose assistant messages come from the responder ``policy_for(attempt_id)``.
 
-    Each message is converted to tokens and parsed again, as a message of a model is. If the responder raises an
+    Like a message of a model, each message is converted to tokens and parsed again. If the responder raises an
     exception, the attempt ends with the status ENGINE_FAILED.
 
     Example:
@@ -78,7 +78,7 @@ class _ScriptedEpisode:
             await self._episode.close()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return the responder's next message as a completion, with the text that the chat template writes for it."""
+        """Return the responder's next message as a completion. The chat template converts the message to text."""
         assert self._respond is not None
         await asyncio.sleep(0)
         before, tools, renderer = self._conversation, self.tools, self._renderer

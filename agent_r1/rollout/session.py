@@ -29,22 +29,22 @@ from agent_r1.tools.execution import run_detached
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-"""The time limit, in seconds, for the release of a session or the close of an episode.
+"""The time limit for the release of a session, and for the close of an episode, in seconds.
 
-After this time, the release or the close is given up.
+After this time, the release or the close is cancelled.
 """
 
 Messages = tuple[Message, ...]
 
 
 class Rollout(Protocol):
-    """Makes attempts at tasks: an agent loop in an environment, a game, a scripted agent, or a user's own harness."""
+    """Code that makes attempts at tasks: the agent loop, a game, a scripted agent, or code of a user."""
 
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
-        """Make one attempt at the task and return a sequence with one trajectory, whose ``attempt`` is ``context.id``.
+        """Make one attempt at the task. Return a sequence with one trajectory, which has the attempt id ``context.id``.
 
-        An attempt that returns more trajectories fails, because the other trajectories (for example, of an opponent in
-        a game) belong to no group. To train both players of a game, give each player groups of its own, as
+        If several trajectories are returned, the attempt fails, because the other trajectories (for example, of an
+        opponent in a game) belong to no group. To train both players of a game, give each player groups of its own, as
         ``examples/self_play.py`` does.
 
         An attempt that does not end by ``context.deadline`` is cancelled. A failed attempt returns a trajectory with a
@@ -83,7 +83,7 @@ class SessionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A sampled action, whose outcome in the environment is not yet known."""
+    """A sampled action. The outcome of the action in the environment is not known yet."""
 
     prompt: SessionPrompt
     completion: Completion
@@ -119,8 +119,8 @@ class _Sample:
 class _KnownConversation:
     """A conversation that ends with an action of this session.
 
-    The rendered text is not stored, because the stored texts of all turns would grow with the square of the number of
-    turns.
+    The rendered text is not stored, because each text contains all texts before it: the memory would grow with the
+    square of the number of turns.
     """
 
     messages: Messages
@@ -185,9 +185,9 @@ class Session:
     def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
         """Return the prompt for a conversation.
 
-        The prompt continues the exact tokens of an earlier turn: of the longest earlier conversation with which
-        ``messages`` begin. The prompt is a new branch if there is no such turn, or if the chat template changes earlier
-        text.
+        If ``messages`` begin with conversations that ended with an action of this session, the prompt continues the
+        exact tokens of the longest of these conversations. If there is no such conversation, or if the chat template
+        changes earlier text, the prompt is a new branch.
 
         Raises:
             UnsupportedChat: the conversation cannot be rendered.
@@ -259,7 +259,7 @@ class Session:
         return action
 
     def observe(self, outcome: Transition) -> Turn:
-        """Complete the last turn with the outcome of its action, and return the turn.
+        """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
         Raises:
             RuntimeError: no sampled action waits for its outcome.
@@ -329,9 +329,9 @@ class _RenderError(Exception):
 
 
 def _truncate(completion: Completion, length: int) -> Completion:
-    """Return a completion with only its first ``length`` tokens.
+    """Return the completion with only its first ``length`` tokens.
 
-    The other tokens were sampled after a text that ends the action.
+    The other tokens were sampled after the end of the action.
     """
     if length == len(completion.token_ids):
         return completion

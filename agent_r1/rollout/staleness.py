@@ -8,15 +8,16 @@ from agent_r1.rollout.collector import GroupRequest
 
 
 class StalenessController:
-    """Starts groups so that no attempt is trained more than ``max_staleness`` optimizer steps after its oldest token.
+    """A controller that starts groups so that the staleness of each attempt is at most ``max_staleness``.
 
-    Each optimizer step takes the next ``groups_wanted`` groups, in the order of ``group_id``. The number
-    ``groups_wanted`` is ``groups_per_step`` plus one for each group of the step without a training signal, but at most
+    Staleness is the number of optimizer steps between an attempt's oldest token and its update. Each optimizer step
+    takes the next ``groups_wanted`` groups, in the order of ``group_id``. ``groups_wanted`` is ``groups_per_step`` at
+    the beginning of a step. Each group without a training signal increases ``groups_wanted`` by 1, up to
     ``groups_per_step * (1 + refill)`` (dynamic sampling: DAPO, arXiv:2503.14476).
 
-    A group starts when the current step, or one of the next ``max_staleness`` steps, will certainly take the group. So
-    each group that is sampled is also used. If ``max_staleness`` is 0, training is synchronous: only groups of the
-    current step are sampled.
+    A group starts when it is certain that the current step, or one of the next ``max_staleness`` steps, takes the
+    group. So each group that is sampled is also used. If ``max_staleness`` is 0, training is synchronous: only groups
+    of the current step are sampled.
 
     Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start immediately. If group 2 has no
     training signal, group 4 starts. If group 4 has no training signal, group 5 starts. The last group that this step
@@ -51,7 +52,7 @@ class StalenessController:
 
     @property
     def groups_wanted(self) -> int:
-        """The number of groups that the current step takes, with the refills that were requested until now."""
+        """The number of groups that the current step takes, including the refills that were requested until now."""
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:
@@ -64,9 +65,9 @@ class StalenessController:
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return how many groups of the run are certainly taken by the next steps.
+        """Return how many groups of the run are certainly taken up to ``max_staleness`` steps after the current step.
 
-        The next steps are the current step and the ``max_staleness`` steps after it.
+        The groups of the current step and of all earlier steps are included.
         """
         ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step
@@ -81,7 +82,10 @@ class StalenessController:
             self._changed.notify_all()
 
     async def on_step_end(self, version: int) -> None:
-        """Begin the next step. The last step took ``groups_wanted`` groups, and the engine now serves ``version``."""
+        """End the current step, which took ``groups_wanted`` groups, and begin the next step.
+
+        ``version`` is the version of the weights that the engine serves in the next step.
+        """
         async with self._changed:
             self._taken += self._wanted
             self._wanted = self._groups_per_step

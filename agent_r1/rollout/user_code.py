@@ -1,4 +1,4 @@
-"""Isolation of user code: exceptions of user code are converted, and its return values are validated."""
+"""Isolation of user code: exceptions of user code are converted, and values that user code returns are validated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.tools.tool_errors import describe_type, part_errors, validation_er
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
 MAX_ERROR_CHARACTERS = 500
-"""The length to which an exception text is cut, because the text is stored with each attempt that fails."""
+"""The text of an exception is cut to this length, because each failed attempt stores the text."""
 
 
 def format_error(error: BaseException) -> str:
@@ -116,7 +116,7 @@ def validate_rewards(given: Mapping[str, object]) -> Rewards:
 
 
 def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
-    """Yield the name and the reason of each reward that a scorer could not compute, as one text."""
+    """Yield one text for each reward that a scorer could not compute, with the name of the reward and the reason."""
     for name, value in given.items():
         if isinstance(value, Unscored):
             yield f"reward {name} could not be scored: {value.reason}"
