@@ -16,7 +16,7 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress, StepReport
 from agent_r1.training.resume import resolve_resume_config
 
-STEPS = 10
+STEPS = 6
 MICRO: Mapping[str, Any] = {**scenarios.MICRO, "steps": STEPS}
 EVERYTHING: Mapping[str, Any] = {**scenarios.EVERYTHING.settings, "steps": 6}
 

@@ -99,7 +99,7 @@ def test_the_monitor_counts_groups_independently(
 
     monkeypatch.setattr(restore, "load_checkpoint", ahead)
     with pytest.raises(RunStopped, match="a group is not the requested one"):
-        resume(run.taskset, run.stopped(8, tmp_path))
+        resume(run.taskset, run.stopped(4, tmp_path))
 
 
 FITS = 300
