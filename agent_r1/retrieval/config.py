@@ -39,8 +39,8 @@ class SearchConfig(BaseModel):
     """The sentence encoder: its name on the Hugging Face hub, or its folder. Empty: search with BM25."""
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
-    """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: as the
-    encoder's folder says; mean if the folder names no pooling."""
+    """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: the
+    pooling that the encoder's folder names; mean if the folder names no pooling."""
 
     query_prefix: str = ""
     """Text that is put before every query. Some encoders are trained with such an instruction."""
@@ -82,7 +82,7 @@ class RetrieverConfig(SearchConfig):
     address, else any name."""
 
     threads: int = Field(default=1, ge=1, le=256)
-    """Number of torch threads. More threads help only if the same number of cores is idle."""
+    """Number of torch threads. More threads make a search faster only if as many CPU cores are idle."""
 
 
 def check(config: SearchConfig) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from agent_r1.model.encoder import SentenceEncoder, load_encoder
-from agent_r1.retrieval.cache import Origin, build_once
+from agent_r1.retrieval.cache import Origin, build_vectors
 from agent_r1.retrieval.config import SearchConfig
 from agent_r1.retrieval.passages import Passage, corpus_checksum
 from agent_r1.retrieval.retriever import TOP_K, Found
@@ -24,8 +24,8 @@ ENCODED_AT_ONCE = 8192
 class DenseIndex:
     """A search over passages by their vectors. ``passages`` and ``vectors`` have the same order.
 
-    An exact dense search always returns ``k`` passages, even if no passage is relevant (fewer only if the corpus has
-    fewer).
+    An exact dense search always returns ``k`` passages, even if no passage is relevant. If the corpus has fewer than
+    ``k`` passages, the search returns all passages.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class DenseIndex:
 def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
     """Return a dense index over ``passages``. The vectors of the passages are cached in ``config.cache``.
 
-    Raises InvalidInput if the encoder cannot be loaded, the cache cannot be written, faiss is not installed, or the
-    factory string does not suit the passages.
+    Raises InvalidInput if the encoder cannot be loaded or the cache cannot be written. Also if faiss is needed and not
+    installed, or refuses the factory string.
     """
     if config.faiss:
         import_faiss()  # raises before the passages are encoded, which can take an hour
     encoder = load_encoder(config.encoder, config.pooling, config.max_tokens, config.batch, config.device)
     origin = Origin(corpus_checksum(passages), encoder.fingerprint(), config.passage_prefix, factory="")
-    folder = build_once(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
+    folder = build_vectors(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
     if config.faiss:
         indexed = Origin(origin.passages, origin.encoder, origin.passage_prefix, config.faiss)
-        made = build_once(config.cache, indexed, partial(_write_index, folder / VECTORS, config.faiss))
+        made = build_vectors(config.cache, indexed, partial(_write_index, folder / VECTORS, config.faiss))
         return DenseIndex(passages, encoder, read_faiss(made / INDEX, config.probes), config.query_prefix)
     vectors = TorchVectors(_mapped(folder / VECTORS), str(encoder.model.device))
     return DenseIndex(passages, encoder, vectors, config.query_prefix)

@@ -40,7 +40,10 @@ def open_retriever(corpus: str | Path) -> Retriever:
 
 
 _INDEXED: WeakValueDictionary[tuple[Path, int, int, int, int], BM25Index] = WeakValueDictionary()
-"""The BM25 indexes in use, by the identity of their file. Two task sets over the same corpus share one index."""
+"""The BM25 indexes in use, by the path, size, times and inode of their file.
+
+Two task sets that search the same file share one index.
+"""
 
 
 def _indexed(corpus: Path) -> BM25Index:

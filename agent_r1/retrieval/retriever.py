@@ -1,4 +1,4 @@
-"""The contract of a retriever."""
+"""The protocol of a retriever, and the error of a retriever that is not available."""
 
 from __future__ import annotations
 

@@ -184,8 +184,8 @@ class RetrievalServer:
     """A server that serves a retriever at (host, port).
 
     ``run`` blocks until ``stop`` is called and the requests in progress are answered. Another thread or a signal
-    handler can call ``stop``. As a context manager, the server runs in a thread. Raises InvalidInput if the server
-    cannot listen on the address.
+    handler can call ``stop``. In a ``with`` statement, the server runs in a thread of its own. Raises InvalidInput if
+    the server cannot listen on the address.
 
     Args:
         port: the port to listen on; 0 for any free port.
@@ -210,7 +210,7 @@ class RetrievalServer:
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=MAX_CONNECTIONS + 1,  # uvicorn refuses a request if this many are open
+            limit_concurrency=MAX_CONNECTIONS + 1,  # uvicorn refuses requests while this many connections are open
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )

@@ -1,4 +1,4 @@
-"""The search tool of an agent, on top of any retriever."""
+"""The search tool of an agent. The tool searches with any retriever."""
 
 from __future__ import annotations
 
