@@ -1,4 +1,4 @@
-"""Isolated execution of code written by a model. Each program runs in a container without network."""
+"""Isolated execution of code written by a model. By default, each program runs in a container without network."""
 
 from agent_r1.sandbox.config import Limits, SandboxConfig, SandboxLevel
 from agent_r1.sandbox.interpreter import Interpreter

@@ -1,7 +1,7 @@
 """A cgroup around one sandbox, if this machine permits cgroups.
 
-It limits the memory of all processes in the sandbox together. The limits of address space apply to each process
-separately and do not include the files in /tmp. The limit of a cgroup includes all processes and the files in /tmp.
+The cgroup limits the memory of all processes in the sandbox and of the files in /tmp together. The limit of the address
+space, in contrast, applies to each process separately and does not include the files in /tmp.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Cgroup:
     async def remove(self) -> None:
         """Remove the cgroup after its processes have ended.
 
-        If processes still run after about a second, the cgroup remains. A trainer process that starts after the end of
-        this process removes the cgroup.
+        If processes still run after about a second, the cgroup remains. :func:`clear_stale_cgroups` of a later process
+        removes the cgroup.
         """
         for _ in range(_REMOVE_TRIES):
             try:
@@ -81,7 +81,7 @@ class Cgroup:
 
 
 def make_cgroup(memory: int) -> Cgroup | None:
-    """Return a new cgroup inside the cgroup of this process, or None if this machine does not permit it.
+    """Return a new cgroup inside the cgroup of this process, or None if this machine does not permit cgroups.
 
     Args:
         memory: the memory limit in bytes.
@@ -97,7 +97,7 @@ def make_cgroup(memory: int) -> Cgroup | None:
 
 
 def clear_stale_cgroups() -> None:
-    """Remove the empty cgroups of trainer processes that no longer exist."""
+    """Remove the empty cgroups that were made by processes which no longer exist."""
     for parent, _ in _parents():
         for path in parent.glob("agent-r1-*"):
             match = _NAME.fullmatch(path.name)
@@ -107,9 +107,10 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """Yield the cgroups of this process and their versions. The cgroup of a sandbox is made inside one of them.
+    """Yield the cgroups of this process and their versions.
 
-    In any other cgroup, the memory of the sandbox would not count towards the limit of its trainer.
+    The cgroup of a sandbox is made inside a cgroup of this process. Otherwise a memory limit of this process would not
+    include the memory of the sandbox.
     """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

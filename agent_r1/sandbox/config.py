@@ -30,9 +30,9 @@ class Limits(BaseModel):
     """The CPU time limit of one process, over its whole life, in seconds."""
 
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
-    """The address space of each process.
+    """The largest address space of each process.
 
-    If cgroups are available, also the memory of all processes and /tmp together.
+    If cgroups are available, also the largest memory of all processes and /tmp together.
     """
 
     processes: int = Field(default=16, ge=1)
@@ -45,7 +45,7 @@ class Limits(BaseModel):
     """The largest number of open files of each process."""
 
     output: int = Field(default=64 * 1024, ge=1)
-    """The output that is kept of one call, for each of stdout and stderr. Further output is counted and dropped."""
+    """The largest output of one call that is kept, for stdout and for stderr. Further output is counted and dropped."""
 
 
 class SandboxConfig(BaseModel):
@@ -66,5 +66,5 @@ class SandboxConfig(BaseModel):
     packages: tuple[Path, ...] = ()
     """Folders from which programs can import, such as a site-packages folder, in addition to the standard library.
 
-    They are read-only.
+    Programs cannot change these folders.
     """

@@ -12,10 +12,10 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 
 
 class Interpreter:
-    """Runs cells in one process, which starts with the first cell. The caller has to close the interpreter.
+    """Runs pieces of code (cells) in one process. The caller has to close the interpreter.
 
-    If a cell times out or ends the process, the call of the cell fails. The next call starts a fresh process without
-    the earlier variables, and sets ``restarted`` in its result.
+    The process starts with the first cell. If a cell times out or ends the process, the call of the cell fails. The
+    next call starts a fresh process without the earlier variables, and sets ``restarted`` in its result.
 
     Example:
         interpreter = sandbox.interpreter()

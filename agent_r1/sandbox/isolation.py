@@ -128,7 +128,7 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        """Yield the options for the file system of the host. They are used in tests of the other layers.
+        """Yield the options for the file system of the host. These options are used in tests of the other layers.
 
         A spare user cannot read a private home folder. Such a folder is replaced by a folder that contains only the
         interpreter, the packages and the worker.

@@ -1,4 +1,4 @@
-"""Verify that the isolation layers work on this machine, with at least one attempt against each layer."""
+"""Verify that the isolation layers work on this machine. At least one attack is attempted against each layer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
     The machine is probed once per process. The cgroup is optional; all other layers are required.
 
     Raises:
-        InvalidInput: if a program or Python package that the sandbox needs is missing, a required layer does not work,
-            or ``config.packages`` contains a folder that does not exist.
+        InvalidInput: if a program or Python package that the sandbox needs is missing, or a required layer does not
+            work. Also if ``config.packages`` contains a folder that does not exist.
     """
     for folder in config.packages:
         if not folder.is_dir():
@@ -62,7 +62,7 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Return the broken layers: those that did not block an attempt from a process confined by ``layers``.
+    """Return the layers that did not block an attempt from a process confined by ``layers``.
 
     Raises:
         InvalidInput: if the probe does not run to its end.

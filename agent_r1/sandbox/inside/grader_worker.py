@@ -137,7 +137,7 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type of a module that is perhaps not imported. A module that is not imported has no values of the type."""
+    """A type of a module that is perhaps not imported. If the module is not imported, no value of the type exists."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -165,7 +165,7 @@ ITERATORS = (
     *(itertools.pairwise, itertools.permutations, itertools.product, itertools.starmap, itertools.takewhile),
     itertools.zip_longest,
 )
-"""Iterators that end if their input ends. ``count``, ``cycle`` and ``repeat`` can be endless: they are kept."""
+"""Iterators that end if their input ends. ``count``, ``cycle`` and ``repeat`` are left out, as they can be endless."""
 
 KEYS, VALUES, ITEMS = type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items())
 
@@ -218,7 +218,7 @@ PLAIN: dict[Any, Encoder] = {kind: encoder for kind, encoder in ENCODERS if kind
 UNCHANGED: frozenset[Any] = frozenset(
     {*PLAIN, bytearray, deque, Counter, OrderedDict, KEYS, VALUES, ITEMS, Opaque, *ITERATORS, type, type(len)}
 )
-"""Types whose values stay the same when decoded. An iterator becomes another iterator that yields the same values."""
+"""Types whose values are equal after encoding and decoding. An iterator becomes a new iterator over the same values."""
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
@@ -381,7 +381,8 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 def make_exception(reply: dict[str, Any]) -> Exception:
     """Return the candidate's exception as a builtin exception of the same type or of the nearest parent type.
 
-    An exception that exits, or would end a loop of the tests (StopIteration inside ``map``), becomes RuntimeError.
+    An exception that would end the process (SystemExit) or a loop of the tests (StopIteration inside ``map``) becomes
+    RuntimeError.
     """
     known = (vars(builtins).get(name) for name in reply["raised"])
     kind = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), BaseException)

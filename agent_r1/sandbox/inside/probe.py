@@ -1,4 +1,4 @@
-"""Attempts against each isolation layer, made inside the sandbox before the first use of the sandbox.
+"""Attacks that are attempted against each isolation layer, inside the sandbox, before the first use of the sandbox.
 
 An attempt was blocked if it raises an exception or returns False. ``targets`` contains the path of a secret file and an
 open port, both outside the sandbox, and the limits. The full list of attacks is in tests/sandbox/attacks.py.
