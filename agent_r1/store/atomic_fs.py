@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Disk:
-    """The file system operations that saving uses. Each operation is one method, so that tests can make it fail."""
+    """The file system operations that saving uses. Tests replace single methods to simulate errors."""
 
     def make(self, folder: Path) -> None:
         """Create a folder and its parents."""
@@ -72,7 +72,7 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 
 def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename a folder to a hidden name and return the new path. So a partly removed folder is never read."""
+    """Rename a folder to a hidden name, so that no reader finds the folder during its removal. Return the new path."""
     hidden = _hidden_path(folder)
     disk.rename(folder, hidden)
     return hidden

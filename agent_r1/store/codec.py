@@ -1,4 +1,4 @@
-"""Encoding of core types as JSON values, and decoding."""
+"""Encoding of messages, actions, tool results and other values as JSON values, and decoding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEPTH = 100
 TOO_DEEP = f"(nested deeper than {MAX_DEPTH} levels)"
 
 MAX_INTEGER_BITS = 4096
-"""Longer integers are stored as hexadecimal text, because Python refuses to write very long integers in decimal."""
+"""Integers with more bits are stored as hexadecimal text, because Python refuses to write very long decimal numbers."""
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
@@ -77,7 +77,7 @@ def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Encode all fields of a message. The OpenAI format would lose the raw text and the parse errors of calls."""
+    """Encode all fields of a message. The OpenAI format has no place for the raw text and the parse errors of calls."""
     return {
         "role": message.role,
         "parts": encode_parts(message.parts),

@@ -1,4 +1,4 @@
-"""Compression of token arrays and JSON documents. Only this module depends on the byte layout."""
+"""Compression of token arrays and JSON documents. No other module depends on the byte layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LEVEL = 1  # The blobs are short, so higher levels take more time and save almos
 class TurnTokens(NamedTuple):
     """The token arrays of one turn, packed into one blob, because one compression call is faster than three.
 
-    Layout, little-endian, compressed by zlib: the number of new ids and the number of action ids as uint32, all ids
-    as int32, then the log-probabilities as float64. So unpacking returns exactly the packed numbers.
+    The blob is compressed by zlib. Its layout is little-endian: the number of new ids and the number of action ids as
+    uint32, all ids as int32, and the log-probabilities as float64. So unpacking returns exactly the packed numbers.
 
     Example:
         >>> TurnTokens.unpack(TurnTokens((5, 6), (9, 2), (-0.3, -0.1)).pack())

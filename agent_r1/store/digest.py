@@ -15,10 +15,11 @@ from agent_r1.store.reader import RunReader
 def run_digest(reader: RunReader) -> str:
     """Return the sha256 of everything that an exact repetition of the run reproduces, in the order of groups.
 
-    Covered: attempts, their policy versions, tokens, log-probabilities, rewards, fates, credit, metrics (the loss
-    among them) and the checksums of all weights. Not covered: times, texts for people (reasons, events), the run's
-    name and configuration, rewards of weight 0, and superseded rows. If training is deterministic, a run that was
-    stopped and resumed has the same digest as a run without a stop.
+    The digest covers attempts with their policy versions, tokens, log-probabilities, rewards, fates and credit (the sum
+    of an attempt's advantages). It also covers the metrics and the checksums of all weights. It does not cover times,
+    texts for people (reasons, events), the run's name and configuration, rewards of weight 0, and superseded rows.
+
+    If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
     """
     total = hashlib.sha256()
     ignored = frozenset(name for name, weight in reader.config().get("reward_weights", {}).items() if weight == 0)

@@ -59,7 +59,7 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run. They are listed before the database is read, so that the database has records of them.
+    """The files of a run, listed before the database is read, so that the database has records of all these files.
 
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
@@ -92,7 +92,7 @@ def _inode(folder: Path) -> int | None:
 def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield one message for each checkpoint that :func:`check_checkpoint` refuses.
 
-    A checkpoint that was removed during the check is skipped, because a running run removes old checkpoints.
+    A checkpoint that is removed during the check is skipped, because a run that is in progress removes old checkpoints.
     """
     for checkpoint in reversed(files.checkpoints):
         try:
@@ -116,8 +116,8 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the final model is corrupt or has weights that the run never published.
 
-    In a run that is not complete, superseded weights are also accepted, because the model can be from an earlier end
-    of the run. A model that is replaced during the check is skipped, because another process is writing the run.
+    In a run that is not complete, superseded weights are also accepted, because the run can have saved the model before
+    it was resumed. A model that is replaced during the check is skipped, because another process is writing the run.
     """
     if files.model is None:
         return
@@ -185,4 +185,4 @@ FILE_INVARIANTS: Mapping[str, Callable[[sqlite3.Connection, RunFiles], Iterator[
     "seal": invalid_seal,
     "configuration": changed_config,
 }
-"""One check for each invariant. A check yields one line of text for each violation."""
+"""One check for each invariant, by the name of the invariant. A check yields one line of text for each violation."""

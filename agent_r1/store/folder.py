@@ -33,7 +33,7 @@ def default_run_name(task: str, algorithm: str, now: datetime) -> str:
 
 
 def run_folder(run: str) -> Path:
-    """Return the folder of a run: ``runs/NAME`` for a name, the path itself if ``run`` is a path."""
+    """Return the folder of a run: ``run`` if it is a path, ``runs/NAME`` if it is a name without a slash."""
     return Path(run) if os.sep in run else Path("runs") / run
 
 

@@ -1,4 +1,4 @@
-"""Invariants of the run database, as queries that must return no rows.
+"""Invariants of the run database, as queries. A query that returns a row has found a violation.
 
 The main invariant: within a segment, every attempt that was started is trained once, dropped for a reason, superseded,
 or pending.
@@ -81,4 +81,4 @@ INVARIANTS: Mapping[str, str] = {
         WHERE fate = 'trained' AND newest_version > (
             SELECT max(version) FROM current_versions AS made WHERE made.step < attempts.step)""",
 }
-"""One query for each invariant. A query returns one line of text for each row that violates the invariant."""
+"""One query for each invariant, by the name of the invariant. A query returns one line of text for each violation."""

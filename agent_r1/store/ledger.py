@@ -1,4 +1,4 @@
-"""The ledger: the rows of all tables in one order, each sealed together with all rows before it.
+"""The ledger: the rows of all tables in one order. The seal of a row covers the row and all rows before it.
 
 Rows are numbered over all tables (``id``). The seal of a row is a hash of the previous seal and of the row's table,
 number and values. So every later change, removal, addition or move of a row can be detected, and one seal
@@ -59,7 +59,10 @@ def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> 
 
 
 def _encode(value: Any) -> bytes:
-    """Return bytes that differ for all values that SQLite stores: type, length of text and bytes, content."""
+    """Return a column value as bytes: its type, its length (for text and bytes), and its content.
+
+    Different values have different bytes.
+    """
     if isinstance(value, str):
         content = value.encode("utf-8", "surrogateescape")
         return b"t%d:%b" % (len(content), content)
@@ -78,7 +81,7 @@ _FLOAT = struct.Struct("<d")
 
 
 class Ledger:
-    """Appends rows to the database of a run. No other code writes rows.
+    """The ledger of a database that is open for writing. No other code writes rows.
 
     Attributes:
         head: the seal of the last row.
@@ -109,7 +112,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the rows that the block appends, with the last seal. If the block raises, no row is committed."""
+        """Commit the rows that the block appends, with the last seal. If the block raises an error, commit no row."""
         with self._undo_after_error("ROLLBACK"):
             self._connection.execute("BEGIN IMMEDIATE")
             yield
@@ -118,7 +121,7 @@ class Ledger:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Keep the rows that the block appends, within a transaction. If the block raises, no row is kept."""
+        """Add the rows that the block appends to the open transaction. If the block raises an error, add no row."""
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
             yield

@@ -1,5 +1,7 @@
 """Manifests: the list of files in a saved folder with their hashes, so that every later change is detected.
 
+A manifest is the file ``manifest.json`` of the folder:
+
 {"format": 5, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
  "ledger": {"row": 8123, "seal": "9f86.."}, "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
 """
@@ -29,7 +31,7 @@ class CorruptCheckpoint(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file in a manifest."""
+    """The size in bytes, and the hash, of one file in a manifest."""
 
     size: int
     sha256: str
@@ -37,7 +39,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """Identifies a saved model by sha256 hashes.
+    """The sha256 hashes that identify a saved model.
 
     Attributes:
         model: the configuration, and the names, shapes and types of the parameters.
@@ -139,7 +141,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """Return the step after which a checkpoint was taken."""
+    """Return the number of optimizer steps that were taken before a checkpoint was saved."""
     return int(checkpoint.name.removeprefix(STEP))
 
 

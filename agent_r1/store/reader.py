@@ -33,7 +33,7 @@ _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
 
 
 class RunReader:
-    """Reads the database of a run and returns the core types that were recorded.
+    """A reader of a run's database. It returns the recorded attempts, metrics and events as values of the core types.
 
     Rows that were superseded when the run was resumed are left out, except log events. Attempts, trajectories and fates
     are returned in the order in which the attempts were started.
@@ -49,7 +49,7 @@ class RunReader:
         self._connection.close()
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration of the latest segment. Raises InvalidInput if the text is damaged."""
+        """Return the resolved configuration of the latest segment. Raises InvalidInput if the row is damaged."""
         row = self._connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()
         try:
             config = json.loads(row[0]) if row else None

@@ -29,7 +29,7 @@ from agent_r1.store.compression import TurnTokens, pack_document
 CHECKPOINT_SAVED = "checkpoint_saved"
 """The kind of the row that records a saved checkpoint. The detail of the row is the step."""
 
-# The fate "superseded" for an attempt that is still pending when a later segment starts the attempt again.
+# The row with the fate "superseded" for an attempt that is pending when a later segment starts the attempt again.
 _RESTARTED = """
     SELECT id, ?2, 'superseded', (SELECT step FROM segments WHERE segment = ?2), 'it was started again', NULL
     FROM attempts
@@ -113,7 +113,7 @@ def event_rows(event: Event, segment: int, connection: sqlite3.Connection) -> It
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt, or None if the attempt was never started.
 
-    Every table refuses rows with None as the attempt id.
+    The tables refuse rows with the attempt id None. So events about an unknown attempt are refused.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()
@@ -121,7 +121,7 @@ def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None
 
 
 def _escape(text: str) -> str:
-    """Return a text with escaped lone surrogates, because SQLite refuses lone surrogates."""
+    """Return a text in which each lone surrogate is escaped, because SQLite refuses lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

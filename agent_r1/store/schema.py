@@ -28,7 +28,7 @@ KEYS: Mapping[str, Sequence[str]] = {
 """The tables whose rows are sealed, each with the columns that identify a row in messages to users."""
 
 # - id: the number of a row. The rows of all tables are numbered together, in the order in which they were written.
-# - seal: see ledger.py. The table head contains the seal of the last row. Only the row in head ever changes.
+# - seal: see ledger.py. The table head contains the seal of the last row. No other row than the row of head changes.
 # - segment: a stretch of training without a stop, with one configuration. The first segment begins at step 0. Each
 #   later segment begins at the step of the checkpoint from which the run was resumed.
 # - The views current_* show the run without superseded rows.
@@ -132,7 +132,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 def close_writer(connection: sqlite3.Connection) -> None:
     """Close a connection and merge the WAL file into the database file.
 
-    A database with a WAL file can be read only in a writable folder.
+    Without a WAL file, the database can also be read in a folder without write permission.
     """
     with suppress(sqlite3.Error):  # a reader is active or the connection broke: the WAL file stays
         connection.execute("PRAGMA journal_mode = DELETE")
@@ -181,5 +181,5 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def read_run_name(connection: sqlite3.Connection) -> str:
-    """Return the name that the run was created with."""
+    """Return the name with which the run was created."""
     return str(connection.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()[0])

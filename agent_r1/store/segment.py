@@ -20,12 +20,12 @@ SUPERSEDED = """
 
 
 def latest_segment(connection: sqlite3.Connection) -> int:
-    """Return the number of the segment that is being written, or that was written last."""
+    """Return the number of the last segment. If the run is in progress, its events belong to this segment."""
     return int(connection.execute("SELECT max(segment) FROM segments").fetchone()[0])
 
 
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
-    """Open the next segment from the checkpoint of ``step``, in one transaction, and return its number.
+    """Open the next segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 
     Attempts with a fate after ``step`` are superseded. Attempts without a fate are superseded if they did not finish,
     sampled no token, or used newer weights than the weights of the checkpoint. Other attempts without a fate stay

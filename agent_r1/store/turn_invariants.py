@@ -18,7 +18,7 @@ _DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, I
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each attempt whose trajectory cannot be read or is inconsistent, with the first problem."""
+    """Yield one line, with the first problem, for each attempt with an unreadable or inconsistent trajectory."""
     columns = "attempts.id, attempt, newest_version, status, start"
     sql = f"SELECT {columns} FROM attempts JOIN outcomes ON attempt_id = attempts.id ORDER BY attempts.id"
     for key, attempt, newest, status, start in connection.execute(sql):

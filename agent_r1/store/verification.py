@@ -21,7 +21,7 @@ FATES = ("trained", "dropped", "superseded", "pending")
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of verifying a run. If the database is damaged, all counts are 0.
+    """The result of verifying a run. If the database is damaged, all counts are 0 and ``attempts`` is empty.
 
     Attributes:
         attempts: the number of attempts by fate.

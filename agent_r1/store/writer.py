@@ -21,11 +21,11 @@ from agent_r1.store.schema import check_schema, close_writer, open_writer, read_
 from agent_r1.store.segment import latest_segment, open_segment
 
 LOCKS = Path("/proc/locks")
-"""Lists the locks of all processes on Linux, one per line: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
+"""On Linux, a file with a line for each lock of a process: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
 
 
 class RunWriteError(AgentR1Error):
-    """Events could not be recorded: they contradict the run's database, or the disk failed."""
+    """The error for events that cannot be recorded, because the events contradict the database or the disk failed."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class RunWriter:
             RunWriteError: if the database cannot be written.
         """
         try:
-            # The thread is idle until the first event.
+            # The connection can be used here, because the worker thread is idle until the first event.
             self._segment = open_segment(self._connection, self._ledger, step, config)
         except sqlite3.Error as error:
             raise RunWriteError(f"could not open a segment: {error}") from error
@@ -132,7 +132,10 @@ class RunWriter:
         return [self._failure] * len(batch)
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
-        """Append the rows of one submission, all or none. Return the error if the submission was refused, else None."""
+        """Append the rows of one submission, and return None.
+
+        If the submission is refused, append no row, and return the error.
+        """
         try:
             with self._ledger.savepoint():
                 for event in events:
@@ -148,7 +151,7 @@ class RunWriter:
 
 
 def _subject(event: Event) -> str:
-    """Return the key of the attempt that an event is about, or the type of an event without an attempt."""
+    """Return the key of the attempt that an event is about. For an event without an attempt, return its type."""
     match event:
         case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
             return attempt_key(attempt)
