@@ -94,7 +94,7 @@ class TopEntropy(TokenMask):
 
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         entropy = _without_noise(require(outputs.entropy, "the entropy of the policy"))  # (n,)
-        # rank of the quantile 1 - share; 1e-9 is subtracted because float rounding can raise a whole number
+        # rank of the quantile 1 - share; without 1e-9, a rounding error could turn a whole number into the next rank
         rank = math.ceil((1 - self.share) * (len(entropy) - 1) - 1e-9)
         return entropy >= entropy.sort().values[rank]
 
@@ -168,7 +168,7 @@ class OffPolicyMask(Component):
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """Largest mean of log(mu / pi) at which a trajectory is not masked."""
+    """Largest mean of log(mu / pi) at which no token of a trajectory is masked."""
 
     @property
     def formula(self) -> str:

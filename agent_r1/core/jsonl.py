@@ -67,7 +67,7 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
 
 
 def read_record(path: Path) -> JsonRecord:
-    """Return the JSON object in a file. Raises InvalidInput if the file cannot be read or is not one JSON object."""
+    """Return the JSON object in a file. Raise InvalidInput if the file cannot be read or is not one JSON object."""
     try:
         with open_regular(path) as file:
             values = _parse(path, file.read(), 1)

@@ -32,9 +32,9 @@ class ReferenceSolution:
 class ReferenceSolutions:
     """The reference solutions of one task.
 
-    ``expected_rewards`` holds the smallest sum of each reward over an episode, by name. Each ``gold`` solution has to
-    reach every sum, and a ``wrong`` solution must not reach any sum. If a wrong solution can also earn a reward (for
-    example a reward for a search with results), leave the reward out of ``expected_rewards``.
+    ``expected_rewards`` holds, for each reward, the sum over an episode that every ``gold`` solution must reach. A
+    ``wrong`` solution must not reach any of these sums. If a wrong solution can also earn a reward (for example a
+    reward for a search with results), leave the reward out of ``expected_rewards``.
 
     Example:
         ReferenceSolutions(

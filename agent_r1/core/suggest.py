@@ -23,7 +23,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
         ''
     """
     rated = [(_similarity(name, candidate), candidate) for candidate in known]
-    similarity, closest = max(rated, key=lambda pair: pair[0], default=(0.0, ""))  # the first of equal values
+    similarity, closest = max(rated, key=lambda pair: pair[0], default=(0.0, ""))  # max returns the first of equals
     return f"did you mean {closest!r}?" if similarity >= _CUTOFF else ""
 
 

@@ -26,8 +26,8 @@ class TaskSet:
         recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
         evaluation: the splits that an evaluation reports.
         validation: the split that selects the best checkpoint; if None, the weights of the last step are kept.
-        whole: the split with all tasks, if the data of the task set are one file; None otherwise.
-        retrieval: returns quality measures of the retriever on a split.
+        whole: the name of the split with all tasks, if all tasks come from one file; None otherwise.
+        retrieval: returns measures of the retriever's quality on a split, by name.
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
         variants: environments by split, for the splits that do not use ``env``.
         measures: computes further measures of scored attempts, by name.

@@ -188,7 +188,7 @@ def _states(trajectory: Trajectory) -> list[State]:
 
 
 def _named_rewards(samples: Sequence[TrainingSample], weights: Mapping[str, float]) -> tuple[NamedReward, ...]:
-    # a trajectory without a reward of a name has return 0 for this name
+    # if a trajectory has no reward with a name, its return for this name is 0
     names = sorted({name for sample in samples for name in sample.named_rewards})
     return tuple(
         NamedReward(

@@ -54,10 +54,11 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one float32 vector for each text: (texts, width). The inner product of two vectors is their cosine.
+        """Return one float32 vector for each text: (texts, width).
 
-        Vectors have length 1, but the vector of a text without tokens is 0. Texts of similar length form a batch.
-        Padding is masked, so it changes vectors by rounding errors only.
+        Vectors have length 1, so the inner product of two vectors is their cosine similarity. Only the vector of a text
+        without tokens is 0. Texts of similar length form a batch. Padding is masked, so padding changes vectors only by
+        rounding errors.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))

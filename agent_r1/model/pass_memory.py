@@ -61,7 +61,7 @@ def pass_bytes(shape: PassShape) -> int:
             hidden, *critic = [_states(backbone_of(model), ids, shape.with_mask) for model in models]
             actions = hidden.flatten(0, 1)[torch.arange(ids.numel())]
             loss = token_scores(models[0], actions, ids.flatten(), 1.0)[0].sum()
-            for states in critic:  # stands for the values, which are weighted sums of the hidden states
+            for states in critic:  # the sum stands for the critic's values, which are weighted sums of hidden states
                 loss = loss + states.float().sum()
             loss.backward()
     return alive.peak

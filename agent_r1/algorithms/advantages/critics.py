@@ -74,11 +74,12 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the targets ``target`` (N,) for states before tokens, together with targets for states after actions.
+        """Return value targets for the states before tokens and for the states after actions.
 
-        The target of a state after an action is the return of the next turn in ``turn_returns`` (S,), or 0 after the
-        last turn. The state after the last turn of a truncated trajectory has no known target, so its weight is 0.
-        Without bootstrap, all states after actions have weight 0.
+        States before tokens have the targets ``target`` (N,) and the weights ``weight`` (N,). The target of a state
+        after an action is the return of the next turn in ``turn_returns`` (S,), or 0 after the last turn. The state
+        after the last turn of a truncated trajectory has no known target, so its weight is 0. If ``bootstrap`` is off,
+        all states after actions have weight 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)

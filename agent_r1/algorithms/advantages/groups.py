@@ -96,7 +96,7 @@ class GroupRelative(Advantage):
                 advantage = divide_by_mean(advantage, returns, group)  # MaxRL
             case "batch_std":  # Lite PPO: one key for the whole batch
                 advantage = divide_by_std(advantage, returns, torch.zeros_like(group), self.epsilon)
-            case "with_variance":  # GPG: times the trajectories of the batch / the trajectories in groups with variance
+            case "with_variance":  # GPG: divided by the share of trajectories in groups with variance
                 advantage = advantage / has_variance(returns, group).double().mean().clamp(min=1 / len(returns))
         return advantage[batch.token_trajectory]  # (M,) -> (N,)
 

@@ -98,8 +98,8 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
         size = min(k or n, n)
         if size < 2:
             continue  # the group has one element
-        # If i is the best element of a subset and j < i the second best, the other size - 2 elements are below j. There
-        # are j elements below j.
+        # In ascending order, let element i be the best of a subset, and element j < i the second best. The other
+        # size - 2 elements of the subset are below element j. There are j elements below element j.
         subsets = torch.tensor([math.comb(j, size - 2) for j in range(n)], dtype=x.dtype)  # (n,)
         lead = (ordered[:, None] - ordered[None, :]).tril()  # (n, n) x_i - x_j for j < i
         advantage[places[order]] = lead @ subsets / math.comb(n, size)
