@@ -44,8 +44,8 @@ class _Queue:
 class CallBatcher:
     """Collects calls and executes them in batches, one batch at a time.
 
-    A call never waits for later calls. A batch contains the calls that arrived in the same round of the event loop, or
-    during the execution of the previous batch. It has at most ``MAX_BATCH`` calls, sorted by ``order``.
+    A call does not wait for later calls. A batch contains the calls that arrived in the same round of the event loop,
+    or during the execution of the previous batch. A batch has at most ``MAX_BATCH`` calls, sorted by ``order``.
     """
 
     def __init__(self, batch: BatchFunction) -> None:

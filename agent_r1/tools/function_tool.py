@@ -130,17 +130,17 @@ def tool(
         function: the function that performs the action.
         name: the name of the tool (default: the name of the function).
         timeout: the time limit of one call in seconds (default: the limit of the environment).
-        batch: a function that executes several calls together. It takes a list with the keyword arguments of each call
-            and returns (sync or async) a list with the result of each call, in the same order. A batch contains calls
-            that wait at the same time, also calls of different episodes. The decorated function then only describes the
-            tool and is never called. If a batch raises an exception, its calls are executed one by one, so that only
-            the faulty calls fail. If a batch exceeds its time limit, all its calls fail.
+        batch: a sync or async function that executes several calls together. It takes a list with the keyword arguments
+            of each call and returns a list with the result of each call, in the same order. A batch contains calls that
+            wait at the same time, also calls of different episodes. The decorated function then only describes the tool
+            and is never called. If a batch raises an exception, its calls are executed one by one, so that only the
+            faulty calls fail. If a batch exceeds its time limit, all its calls fail.
         sandbox: the sandbox in which the tool runs code written by the policy, or the text ``"none: .."`` with a reason
             if such code is not isolated. Leave it out if the tool runs no such code.
 
     Raises:
-        InvalidInput: if the name, the time limit or the sandbox is not valid, the docstring has no description, or a
-            parameter has no type or no JSON schema.
+        InvalidInput: if the name, the time limit or the sandbox is not valid. Also if the docstring has no description,
+            or a parameter has no type or no JSON schema.
 
     Example:
         >>> @tool

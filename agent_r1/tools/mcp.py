@@ -139,7 +139,7 @@ def mcp_tools(
             servers without state. After a shared call without an answer, later episodes get a new connection.
         timeout: the time limit of a call in seconds, without the time for connecting.
         only: the names of the tools to return (default: all tools).
-        prefix: is put before each name, to distinguish the tools of two servers.
+        prefix: a text that is put before each name, to distinguish the tools of two servers.
 
     Raises:
         InvalidInput: if the SDK is not installed, the server cannot be reached, or a tool in ``only`` does not exist.
@@ -170,7 +170,7 @@ def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaSignature:
-    """The signature of a tool that only has a JSON schema."""
+    """The signature of a tool that has a JSON schema, but no Python parameters."""
 
     schema: Mapping[str, Any]
 
@@ -187,8 +187,7 @@ class _SchemaSignature:
 
 
 class _Connection:
-    """A connection to a server. An asyncio task of its own opens and closes it, because the SDK forbids different
-    tasks.
+    """A connection to a server. The same asyncio task opens and closes the connection, as the SDK requires.
 
     ``usable`` is False after an error or a call without a result, because the state of the server is then unknown.
     """
@@ -321,7 +320,7 @@ class _SharedState:
 
 
 class _Shared:
-    """Gives all episodes of an event loop the same connection while the connection is usable."""
+    """Opens one connection for all episodes of an event loop. A connection that is not usable is replaced."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""Resources that the tools of an episode hold, such as an interpreter.
+"""Resources that the tools of an episode use, such as an interpreter.
 
 A resource is opened by the first call that needs it, and closed at the end of the episode.
 """
@@ -31,7 +31,7 @@ class Opener(Protocol[_Opened]):
     async def open(self, task: Task, context: RolloutContext) -> _Opened:
         """Open a resource and return it. An exception fails the call that needs the resource.
 
-        If the opening is cancelled, it must leave nothing open.
+        If this method is cancelled, it must close everything that it has opened.
         """
         ...
 
@@ -74,8 +74,9 @@ class Resources:
         return resource
 
     async def close(self) -> None:
-        """Close all open resources, even if the caller is cancelled. An error is logged, and the other resources are
-        closed too.
+        """Close all open resources, even if the caller is cancelled.
+
+        If closing a resource fails, the error is logged, and the other resources are closed too.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

@@ -1,6 +1,6 @@
 """The results of failed tool calls, and the limit on the output that an agent sees.
 
-Each kind of failure is a :class:`ToolErrorKind` in ``ToolResult.error``. Rewards and metrics can so distinguish wrong
+Each kind of failure is a :class:`ToolErrorKind` in ``ToolResult.error``. So rewards and metrics can distinguish wrong
 calls from failing tools. The text for the agent is in ``ToolResult.parts``.
 """
 
