@@ -30,7 +30,7 @@ GAME_SECONDS = 3600.0
 
 
 class PlayerDropped(AgentR1Error):
-    """The game asks a player whose attempt has ended (for example, because the engine failed or the tokens ran out)."""
+    """Raised if the game asks a player whose attempt has ended, for example because the engine failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Player:
         number: the position of the player, from 0.
         has_had_turn: whether the game has asked the player.
         questions: the questions of the game that the player has not received yet, and the end of the game.
-        answers: the actions of the player that the game has not received yet. PlayerDropped if the attempt has ended.
+        answers: the actions of the player that the game has not received yet, and PlayerDropped when the attempt ends.
         announcements: the texts that are added to the next question.
     """
 
@@ -130,7 +130,7 @@ class PlayerEnv:
     start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> PlayerEnv:
-        """Wait for the first question to the player.
+        """Wait for the first question to the player, and return the environment as the episode.
 
         Raise AgentR1Error if the game ends or fails before the first question.
         """

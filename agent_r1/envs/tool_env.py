@@ -59,9 +59,9 @@ class ToolEnv:
         timeout: the time limit of a call in seconds, for tools that have no time limit of their own.
         turn_rewards: a sync function that returns process rewards for an action as a whole. If the function raises or
             returns a number that is not finite, the episode fails.
-        call_rewards: a sync function that returns process rewards for one call, with the same conditions. It is also
-            called for a call whose result is an explanation (``result.ok`` is then False). It is not called for the
-            calls of the last turn, which are not run.
+        call_rewards: a sync function that returns process rewards for one call. The episode fails in the same cases as
+            with ``turn_rewards``. The function is also called if the result of the call is an explanation
+            (``result.ok`` is then False). It is not called for calls that are not run.
         sandbox: the sandbox of code written by the policy that runs outside the tools, such as in a tool server, or the
             text ``"none: .."`` with a reason if such code is not isolated. Leave it out if no such code runs outside
             tools that have a ``sandbox`` of their own.

@@ -58,7 +58,7 @@ class UserEnv:
         max_turns: the largest number of actions per episode. Actions that call tools count too.
 
     Raises:
-        InvalidInput: under the conditions of ToolEnv.
+        InvalidInput: in the same cases as ToolEnv.
     """
 
     def __init__(

@@ -126,8 +126,8 @@ class GameEpisode:
 def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
     """Return the task's messages with the first observation, as the opening messages of an episode.
 
-    If the last message of the task is a user message, the observation is added to it. Otherwise the observation becomes
-    a user message of its own. Some chat templates reject two user messages in a row.
+    If the last message of the task is a user message, the observation is added to this message, because some chat
+    templates reject two user messages in a row. Otherwise the observation becomes a user message of its own.
     """
     observation = _truncate(observation)
     if task.messages and task.messages[-1].role == "user":
@@ -156,7 +156,7 @@ def _truncate(text: str) -> str:
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
     """Return ``train`` tasks of the split train and ``test`` tasks of the split test. The seeds of their games differ.
 
-    Two calls with different values of ``seed`` have no task in common, if neither returns more than 1,000,003 tasks.
+    Two calls with different values of ``seed`` have no task in common if each call returns at most 1,000,003 tasks.
     """
     first = seed * 1_000_003
     return [
@@ -166,5 +166,5 @@ def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int
 
 
 def episode_return(trajectory: Trajectory, task: Task) -> tuple[float, ...]:
-    """Return the environment's reward of each turn. The sum of the rewards is the return of the episode."""
+    """Return the game's reward for each turn. The sum of the rewards is the return of the episode."""
     return tuple(float(sum(result.data for result in turn.results)) for turn in trajectory.turns)

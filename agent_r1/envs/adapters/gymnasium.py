@@ -17,10 +17,10 @@ from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks
 class Gymnasium:
     """An environment of Gymnasium as text, with a ``Discrete`` or ``Text`` action space.
 
-    The policy gives a ``Discrete`` action by its name or its number, counted from 0. If the policy's text is not an
-    action, the policy receives an explanation. The environment does not receive this text, but the turn counts. The
-    policy sees an observation that is text without a change. For any other observation, the policy sees the rendered
-    environment if ``render_mode`` is "ansi", otherwise the observation as JSON.
+    The policy writes a ``Discrete`` action as its name or its number, counted from 0. If the policy's text is not an
+    action, the policy receives an explanation. The environment does not receive the text, but the turn counts towards
+    ``max_turns``. An observation that is text is shown to the policy unchanged. For any other observation, the policy
+    sees the rendered environment if ``render_mode`` is "ansi", otherwise the observation as JSON.
 
     Args:
         name: the name for ``gymnasium.make``. With ``module:Name-v0``, the module is imported first.
@@ -89,7 +89,8 @@ class GymnasiumGame:
             return Observation(f"{text.strip()[:100]!r} is no action. {expected}", valid=False)
         observation, reward, terminated, truncated, _ = self._env.step(action)
         end = "terminal" if terminated else "truncated" if truncated else None
-        return Observation(self._to_text(observation), float(reward), end)  # type: ignore[arg-type]  # the three above
+        # mypy infers the type str for ``end``, but ``end`` has one of the values of ``Observation.end``
+        return Observation(self._to_text(observation), float(reward), end)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._env.close()

@@ -47,7 +47,7 @@ class OpenEnv:
     The server's environment is reset with the seed in the task's ``data["seed"]``, or with the seed of the attempt if
     the task has no seed. The mapping ``data["reset"]`` contains further arguments of the reset. An action is not valid
     if the server rejects the action or ``action`` raises ValueError. The policy then receives an explanation, and the
-    turn counts. If the server fails or times out, the episode fails.
+    turn counts towards ``max_turns``. If the server fails or times out, the episode fails.
 
     Args:
         url: the address of the server, e.g. ``http://127.0.0.1:8000``.

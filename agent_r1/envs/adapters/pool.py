@@ -1,6 +1,6 @@
-"""A pool with one worker process per CPU core.
+"""A pool with at most one worker process per CPU core.
 
-A process is reused while it responds, and killed if it does not respond.
+A process is reused for later calls. If a process does not respond within the time limit, it is killed.
 """
 
 from __future__ import annotations

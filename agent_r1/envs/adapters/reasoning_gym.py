@@ -53,8 +53,8 @@ def reasoning_gym_tasks(
             the policy then runs on this machine without a sandbox.
 
     Raises:
-        InvalidInput: if reasoning-gym is not installed, the dataset does not exist or has too few different questions,
-            or the scorer of the dataset runs answers and ``run_answers`` is False.
+        InvalidInput: if reasoning-gym is not installed, or the dataset does not exist or has too few different
+            questions. Also if the scorer of the dataset runs answers and ``run_answers`` is False.
     """
     options = dict(options or {})
     entries = _create_dataset(dataset, options | {"seed": seed, "size": _OVERSAMPLING * (train + test)})

@@ -135,7 +135,7 @@ class TextArenaGame:
 
 
 def random_move(observation: str, rng: random.Random) -> str:
-    """Return a random move. The moves are in brackets, in the last line that says "available", "valid" or "legal".
+    """Return a random move from the last line with the word "available", "valid" or "legal". Moves are in brackets.
 
     Raises:
         ValueError: if the observation contains no such moves.
