@@ -15,7 +15,7 @@ from agent_r1.tools import INVALID_CALL_KINDS
 
 
 def exact_match(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the final answer equals a gold answer after normalization; else, or without an answer, 0.0."""
+    """Return 1.0 if the final answer equals a gold answer after normalization; 0.0 if not, or if there is no answer."""
     answer = final_answer(trajectory)
     return 0.0 if answer is None else exact_match_score(answer, gold_answers(task))
 
@@ -30,17 +30,20 @@ def f1(trajectory: Trajectory, task: Task) -> float:
 
 
 def sub_match(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the final answer contains a gold answer after normalization; else, or without an answer, 0.0."""
+    """Return 1.0 if the final answer contains a gold answer after normalization.
+
+    Return 0.0 if it does not, or if there is no answer.
+    """
     answer = final_answer(trajectory)
     return 0.0 if answer is None else sub_match_score(answer, gold_answers(task))
 
 
 def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
-    """Return the exact match if the format is right, else a penalty: one of 1, 0, -0.5, -1 (2511.14460, equation 6).
+    """Return the exact match (1 or 0) if the format is right, else a penalty of -0.5 or -1 (2511.14460, equation 6).
 
-    The format score is the mean of two numbers: 1 if a final answer is given, and 1 if all tool calls were valid. If
-    the format score is 1, the reward is the exact match. Otherwise the reward is the format score - 1. The calls of a
-    trajectory without calls count as valid.
+    The format score is the mean of two numbers: 1 if a final answer is given, else 0; and 1 if no tool call was
+    invalid, else 0. If the format score is 1, the reward is the exact match. Otherwise the reward is the format score
+    minus 1.
     """
     format_score = (float(final_answer(trajectory) is not None) + float(calls_are_valid(trajectory))) / 2
     return exact_match(trajectory, task) if format_score == 1.0 else format_score - 1.0
