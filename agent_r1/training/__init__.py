@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement", "Progress", "Runtime", "StepReport", "Table", "TrainReport", "Trainer", "build_runtime"]
 
-# These names are imported only when they are used, because their modules import torch.
+# Each name is imported when it is first used, because the modules of the names import torch.
 __getattr__ = lazy_names(__name__, {"api": ("Trainer",), "build": ("Placement", "Runtime", "build_runtime")})

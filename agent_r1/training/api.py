@@ -79,13 +79,13 @@ def train(
 
 
 class Trainer:
-    """A trainer of your own agent, for scripts and notebooks. It trains and evaluates the agent, and saves the model.
+    """A trainer for your own agent, in scripts and notebooks: trains and evaluates the agent, and saves the model.
 
     Args:
         env: the environment: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
         tasks: the tasks. The agent is trained on the tasks of the split "train". If ``evaluate_every`` is set, the
-            tasks of the split "validation" determine the best step. Each further split is a column of the table.
-        eval_tasks: tasks for the evaluation. A task of the split "train" (the default) gets the split "test".
+            tasks of the split "validation" determine the best step. Each further split is a column of the result table.
+        eval_tasks: tasks for the evaluation. A task of the split "train" (the default of a task) gets the split "test".
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
@@ -180,9 +180,9 @@ class Trainer:
 
 
 def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
-    """Raise InvalidInput if a setting conflicts with ``env`` and ``tasks``, or if an argument is no list of functions.
+    """Raise InvalidInput if a setting conflicts with ``env`` and ``tasks``, or an argument is not a list of functions.
 
-    The check of ``rewards`` and ``callbacks`` reports an error that would otherwise occur during training.
+    ``rewards`` and ``callbacks`` are checked here, so that a wrong value is reported before training.
     """
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in settings:
@@ -211,7 +211,7 @@ def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
     """Call ``work`` and return its result.
 
     If an event loop runs in this thread (as in a notebook), ``work`` runs in a new thread, and this thread waits for
-    the result. Ctrl-C during the wait asks the run to stop, as SIGINT does.
+    the result. Ctrl-C during the wait requests a shutdown of the run, as the signal SIGINT does.
     """
     try:
         asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Build the services of a run. No other module of the package names an implementation of engine or trainer."""
+"""Build the services of a run. Only this module chooses the default implementations of engine and trainer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def resolve_placement(placement: Placement | None) -> Placement:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The services of a run. They are checked and built before the run writes a file.
+    """The services of a run, which are checked and built before the run writes a file.
 
     Attributes:
         engines: the inference engines by role. The engine "policy" samples the attempts that are trained.
@@ -103,7 +103,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
     check_reward_weights(config, taskset)
-    policy = load_policy(config, taskset)  # in float32: bfloat16 would round off the changes of an optimizer step
+    policy = load_policy(config, taskset)  # float32: bfloat16 would lose the small changes of a step
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
     fitting = config.trainer.model_copy(update={"micro_tokens": plan.micro_tokens})
@@ -137,7 +137,7 @@ def rollout_limits(config: RunConfig) -> RolloutLimits:
 
 
 def group_requests(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterator[GroupRequest]:
-    """Yield an endless sequence of group requests, from the group with the id ``first`` on.
+    """Yield an endless sequence of group requests. The first group has the id ``first``.
 
     Each epoch is a permutation of the tasks, which depends only on the seed and the number of the epoch.
     """

@@ -1,4 +1,4 @@
-"""Check a task set: gold solutions must earn the expected rewards, and wrong solutions must not earn these rewards."""
+"""Check a task set: gold (right) solutions must earn the expected rewards, and wrong solutions must not earn them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from agent_r1.training.reward_totals import sum_rewards
 
 @dataclass(frozen=True, slots=True)
 class SolutionCheck:
-    """A solution to play, and the rewards with which the result is compared.
+    """A solution to play, and the rewards that the check expects.
 
     A gold solution has to earn all ``expected_rewards``. A wrong solution must not earn any of the expected rewards.
 
@@ -164,12 +164,12 @@ def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
 def _has_tasks(taskset: TaskSet, split: str) -> bool:
     try:
         return bool(taskset.tasks(split))
-    except InvalidInput:  # a task set for evaluation only has no training split
+    except InvalidInput:  # a task set can have evaluation splits only
         return False
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order. Return all tasks if ``n`` is 0 or too large."""
+    """Return ``n`` random tasks in their original order. Return all tasks if ``n`` is 0 or larger than their number."""
     if n == 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]
@@ -208,7 +208,7 @@ def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
 def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
     """Yield a failure for each part that is missing: a gold solution, a wrong solution, the expected rewards.
 
-    If a part is missing, playing the solutions of the task proves nothing.
+    Without these parts, the check proves nothing about the task.
     """
     for name, is_gold in (("gold", True), ("wrong", False)):
         if not any(check.is_gold is is_gold for check in checks):

@@ -176,7 +176,7 @@ class RunConfig(TasksetConfig):
 
 
 class TrainSettings(RunConfig):
-    """Settings of training except the algorithm. These settings can be validated without importing torch."""
+    """Settings of training except the algorithm. The validation of these settings does not import torch."""
 
     section: ClassVar[str] = "Training"
 
@@ -265,10 +265,11 @@ Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
-    """Return the configuration made of ``layers``, the strongest first, and of the task set's defaults.
+    """Return the configuration that ``layers`` and the defaults of the task set give.
 
-    The defaults apply to settings that no layer has. A training algorithm gets an importance weight if trainer and
-    engine have different data types (see :func:`agent_r1.training.precision.with_correction`).
+    A value in an earlier layer has priority. The defaults of the task set apply to settings that no layer has. A
+    training algorithm gets an importance weight if trainer and engine have different data types (see
+    :func:`agent_r1.training.precision.with_correction`).
 
     Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if neither a layer nor the task set names a model.
     """

@@ -41,7 +41,9 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
 
 
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
-    """Raise InvalidInput if the data differs from the data that the run used last, or if no comparison is possible.
+    """Raise InvalidInput if the data differs from the data that the run used before.
+
+    A new path that cannot be compared with the old path is refused too.
 
     Args:
         events: the result of :func:`fingerprint_data` for the current data.
@@ -67,7 +69,7 @@ def _hashes(events: Iterable[LogEvent]) -> dict[str, str]:
 
 
 def _hash_path(path: Path) -> str:
-    """Return the sha256 of a file. For a folder, return the sha256 of the names and hashes of its files.
+    """Return the sha256 of a file, or of the names and hashes of all files in a folder.
 
     Files in a folder are ignored if their name begins with a dot.
     """

@@ -1,4 +1,4 @@
-"""Evaluation metrics of single attempts: exact match, F1, sub-match, and pass@k."""
+"""Evaluation metrics: exact match, F1 and sub-match of an attempt, and pass@k of a question."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent_r1.core.trajectory import Rewards, Trajectory
 
 EXACT_MATCH_NAMES = ("em", "exact_match")
-"""Names of the reward that is exact match."""
+"""The reward with one of these names is exact match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class EvalResult:
     Attributes:
         em: exact match. If the task set reports no exact match, ``em`` is the first reward of the attempt.
         f1: F1; equal to ``em`` if the task set does not report F1.
-        sub: the sub-match; None if the task set does not report a sub-match.
-        measure: the name of the number in ``em``: "exact match" or, for example, "reward 'solved'".
+        sub: the sub-match, 1 if a right answer occurs in the given answer; None if the task set does not report it.
+        measure: the name of the number in ``em``: "exact match", or the name of a reward ("reward 'solved'").
         failure: why the attempt failed or could not be scored, or None. A failed attempt counts as wrong.
     """
 

@@ -21,7 +21,7 @@ class AsyncCheckpointWriter:
         self._task: asyncio.Task[CheckpointError | None] | None = None
 
     def start(self, snapshot: Snapshot) -> None:
-        """Start saving a snapshot. Call :meth:`wait` before, so that the previous save is complete."""
+        """Start saving a snapshot. Before this call, await :meth:`wait`, so that the previous save is complete."""
         self._task = asyncio.create_task(self._save(snapshot))
 
     async def wait(self) -> None:
@@ -40,7 +40,7 @@ class AsyncCheckpointWriter:
             await run_in_thread(self._write, snapshot)
         except CheckpointError as error:
             return error
-        except Exception as error:  # a CheckpointError ends the run with a line, not with a traceback
+        except Exception as error:  # a CheckpointError ends the run with one line instead of a traceback
             return CheckpointError(f"step {snapshot.progress.step} could not be saved: {error!r}")
         await self._recorder.record(CheckpointSaved(snapshot.progress.step))
         return None

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
 CORRUPT = "corrupt"
-"""The kind of the event about a corrupt checkpoint, and the prefix of the name that its folder gets."""
+"""The kind of the event about a corrupt checkpoint, and the prefix of the new name of its folder."""
 
 
 class CheckpointError(AgentR1Error):
@@ -164,8 +164,8 @@ def save_checkpoint(
 ) -> Path:
     """Write ``run/checkpoints/step-K``, then remove old checkpoints. Return the folder of the new checkpoint.
 
-    The newest ``keep`` checkpoints are kept. For each of these checkpoints, the checkpoint of its best step is kept
-    too. A checkpoint whose files are missing or have a wrong size does not count as one of the newest.
+    The newest ``keep`` checkpoints are kept. A checkpoint with missing files, or files of a wrong size, does not count.
+    Each kept checkpoint contains the number of the best step so far. The checkpoint of this best step is kept too.
 
     Args:
         model: gives the configuration. The weights come from the snapshot.
@@ -217,7 +217,7 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
-    """Return the newest checkpoint for which ``check`` does not raise CorruptCheckpoint.
+    """Return the newest checkpoint for which ``check`` does not raise CorruptCheckpoint, and the skipped checkpoints.
 
     Raises:
         InvalidInput: if another version of agent-r1 wrote a checkpoint in another format.
@@ -234,7 +234,7 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 
 
 def find_trained_model(run: Path) -> Path:
-    """Return the folder of a run's final model. Without an intact final model, return the newest intact checkpoint.
+    """Return the folder of a run's final model, or of the newest intact checkpoint if there is no intact final model.
 
     Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
     """
@@ -299,7 +299,7 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
-    """Return the checkpoints to remove after the checkpoint with the progress ``progress`` was saved."""
+    """Return the checkpoints to remove after the newest checkpoint, with the progress ``progress``, was saved."""
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]
     kept = [progress, *(_read(folder / _PROGRESS, TrainProgress) for folder in newest)]

@@ -29,12 +29,13 @@ from agent_r1.training.monitor.state import MonitorState
 
 
 class CheckpointManager:
-    """A manager that validates and saves after optimizer steps, and saves the final model after the last step.
+    """A manager that validates the policy, saves checkpoints, and saves the final model after the last step.
 
-    The final model has the weights of the best step, which is selected only by validation. Without validation, the
-    final model has the weights of the last step. If checkpoints are enabled, each new best step gets a checkpoint.
+    The final model has the weights of the best step by validation. Without validation, the final model has the weights
+    of the last step. If checkpoints are enabled, each new best step gets a checkpoint.
 
-    Weights are copied in a thread, so that the event loop is not blocked. The next update has to wait for the copy.
+    Weights are copied in a thread, so that the event loop is not blocked. The next update waits for the copy, because
+    an update changes the weights.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class CheckpointManager:
     async def validate_last_step(self) -> dict[str, float]:
         """Validate the last step of the run, unless it was validated before. Return the validation metrics.
 
-        Usually :meth:`on_step_end` has validated the last step. The validation can be missing if a run is resumed with
-        fewer steps, so that a step that was taken before becomes the last step.
+        Usually :meth:`on_step_end` has validated the last step. If a run is resumed with fewer steps, an earlier step
+        becomes the last step, and can be without a validation.
 
         Returns:
             The validation metrics; empty if the run has no validation, or if the last step was validated before.
@@ -112,8 +113,8 @@ class CheckpointManager:
         await self._writer.wait()
         metrics = await self._validate(self._config.steps)
         if self._config.checkpoint_every > 0:
-            # Save the last step again. Otherwise a later extension of the run would not know the result of this
-            # validation.
+            # Save the last step again, with the result of this validation, for the case that the run is resumed with
+            # more steps.
             self._writer.start(await run_in_thread(self._take_snapshot))
         return metrics
 
@@ -154,5 +155,5 @@ class CheckpointManager:
     def _save_final_model(self) -> None:
         if self._progress.best is not None:
             self._updater.load_weights(self._best_weights)
-            self._updater.publish()  # a trainer in other processes copies its weights into the policy's module
+            self._updater.publish()  # a trainer in other processes copies its weights to the policy
         save_model(self._folder, self._policy.model, self._policy.tokenizer)

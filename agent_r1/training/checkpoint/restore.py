@@ -1,4 +1,4 @@
-"""The state at the beginning of training: a new run's state, or the newest intact checkpoint of a run."""
+"""The state of a run at the beginning of training: the state of a new run, or the newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def initial_state(updater: PolicyUpdater) -> ResumeState:
 
 
 def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeState:
-    """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the other state of the run.
+    """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the rest of the run's state.
 
     If the run stopped before its first checkpoint, policy and updater stay unchanged. Corrupt checkpoints that are
     newer than the loaded checkpoint are renamed.
 
     Args:
         policy: the policy with the initial model of the run.
-        updater: the updater for the run's algorithm. Its trainer has the initial model of the run, which also is the
-            reference model.
+        updater: the updater for the run's algorithm. The trainer of the updater has the initial model of the run, which
+            is also the reference model.
 
     Raises:
-        InvalidInput: if the initial weights differ from the run's, if the checkpoint was saved for another model, or if
-            all saved checkpoints are lost.
+        InvalidInput: if the initial weights differ from the recorded initial weights of the run, if the checkpoint was
+            saved for another model, or if all saved checkpoints are lost.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:
