@@ -52,7 +52,7 @@ class SecondMoment(TokenMask):
     """A mask of the tokens with the largest (log(pi_old / mu))^2: M2PO (2510.01161; ``_apply_m2po_masking`` in AReaL).
 
     Tokens are masked until the mean of (log(pi_old / mu))^2 over the other tokens is at most ``threshold``. mu is the
-    sampler's policy. Unlike a clip, the rule bounds the mean over the batch, and not each token.
+    sampler's policy. Unlike a clip, the rule bounds the mean over the batch, and not the value of each token.
     """
 
     name: Literal["second_moment"] = "second_moment"

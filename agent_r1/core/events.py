@@ -36,7 +36,8 @@ class AttemptFate:
     In a segment of a run (a stretch of training without a stop), each attempt gets at most one fate.
 
     Attributes:
-        credit: the sum of the advantages of the attempt's action tokens at ``step``; None if it was not trained.
+        credit: the sum of the advantages of the attempt's action tokens at ``step``; None if the attempt was not
+            trained.
 
     Example:
         AttemptFate(attempt, "dropped", step=3, reason="advantage 0 on every token")

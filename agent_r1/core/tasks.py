@@ -1,6 +1,6 @@
 """Asyncio tasks that user code cannot cancel.
 
-An async tool, environment or reward runs in the event loop of the run. So its code can reach every asyncio task, for
+An async tool, environment or reward runs in the event loop of the run. So user code can reach every asyncio task, for
 example with ``for task in asyncio.all_tasks(): task.cancel()``. With this module, user code can cancel only the asyncio
 tasks that user code created, and the task in which the user code runs.
 """

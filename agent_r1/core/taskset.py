@@ -1,4 +1,4 @@
-"""A task set: an environment, its tasks by split, their scorers and defaults."""
+"""A task set: an environment, tasks by split, scorers and default settings."""
 
 from __future__ import annotations
 

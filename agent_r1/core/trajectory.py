@@ -43,7 +43,7 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
         Status.CANCELLED: "drop",
     }
 )
-"""Whether an attempt with each status is trained, retried or dropped. Only this table decides.
+"""Whether an attempt with each status is trained, retried or dropped. No other code contains this rule.
 
 - train: the attempt is used for training.
 - retry: a new attempt replaces the failed attempt in its group, at most ``retries`` times. All failed attempts are

@@ -148,7 +148,7 @@ class TrainingBatch:
 
         A summary does nothing in the environment, so a summary and the next action are one time step. A summary after
         the last action of a trajectory is joined to this last action. So the S turns become D joined turns. The second
-        result is, for each joined turn, the number of the last turn in it, counted in the S turns.
+        result holds, for each joined turn, the number of its last turn (among the S turns).
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary).
         """

@@ -34,7 +34,7 @@ class WithCritic(Advantage):
     """GAE's lambda. 1: A is the sampled return - V. 0: A is the temporal-difference error of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """In the value loss, values are clipped to at most this difference from the value before the update."""
+    """Largest difference, in the value loss, between the clipped value of a state and its value before the update."""
 
     warmup: int = Field(default=0, ge=0)
     """Number of updates at the start of the run in which only the critic is trained."""

@@ -30,10 +30,10 @@ class TurnRelative(Advantage):
 
 
 class ProcessRelative(TurnRelative):
-    """A_t = sum_{k >= t} (r_k - mean r) / std r, over all turns of the group.
+    """A_t = sum_{k >= t} (r_k - mean r) / std r, with the mean and the std of r over all turns of the group.
 
-    The estimator is the process supervision of GRPO (2402.03300, section 4.1.3). The outcome reward is added to the
-    reward of the last turn.
+    The estimator is the process supervision of GRPO (2402.03300, section 4.1.3). r of the last turn includes the
+    outcome reward.
     """
 
     name: Literal["process_relative"] = "process_relative"
