@@ -15,8 +15,8 @@ from agent_r1.data.batch import TrainingBatch
 class Advantage(Component, ABC):
     """An advantage estimator.
 
-    An estimator gets a batch with action tokens only. The batch holds observation tokens too if the advantage mask or
-    the loss mask is switched off.
+    By default, an estimator gets a batch with action tokens only. If the advantage mask or the loss mask is switched
+    off, the batch also holds observation tokens.
     """
 
     name: str = ""
