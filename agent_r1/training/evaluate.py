@@ -37,7 +37,7 @@ TRAINED = "trained"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of the table: an agent in an environment."""
+    """A row of the result table: an agent in an environment."""
 
     name: str
     agent: Agent
@@ -112,7 +112,7 @@ async def measure_pass_at_k(
     """Return the mean of pass@1 and of pass@k for each evaluation split.
 
     Each value is estimated from ``size`` attempts at each of the first ``count`` tasks of the split. The agent of
-    ``method`` has to sample.
+    ``method`` must sample at a temperature above 0, because greedy attempts are all equal.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     ones, shares = {}, {}
@@ -126,14 +126,14 @@ async def measure_pass_at_k(
 
 
 def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) -> list[Method]:
-    """Return the rows of the table: the baselines of the task set, the base model with tools, and the trained agent."""
+    """Return the rows of the table: baselines of the task set, the base model with tools, and the agent ``trained``."""
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]
 
 
 def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
-    """Return the retriever's measures by evaluation split; an empty mapping if the task set has no such measures."""
+    """Return the measures of the retriever by evaluation split; {} if the task set does not measure a retriever."""
     if taskset.retrieval is None:
         return {}
     measured = {split: taskset.retrieval(split) for split in taskset.evaluation}
@@ -161,7 +161,7 @@ async def make_table(
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return the task set's further measures of scored attempts; an empty mapping if it has no further measures."""
+    """Return the task set's own measures of scored attempts; {} if the task set has no measures of its own."""
     return {} if taskset.measures is None else taskset.measures(trajectories)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of the lines that a person types into messages of a policy."""
+"""Conversion of typed lines to assistant messages, for a person who acts instead of the policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Anything else is sent as it is, tags included. A line that ends with \\ continue
 
 
 def format_signature(tool: ToolSpec) -> str:
-    """Return name, arguments and description of a tool in one line.
+    """Return name, arguments, and the first line of the description of a tool, in one line.
 
     Example:
         "search(query: string)  Find a page."
@@ -34,7 +34,7 @@ def format_signature(tool: ToolSpec) -> str:
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
     """Convert a typed line to a message.
 
-    If a call cannot be parsed, the message contains a malformed call. The person then gets the same explanation as a
+    If a call cannot be parsed, the message contains a malformed call. So the person gets the same explanation as a
     policy that sends a malformed call.
 
     Example:
@@ -54,9 +54,9 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
     """Return the arguments of a call with ``text`` as the only argument; {} if ``text`` is empty.
 
-    The argument is the only required argument of the tool. If the tool has none or several required arguments, the
-    argument is the first argument of the tool. If the tool has no arguments, the text gets an empty name: the tool
-    refuses this name with an explanation.
+    ``text`` is the value of the only required argument of the tool. If the tool has no required argument or several,
+    ``text`` is the value of the first argument. If the tool has no arguments, the argument gets an empty name, which
+    the tool refuses with an explanation.
     """
     required = tool.parameters.get("required", ())
     names = required if len(required) == 1 else list(tool.parameters.get("properties", {}))[:1]

@@ -44,7 +44,7 @@ class TrainingRun:
 
 
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
-    """Train until the last step, then remove the folders of published weights. See :func:`_train_steps`."""
+    """Train until the last step, as :func:`_train_steps` describes. Then remove the folders of published weights."""
     with closing(WeightPublisher(run.runtime.engine, run.folder)) as publisher:
         await _train_steps(run, publisher, shutdown)
 
@@ -52,8 +52,8 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
 async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
     """Train until the last step.
 
-    Each step takes groups in the order of their requests, runs the update in a thread, and publishes the new weights.
-    After the step is recorded, the collector can start further groups.
+    Each step takes groups in the order of their requests, updates the policy in a thread, and publishes the new
+    weights. After the step is recorded, the collector can start further groups.
 
     Raises:
         ShutdownRequested: a shutdown was requested. The last step was saved, unless checkpoints are disabled.
@@ -105,7 +105,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Save the last step if the block raises ShutdownRequested. After another error, wait for a running save."""
+    """Save the last step if the block raises ShutdownRequested. If it raises another error, wait for a running save."""
     try:
         yield
     except ShutdownRequested:
@@ -147,9 +147,9 @@ async def _record_step(
     """Record the events of a step in one transaction, and show the step on the progress display.
 
     Args:
-        published: the event of the new weights, or () if the weights did not change.
+        published: the event about the new weights, or () if the weights did not change.
         validation: the validation metrics, or {} if the step was not validated.
-        seconds: the duration of each phase of the step.
+        seconds: the duration of each phase of the step, by the name of the phase.
     """
     groups = [selected.group for selected in batch]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -182,7 +182,7 @@ async def _record_step(
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:
-    """Return the fate of an attempt, to be recorded, from the outcome of the update in step ``step``."""
+    """Return the fate to record for an attempt, from the outcome of the attempt in the update of step ``step``."""
     if isinstance(outcome, Trained):
         return AttemptFate(outcome.attempt, "trained", step, credit=outcome.advantage_sum)
     return AttemptFate(outcome.attempt, "dropped", step, outcome.reason)

@@ -1,4 +1,4 @@
-"""Estimate, before a run begins, the memory that the run takes, and choose micro-batches that fit into memory."""
+"""Estimate the memory that a run will need, and choose micro-batches that fit into the memory of the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOAT32 = 4
 GIB = 2**30
 
 OVERHEAD = 1.1
-"""The factor from the memory of the tensors to the memory that allocators hold."""
+"""The memory that allocators hold, divided by the memory of the tensors."""
 
 KEPT = 192 * 2**20
 """The maximum number of bytes that allocators keep after tensors are freed. Each update runs in a new thread, and a
@@ -59,7 +59,7 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that training ``model`` needs, with the largest micro-batches that fit into memory.
 
-    The size of the micro-batches is ``config.trainer.micro_tokens`` tokens. The size is halved until the run needs at
+    The size of the micro-batches begins at ``config.trainer.micro_tokens`` tokens, and is halved until the run needs at
     most ``available`` bytes. The smallest size is one sequence of ``context`` tokens. The weights of ``model`` do not
     count, because these weights are already in memory.
 
@@ -112,7 +112,11 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return the number of bytes from ``compute()``. If the model cannot run without data, warn and return 0."""
+    """Return the number of bytes from ``compute()``.
+
+    ``compute()`` runs the model on tensors that have shapes, but no data. If the model cannot run without data, log a
+    warning and return 0.
+    """
     try:
         return compute()
     except InvalidInput:
@@ -142,10 +146,10 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 
 
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
-    """Return advice for a run that does not fit into memory: settings with which one sequence fits, if they exist.
+    """Return advice for a run that does not fit into memory, with settings that need less memory if they are enough.
 
-    Settings that save memory are added step by step until one sequence fits. If all these settings are not enough, the
-    context is halved until one sequence fits.
+    Settings that save memory are added one after the other, until a micro-batch of one sequence fits. If all these
+    settings are not enough, the context is halved until one sequence fits.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
@@ -181,8 +185,8 @@ def _options(settings: Mapping[str, Any]) -> str:
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Return the available memory of a device in bytes.
 
-    For a GPU, this is the free memory of the GPU. For the CPU, this is the minimum of the available memory of the
-    machine and the free memory of the control groups of this process.
+    For a GPU, return the free memory of the GPU. For the CPU, return the available memory of the machine, or the free
+    memory of a control group (cgroup) of this process if it is smaller.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -199,7 +203,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free bytes of each control group (version 1 or 2) that contains this process and limits memory.
+    """Return the free bytes of each control group (cgroup v1 or v2) that contains this process and limits memory.
 
     If no control group limits memory, return the available memory of the machine.
     """

@@ -1,4 +1,4 @@
-"""A recorder and a gate for attempts that belong to no run: attempts of evaluations, checks and human play."""
+"""A recorder and a start function for attempts that belong to no run: in evaluations, in checks, and by a person."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolE
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt that cannot be trained, for a reason other than a filter of the algorithm."""
+    """An attempt that failed or has no usable reward. Attempts that a filter of the algorithm removes did not fail."""
 
     attempt: AttemptId
     status: Status
@@ -95,7 +95,7 @@ class CircuitBreakerState:
 
 
 class CircuitBreaker:
-    """A breaker that opens if too many recent attempts failed, or if a tool always fails.
+    """A breaker that opens (stops the run) if too many recent attempts failed, or if a tool always fails.
 
     If an attempt was retried, only the last retry counts. The breaker gets each group before the group is trained on,
     so that a stopped run keeps the weights of the last step.
@@ -149,9 +149,9 @@ class CircuitBreaker:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return the number of failed attempts and of all attempts, if too many failed before the window is full.
+        """Return the pair (failed attempts, all attempts) if the window is not full and too many attempts failed.
 
-        Otherwise return None.
+        Return None in all other cases.
         """
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None
@@ -190,7 +190,7 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str) -> Itera
 
     Args:
         failures: the failed attempts.
-        total: the number of attempts of which ``failures`` failed.
+        total: the number of recent attempts, including attempts that did not fail.
         limit: the limit that was exceeded, as text.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}

@@ -1,4 +1,4 @@
-"""The health monitor of a run: checks each group before the group is trained on, and each step after its update."""
+"""The health monitor of a run. It checks each group before the group is trained on, and each step after the update."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from agent_r1.training.monitor.state import MonitorState
 _log = logging.getLogger(__name__)
 
 MAX_WINDOW_STEPS = 3
-"""The maximum window of the circuit breaker in steps. The maximum lets the window become full in short runs."""
+"""The maximum window of the circuit breaker in steps. A larger window would not become full in short runs."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""The minimum window of the circuit breaker: the smaller number of 4 groups and 32 attempts."""
+"""The minimum window of the circuit breaker: the attempts of 4 groups, or 32 attempts if this is less."""
 
 
 class HealthMonitor:
@@ -41,7 +41,7 @@ class HealthMonitor:
         limits = config.monitor
         self._updater, self._recorder, self._folder = updater, recorder, folder
         self._group_size = config.group_size
-        # A run of few steps, for example a trial, only gets warnings.
+        # A run with few steps, for example a test run, only gets warnings.
         self._idle_patience = limits.idle_steps if config.steps > limits.idle_steps else None
         longest = config.groups_per_step * config.group_size * min(MAX_WINDOW_STEPS, config.steps)
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)

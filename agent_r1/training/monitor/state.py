@@ -12,8 +12,8 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState
 class MonitorState:
     """The state of a health monitor.
 
-    A checkpoint contains the state, so that a resumed run gets warnings and is stopped at the same steps as a run
-    without an interruption.
+    A checkpoint contains the state. So a resumed run gets warnings, and is stopped, at the same steps as a run without
+    an interruption.
 
     Attributes:
         groups: the number of groups seen, which is the id of the next group.
