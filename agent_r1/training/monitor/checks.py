@@ -27,8 +27,8 @@ class Finding:
     Attributes:
         check: the name of the check.
         what: what is wrong.
-        value: the value that was found.
-        limit: the limit of the value.
+        value: the value that was found, as text.
+        limit: the limit of the value, as text.
         do: advice.
         patience: the number of consecutive steps with a finding after which the run is stopped; None: only warn.
         warn_after: the number of consecutive steps with a finding after which the monitor warns.
@@ -148,7 +148,7 @@ class GradientSpikeDetector:
 
 
 def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | None:
-    """Return a finding if the version that the engine serves differs from the published one in number or checksum."""
+    """Return a finding if ``served``, the version in the engine, differs from ``published`` in number or checksum."""
     if (served.number, served.checksum) == (published.number, published.checksum):
         return None
     return Finding(
@@ -164,8 +164,7 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
     """Return a finding if no attempt of a step was trained, because all were excluded or all had advantage 0.
 
-    A step with a loss or gradient that is not finite has no finding here, but a finding of the check
-    ``skipped_steps``.
+    If a loss or gradient of the step was not finite, return None, because the check ``skipped_steps`` reports the step.
 
     Args:
         patience: the number of consecutive steps without a trained attempt after which the run is stopped; None: only
@@ -192,8 +191,8 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
     """Return a finding if the critic explained almost none of the variance of a step's returns.
 
-    The monitor warns after ``steps`` consecutive findings. There is no finding without a critic, or if all returns of
-    the step are equal.
+    The monitor warns after ``steps`` consecutive findings. Return None if there is no critic, or if all returns of the
+    step are equal.
     """
     explained = metrics.get("critic/explained_variance")
     # NaN is a finding, because the comparison with NaN is false.
@@ -233,7 +232,8 @@ def check_memory_reduced(before: int, now: int) -> Finding | None:
 def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
     """Yield warnings about failures that do not stop the run.
 
-    These are calls of a tool that all failed for several causes, and failures before the breaker's window is full.
+    There is a warning for each tool if all recent calls of the tool failed, for several causes. There is a warning if
+    too many attempts failed before the window of the circuit breaker is full.
     """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"
@@ -247,7 +247,7 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
 def check_group_integrity(group: Group, group_id: int, size: int, greedy: bool) -> Finding | None:
     """Return a finding if a group differs from the requested group.
 
-    The check also proves that no attempt is trained twice, because group ids only increase, and each index of a group
+    The check also ensures that no attempt is trained twice: each group id is requested once, and each index of a group
     has one attempt.
 
     Args:
