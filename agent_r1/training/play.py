@@ -1,4 +1,4 @@
-"""Play an episode in the terminal: a person acts instead of the policy, sees the same messages, and is scored."""
+"""Play an episode in the terminal: a person acts instead of the policy. The person sees the messages of the policy."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class HumanPlayer:
 def _read_line(prompt: str, echo: Callable[[str], None]) -> str:
     """Return a line of standard input. If standard input is not a terminal, pass the line to ``echo``.
 
-    The function blocks the thread of the event loop. Ctrl-C raises KeyboardInterrupt during the call. The signal
-    handler of asyncio cannot be used, because this handler only notifies the event loop, which is blocked.
+    The function blocks the thread of the event loop. During the call, Ctrl-C raises KeyboardInterrupt. The signal
+    handler of asyncio would have no effect, because this handler only notifies the event loop, which is blocked.
     """
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

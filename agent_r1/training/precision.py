@@ -1,4 +1,4 @@
-"""Treatment of the difference in rounding between an engine and a trainer that have different data types."""
+"""Correction of the rounding difference between an engine and a trainer that compute in different data types."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
 
-    The algorithm is returned unchanged in these cases: the data types are equal; ``given`` contains
-    ``algorithm.correction`` (the value can be ``none``); the algorithm already has a correction; the algorithm cannot
-    be combined with a correction.
+    The algorithm is returned unchanged in these cases:
+
+    - The data types are equal.
+    - ``given`` contains the setting ``algorithm.correction``, with any value (also ``none``).
+    - The algorithm already has a correction, or cannot be combined with a correction.
 
     Args:
         trainer: the data type in which the trainer computes.
@@ -35,7 +37,7 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
 
 
 def precision_events(algorithm: Algorithm, trainer: Dtype, engine: Dtype) -> tuple[LogEvent, ...]:
-    """Return one event that says how a difference between the data types of engine and trainer is treated.
+    """Return one event that describes how the difference between the data types of engine and trainer is corrected.
 
     Return no event if the data types are equal.
     """

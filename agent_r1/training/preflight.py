@@ -21,13 +21,16 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.policy import Policy
 
 OPEN_SECONDS = 60.0
-"""The time limit in seconds for opening a task in the check before a run."""
+"""The time limit for opening an episode in the check before a run, in seconds."""
 
 CHECKED_PROMPTS = 8
 """The number of prompts per split whose tokens are counted before a run: the prompts with the most characters."""
 
 MAX_CHARACTERS_PER_TOKEN = 256
-"""An upper bound of the characters in a token. A prompt with more characters per token of the context cannot fit."""
+"""An upper bound of the number of characters in a token.
+
+A prompt with more characters than this number times the context length is too long, and is not tokenized.
+"""
 
 RATIO_SETTINGS = ("loss", "ratio_level", "ratio_denominator", "kl_cov")
 """Settings of an algorithm that have an effect only if the importance ratio can differ from 1."""
@@ -43,9 +46,9 @@ def check_algorithm_settings(config: TrainConfig) -> None:
         check_context_rewriting(algorithm)
     reuses_samples, is_stale = algorithm.epochs * config.trainer.minibatches > 1, config.max_staleness > 0
     if not algorithm.loss.uses_ratio:
-        # A correction is the weight pi_old / mu (mu: the policy that sampled), which is fixed during the update. The
-        # weight corrects stale samples. The weight does not correct the difference between the current policy and
-        # pi_old, which grows with each optimizer step on the same samples.
+        # A correction is the weight pi_old / mu (mu: the policy that sampled the tokens), which is fixed during the
+        # update. The weight corrects for stale samples. It does not correct for the difference between the current
+        # policy and pi_old, which grows with each optimizer step on the same samples.
         do = "name a loss with a ratio (clip, importance_sampling): A log pi is right for one pass over fresh samples"
         if reuses_samples:
             got = (
@@ -99,7 +102,10 @@ def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> No
 
 
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
-    """Raise InvalidInput if the opening messages of one of the longest tasks leave no token for an action."""
+    """Raise InvalidInput if the opening messages of a task leave no token for an action.
+
+    Only the longest tasks are checked.
+    """
     longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
     for task in longest:
         characters = sum(len(message.text) for message in task.messages)

@@ -1,4 +1,4 @@
-"""The progress of a run or an evaluation, shown on a terminal or in a log."""
+"""Displays of the progress of a run or an evaluation, on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Progress(Protocol):
         ...
 
     def start(self, steps: int, taken: int = 0) -> None:
-        """Begin to show the training of a run with ``steps`` steps. The first ``taken`` steps were taken before."""
+        """Begin to show the training of a run with ``steps`` steps.
+
+        ``taken`` is the number of steps that were taken before the run was resumed; 0 for a new run.
+        """
         ...
 
     def on_attempts(self, done: int, total: int) -> None:
@@ -52,7 +55,7 @@ class Progress(Protocol):
         ...
 
     def finish(self) -> None:
-        """End the display of training, which is complete or was interrupted. A second call has no effect."""
+        """End the display, because training is complete or was interrupted. A second call has no effect."""
         ...
 
 
@@ -101,8 +104,8 @@ class LineProgress:
 class ProgressBar:
     """A display for terminals: one line for each step, and below the lines a bar.
 
-    In training the bar advances with each step, and its text with each finished group. In an evaluation the bar
-    advances with each finished group.
+    In training, the bar advances with each step, and the text of the bar changes with each finished group. In an
+    evaluation, the bar advances with each finished group.
     """
 
     def __init__(self, console: Console) -> None:
@@ -162,8 +165,8 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
 
     Args:
         steps: the number of steps of the run.
-        elapsed: the seconds that the steps after step ``taken`` took.
-        taken: the number of steps that were taken before the time was measured.
+        elapsed: the duration of the steps after step ``taken``, in seconds.
+        taken: the number of steps that were taken before the run was resumed; 0 for a new run.
 
     Example:
         >>> format_step(StepReport(3, 0.5, 0.25, 1234.5, {"reward/f1": 0.4}), steps=12, elapsed=6.0)

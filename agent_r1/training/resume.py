@@ -1,4 +1,4 @@
-"""The configuration of a resumed run: the stored configuration, and new values of settings that can change."""
+"""The configuration of a resumed run: the stored configuration, with new values of some settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHANGEABLE = (
 """The settings that can differ from the stored configuration of a run:
 
 - The folder of the run.
-- The number of steps. At least the number of steps that the run has taken.
+- The number of steps, which must be at least the number of steps that the run has taken.
 - Settings of checkpoints and reports.
 - Settings for the machine. ``trainer.micro_tokens`` changes results only by rounding.
 - Limits of the monitor.
@@ -39,8 +39,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration for resuming a run: the stored configuration, changed by the settings of ``layers``.
 
     Raises:
-        InvalidInput: the layers name no run, the run does not exist, the run is complete and gets no further steps,
-            ``steps`` is below the number of steps taken, or a setting differs that is not in ``CHANGEABLE``.
+        InvalidInput: the layers name no run, or the run does not exist; the run is complete and gets no further steps;
+            ``steps`` is below the number of steps taken; a setting that is not in ``CHANGEABLE`` differs.
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:
@@ -68,7 +68,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
-    """Raise InvalidInput if the layers change the name of the algorithm or the value of one of its parameters."""
+    """Raise InvalidInput if the layers change the name or a parameter of the algorithm."""
     # Imported here, because the module imports torch.
     from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters
 
@@ -78,7 +78,7 @@ def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[
         setting, _, parameter = key.partition(".")
         if setting != "algorithm" or own.get(parameter or "name") == value:
             continue
-        # The command line gives the text "2" for the stored number 2, so compare the algorithms.
+        # On the command line, the number 2 is the text "2". So compare the algorithms, not the values.
         if not parameter or with_parameters(algorithm, {parameter: value}) != algorithm:
             raise _unchangeable(folder, key, value, own.get(parameter or "name", "none"))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from agent_r1.core.trajectory import Trajectory
 
 REWARD_MEAN = "reward/"
-"""The prefix of a metric that is the mean of a reward. The name of the reward follows the prefix."""
+"""The prefix of a metric that is the mean of a reward: ``reward/em`` is the mean of the reward ``em``."""
 
 RewardTotals = Mapping[str, float | None]
 """The sum of each reward over an episode, by name; None for a reward that could not be computed."""
@@ -33,8 +33,8 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
 def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward over the attempts that were scored, as metrics.
 
-    If other attempts have the reward, an attempt without the reward counts as 0 (for example, an attempt without calls
-    has no reward for calls). An attempt does not count if the reward could not be computed or is not finite.
+    An attempt without the reward counts as 0 if other attempts have the reward. For example, an attempt without calls
+    has no reward for calls. An attempt does not count if the reward could not be computed or is not finite.
 
     Example:
         reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}

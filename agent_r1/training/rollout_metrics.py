@@ -13,7 +13,7 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the number of attempts by status, and the numbers of tool calls.
 
-    All attempts count, including attempts that were retried, except greedy attempts. Further counts:
+    All attempts count except greedy attempts. An attempt that was retried counts once for each try. Further counts:
 
     - ``retried``: attempts that were retried.
     - ``unscored``: attempts that ended normally and have a reward that is missing or not finite.

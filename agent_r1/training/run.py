@@ -47,7 +47,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     Raises:
         InvalidInput: the input cannot be used. Nothing was written.
         RunStopped: the monitor stopped the run. The message is a diagnosis.
-        Interrupted: a signal stopped the run. The class is a subclass of KeyboardInterrupt.
+        Interrupted: a signal stopped the run. Interrupted is a subclass of KeyboardInterrupt.
     """
     taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
@@ -71,8 +71,8 @@ def resume(
         config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
 
     Raises:
-        InvalidInput: the task set, the model, a data file or a checkpoint differs from the run's, no checkpoint is
-            intact, or another process is writing to the run.
+        InvalidInput: the task set, the model or the data are not the same as before; all checkpoints are corrupt or
+            lost; or another process is writing the run.
         RunStopped: as for :func:`train`.
         Interrupted: as for :func:`train`.
     """
@@ -81,7 +81,7 @@ def resume(
         raise InvalidInput("taskset", got=repr(taskset.name), do=do)
     taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run)
-    writer = reopen_run(folder)  # locks the run before the models are loaded
+    writer = reopen_run(folder)  # also locks the run, before the models are loaded
     try:
         data_events = fingerprint_data(config, taskset)
         check_data_unchanged(folder, config, data_events)
@@ -143,7 +143,7 @@ async def _run(run: TrainingRun) -> TrainReport:
             message = f"stopped by {name}{' without checkpoints: it would start from step 0' if restarts else ''}"
             raise Interrupted(shutdown.signal, message, run.folder) from None
         except BaseException as error:
-            with suppress(RunWriteError):  # the writer cannot record the event if ``error`` is an error of the writer
+            with suppress(RunWriteError):  # the writer itself can have failed
                 await run.writer.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
@@ -165,7 +165,7 @@ async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> Tr
 
 
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
-    """Return the report of the run, after evaluating all methods.
+    """Evaluate the baselines, the base model and the trained agent, and return the report of the run.
 
     The base model is loaded again, because training has changed the weights of the policy.
     """

@@ -22,15 +22,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ShutdownRequested(AgentR1Error):
-    """The error that stops a run after a shutdown request, when no update, validation or recording is in progress."""
+    """The error that stops a run after a shutdown was requested."""
 
 
 class GracefulShutdown:
     """The shutdown of a run, which a signal can request.
 
-    A shutdown takes effect only inside :meth:`interruptible` blocks. Rollouts run inside such a block, because a
-    resumed run can repeat rollouts. An update, its events and its validation run outside of such blocks, so that the
-    step is completed before the shutdown.
+    A shutdown takes effect only inside a block of :meth:`interruptible`. Rollouts run inside such a block, because a
+    resumed run can repeat rollouts. An update, its validation and the recording of its events run outside of such
+    blocks, so that the step is completed before the shutdown.
 
     Attributes:
         signal: the number of the signal that requested the shutdown; None if no shutdown was requested.
@@ -70,8 +70,8 @@ class GracefulShutdown:
         """
         if self.signal is None:
             self.signal = number
-            # Use the context of the run. If the signal interrupted user code, the current context is that of user
-            # code, in which the task of the run cannot be cancelled.
+            # Use the context of the run. If the signal interrupted user code, the current context belongs to the user
+            # code, and the task of the run cannot be cancelled in this context.
             self._loop.call_soon_threadsafe(self._cancel, context=self._context)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -91,7 +91,7 @@ _active: list[GracefulShutdown] = []
 
 
 def request_shutdown(number: int) -> bool:
-    """Request a shutdown of all active runs, as the signal ``number`` does. Return whether a run was active."""
+    """Request a shutdown of all active runs, like the signal ``number``. Return whether a run was active."""
     active = list(_active)
     for shutdown in active:
         shutdown.handle(number, None)
@@ -102,7 +102,7 @@ def request_shutdown(number: int) -> bool:
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
     """Install handlers of SIGINT and SIGTERM during the block, and yield the shutdown that the handlers request.
 
-    In other threads than the main thread, no handlers are installed. A signal that the process ignores stays ignored.
+    Outside of the main thread, no handlers are installed. A signal that the process ignores stays ignored.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

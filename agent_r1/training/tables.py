@@ -1,4 +1,4 @@
-"""The table of methods: values, confidence intervals, and text for a terminal."""
+"""The table that compares the trained agent with the baselines: values, confidence intervals, text for a terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The table of methods.
+    """The table of results. A method is a row of the table: a baseline, the base model, or the trained agent.
 
     Attributes:
         cells: the results by method and split.
@@ -82,7 +82,7 @@ class Table:
 
     @property
     def exact(self) -> bool:
-        """Whether the task set reports exact match. Only then the table shows F1."""
+        """Whether the task set reports exact match. If not, the table does not show F1."""
         return self.measure == EXACT_MATCH
 
 
@@ -137,7 +137,7 @@ def make_cell(answers: Sequence[Scored]) -> Cell:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % Wilson interval (1927) of a share in ``n`` trials. The interval lies within 0 and 1.
+    """Return the 95 % interval of Wilson (1927) for a share in ``n`` trials. Its ends are between 0 and 1.
 
     Example:
         >>> wilson_interval(1.0, 200)
@@ -192,7 +192,7 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 
 
 def render_table(table: Table) -> Group:
-    """Return the table for a terminal: one row per method and one column per split, then lines of further measures."""
+    """Return the table for a terminal: a row per method and a column per split. Lines of further measures follow."""
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
     for method, row in table.cells.items():

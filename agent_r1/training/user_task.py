@@ -40,20 +40,20 @@ def make_taskset(
     rewards: Sequence[RewardFunction] = (),
     solutions: Callable[[Task], ReferenceSolutions] | None = None,
 ) -> TaskSet:
-    """Build a task set from a user's environment and tasks, after validating both.
+    """Validate a user's environment and tasks, and return the task set that they make.
 
     The table has one column for each split of the tasks, except ``train`` and ``validation``. If the tasks have no
     other split, the table has the column ``train``. The tasks of the split ``validation`` determine the best step.
 
     Args:
         name: the name of the task set.
-        model: the requested model. If it is tiny-base or "", the task set has default settings for tiny-base.
+        model: the requested model, or "" for none. For tiny-base and for "", the task set has default settings.
         rewards: reward functions, in addition to the rewards of the environment.
         solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
     Raises:
-        InvalidInput: ``env`` is not an environment, ``rewards`` is not a list of functions, neither ``env`` nor
-            ``rewards`` gives a reward, ``tasks`` is not a list of tasks, two tasks have the same id, or no task has the
+        InvalidInput: ``env`` is not an environment; ``rewards`` is not a list of functions; neither ``env`` nor
+            ``rewards`` gives a reward; ``tasks`` is not a list of tasks; two tasks have the same id; no task has the
             split ``train``.
     """
     if not isinstance(env, Env):
@@ -91,7 +91,7 @@ def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the values of ``sandbox`` in the data of tasks, if the values declare the level ``none``.
+    """Return the values of the key ``sandbox`` in the data of tasks that declare the level ``none``.
 
     Other values are ignored, because the key ``sandbox`` can have another meaning in a user's data.
     """
