@@ -1,9 +1,9 @@
 """Orders: an agent serves a customer with tools that read and change a small database.
 
-The task set follows tau-bench (arXiv 2406.12045), but is much smaller. The customer wishes a change of one order. The
-first message of the customer names only the kind of change. The agent must ask for the number of the order and for the
-new value, with one question at a time. The reward is 1 if the conversation ended, the database has the wished change
-and no other change, and the agent told the customer the price.
+The task set follows tau-bench (arXiv 2406.12045), but is much smaller. The customer wants to change or cancel
+one order. The first message of the customer names only the kind of change. The agent must ask for the number of the
+order and for the new value, with one question at a time. The reward is 1 if the conversation ended, the database has
+the wanted change and no other change, and the agent told the customer the price.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 class Customer:
     """The scripted customer, who answers questions and ends the conversation after a message without a question.
 
-    The customer answers questions for the number, the colour or the city of an order. If one message asks for two of
-    these, the answer is a request for one question at a time.
+    The customer answers questions about the number, the colour and the city of the order. If one message has questions
+    about two of these, the customer asks for one question at a time.
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:

@@ -39,8 +39,8 @@ from agent_r1.tools import Resources, tool
 MAX_TURNS = 20
 """The largest number of turns of an episode.
 
-A right solution needs at most 19 turns: 6 searches for each of 3 pages until 2 of them return the true edition (see
-``FRESH``), and the answer.
+A right solution needs at most 19 turns. At most 6 searches for a page return the true edition twice (see ``FRESH``),
+a question needs at most 3 pages, and the last turn is the answer.
 """
 
 FRESH = 3

@@ -78,7 +78,10 @@ def final_code(trajectory: Trajectory) -> str | None:
 
 
 def first_code(trajectory: Trajectory) -> str | None:
-    """Return the first code that was given to ``run_tests``, else the final solution; None if there is no code."""
+    """Return the first code that was given to ``run_tests``.
+
+    If no code was given to ``run_tests``, return the final solution, or None if there is no final solution.
+    """
     return next(iter(submitted_codes(trajectory)), None)
 
 

@@ -16,8 +16,8 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return the function that returns the reference solutions of a task.
 
-    The right solutions give the solution of the problem, at once or after a trial. The wrong solutions give a function
-    that returns None, or give the right solution in a wrong form.
+    The right solutions end with the solution of the problem, with or without a trial before. The wrong solutions end
+    with a function that returns None, or contain the right solution in a wrong form.
     """
 
     def of(task: Task) -> ReferenceSolutions:

@@ -111,8 +111,9 @@ def _kind(answer: str) -> str:
 
 
 def _may_equal(gold: str, said: str) -> bool:
-    """Return whether answers of these kinds can be equal.
+    """Return whether an answer of the kind ``said`` can equal a gold answer of the kind ``gold``.
 
-    A set can be written without braces, as a list or as its only element. Other kinds must be the same.
+    A set can be written without braces, as a list or as its only element. For all other answers, the kinds must be the
+    same.
     """
     return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

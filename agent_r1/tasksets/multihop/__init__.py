@@ -116,8 +116,10 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
     """Return the function that returns the reference solutions of a task.
 
     The right solutions give the answer, with or without a search. The wrong solutions give, for example, the answer of
-    another question. The expected rewards do not contain sub-match, because a question can contain its answer. The
-    wrong solution that copies the question would then get the full sub-match.
+    another question.
+
+    The expected rewards do not contain sub-match. If a question contains its answer, the wrong solution that copies the
+    question gets the full sub-match.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
