@@ -18,9 +18,10 @@ class Vectors(Protocol):
     """Searchable vectors, numbered from 0."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
-        """Return one list for each row of ``queries`` (n, width) float32: the numbers of at most ``k`` vectors.
+        """Return one list for each row of ``queries`` (n, width) float32: the numbers of the ``k`` nearest vectors.
 
-        The vector with the largest inner product comes first.
+        The nearest vector has the largest inner product with the query and comes first. A list can be shorter than
+        ``k``.
         """
         ...
 
