@@ -1,4 +1,4 @@
-"""Grade the code of a candidate in two sandboxes, so that the candidate cannot forge the verdict.
+"""Grade a candidate (untrusted code with functions) in two sandboxes, so that it cannot forge the verdict.
 
 The tests and the candidate run in separate processes that exchange only plain data. The candidate's process sees the
 arguments of calls, but never the tests. The tests' process compares the returned data, and never runs the candidate's

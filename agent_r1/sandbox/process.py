@@ -20,13 +20,13 @@ from agent_r1.sandbox.syscalls import filter_program
 START_SECONDS = 30.0
 """The time limit for starting a process, in seconds.
 
-It is long, because many processes can start at once on a busy machine.
+The limit is long, because many processes can start at once on a busy machine.
 """
 
 MAX_STREAM = 64 * 2**20
 """The largest number of bytes on one stream in one call.
 
-A process that prints more is killed, because reading takes time.
+A process that prints more is killed, because this process would need too much time to read the output.
 """
 
 _END_SECONDS = 1.0
@@ -39,7 +39,7 @@ _STATUSES = {b"o": ExecutionStatus.OK, b"e": ExecutionStatus.RAISED, b"m": Execu
 
 
 class _WorkerGone(Exception):
-    """The worker has ended, or has sent bytes that are not a valid report."""
+    """Raised if the worker has ended, or has sent bytes that are not a valid report."""
 
 
 class _Stream:

@@ -1,1 +1,1 @@
-"""Code that runs inside the sandbox. The files are started or sent as text, and import only the standard library."""
+"""Code that runs inside the sandbox. The files are run as scripts or sent as text, and import no package."""

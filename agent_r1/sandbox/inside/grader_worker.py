@@ -1,10 +1,10 @@
-"""The two processes of the grader: the candidate's process runs its functions, the tests' process calls them.
+"""The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
 
 Only None, booleans, numbers, text, bytes, dates, and containers of such values are transferred, as exactly these types.
-The types and pure functions of Python are transferred by name. A value of a subclass, which could equal everything,
-becomes a value of the plain type. Any other object stays in its process and is represented by a number. The format is
-JSON: each side creates the values itself, from a fixed list of types. The arguments of tests must arrive unchanged;
-otherwise the result says nothing about the candidate.
+The types and pure functions of Python are transferred by name. A value of a subclass becomes a value of the plain type,
+because an object of a subclass could claim to equal every value. Any other object stays in its process and is
+represented by a number. The format is JSON: each process creates the values itself, from a fixed list of types. The
+arguments of tests must arrive unchanged; otherwise the candidate would be tested with other values.
 """
 
 import builtins
@@ -57,7 +57,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 class AlteredArgument(Exception):
-    """An argument would arrive at the candidate as a different value."""
+    """Raised if an argument would arrive at the candidate as a different value."""
 
 
 def encode_exactly(value: Any) -> Any:
@@ -122,13 +122,13 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a defaultdict. It becomes a plain dictionary if its factory is not in FACTORIES."""
+    """Encode a defaultdict, as a plain dictionary if its factory is not in FACTORIES."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a scalar of numpy. ``item()`` does not convert a float with more precision than Python's floats."""
+    """Encode a scalar of numpy. A ``longdouble`` is rounded to a float of Python, which ``item()`` would not do."""
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
 
@@ -222,7 +222,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value for encoded data. ``kept`` returns the object that was kept under a number."""
+    """Return the value for encoded data. ``kept`` returns the object that was stored with a given number."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()

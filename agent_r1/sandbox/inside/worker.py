@@ -17,7 +17,7 @@ MAX_ERROR = 8000  # characters
 
 
 def drop_privileges(uid: str, limits: str) -> None:
-    """Set the resource limits and change the user. This happens before the process reads any untrusted byte."""
+    """Set the resource limits and change the user. Call this function before the process reads untrusted data."""
     for limit in filter(None, limits.split(",")):
         name, _, value = limit.partition("=")
         soft, hard = int(value), resource.getrlimit(resource.__dict__[name])[1]
