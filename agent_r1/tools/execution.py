@@ -128,9 +128,9 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
 def is_interrupt(error: KeyboardInterrupt) -> bool:
     """Return whether a signal raised ``error``.
 
-    If a signal raised it, the innermost frame of the traceback is a signal handler of asyncio or of this package.
-    Python's default handler has no frame: while the default handler is installed, every KeyboardInterrupt in the main
-    thread counts as an interrupt by a signal.
+    If a signal raised ``error``, the innermost frame of the traceback belongs to asyncio's or this package's signal
+    handler. Python's default handler has no frame. Therefore, while the default handler is installed, every
+    KeyboardInterrupt in the main thread counts as an interrupt by a signal. In other threads, the result is False.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -141,7 +141,7 @@ def is_interrupt(error: KeyboardInterrupt) -> bool:
 
 
 def is_user_file(file: Path) -> bool:
-    """Return whether a source file is the user's own: not in this package, in Python or in an installed package."""
+    """Return whether a source file is the user's own: outside this package, Python and the installed packages."""
     own = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
     return not own and "site-packages" not in file.parts
 

@@ -29,7 +29,7 @@ class Opener(Protocol[_Opened]):
     """Opens a resource for an episode. Tools with the same opener share its resource."""
 
     async def open(self, task: Task, context: RolloutContext) -> _Opened:
-        """Open a resource and return it. An exception fails the call that needs the resource.
+        """Open a resource and return it. If this method raises, the call that needs the resource fails.
 
         If this method is cancelled, it must close everything that it has opened.
         """
@@ -57,7 +57,7 @@ class Resources:
         self._closing: asyncio.Task[None] | None = None
 
     async def get(self, opener: Opener[_R]) -> _R:
-        """Return the resource that ``opener`` opens for this episode. The first call of ``get`` opens the resource.
+        """Return the resource that ``opener`` opens for this episode. The first call with an opener opens the resource.
 
         The opening runs in an asyncio task of its own. If a call is cancelled or times out, the opening continues,
         because other calls can need the resource. A failed opening is not repeated: every call raises the error of the
