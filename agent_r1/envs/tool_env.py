@@ -23,13 +23,13 @@ from agent_r1.tools.resources import Resources
 from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, unknown_tool_result
 
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
-"""Returns process rewards, by name, for an action and the results of its calls.
+"""A function that returns process rewards, by name, for an action and the results of its calls.
 
 The function is called for every action. The results are () if no call was run.
 """
 
 CallRewards = Callable[[ToolCall, ToolResult], Mapping[str, float]]
-"""Returns process rewards, by name, for a call and its result.
+"""A function that returns process rewards, by name, for a call and its result.
 
 The function is called for every call that has a result.
 """

@@ -7,8 +7,8 @@ This command imports MODULE once and then executes the requests that arrive on t
 - ``{"fork": true}`` with an attached socket forks a worker process, which serves an object over the attached socket.
 - ``{"kill": pid}`` kills the worker process ``pid``.
 
-The control socket closes when the parent process ends in any way. All worker processes are then killed. The server has
-only one thread, because forking a process with several threads is not safe.
+The control socket closes when the parent process ends for any reason. All worker processes are then killed. The server
+has only one thread, because forking a process with several threads is not safe.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class TextArena:
     """The environment and the tasks of a TextArena game.
 
     After each action the policy sees only the new messages of the game, because the earlier messages are already in the
-    conversation. The reward is given at the end of the game. In most games it is 1 for a win, 0 for a draw, and -1 for
-    a loss or for too many invalid actions.
+    conversation. The reward is given at the end of the game. In most games, the reward is 1 for a win, 0 for a draw,
+    and -1 for a loss or for too many invalid actions.
 
     Args:
         game: the id of the game, e.g. ``GuessTheNumber-v0``, without the suffix that selects a wrapper.
@@ -84,7 +84,7 @@ class TextArenaGame:
     def _find_num_players(self) -> int:
         """Return the number of players: 1 or 2.
 
-        A game has no attribute with this number, but it rejects a wrong number.
+        A game has no attribute with the number of players, but ``reset`` of the game raises for a wrong number.
         """
         for players in (1, 2):
             try:
@@ -108,7 +108,7 @@ class TextArenaGame:
         self._env.close()
 
     def _run_opponent(self, done: bool) -> Observation:
-        """Let the opponent move until the policy has to move or the game has ended."""
+        """Let the opponent move until the policy has to move or the game has ended. Return the observation."""
         for _ in range(MAX_OPPONENT_MOVES):
             if done:
                 rewards, _ = self._env.close()
