@@ -1,4 +1,4 @@
-"""A scorer that runs plain reward functions.
+"""A scorer that runs reward functions.
 
 If a function fails, its reward is Unscored and not 0.0, because the policy must not learn from a failed function.
 """
@@ -30,7 +30,7 @@ from agent_r1.tools.execution import (
 )
 
 RewardFunction = Callable[[Trajectory, Task], Any]
-"""A function, plain or async, that returns the reward of a trajectory at a task.
+"""A sync or async function that returns the reward of a trajectory at a task.
 
 The function returns a number, a tuple with one number per turn, or a mapping from reward names to numbers or tuples.
 """
