@@ -123,7 +123,7 @@ def _template_line(error: Exception) -> int | None:
 
 
 def _placeholder(value: object) -> object:
-    """Return the value that a template gets in place of an object that JSON cannot hold.
+    """Return the value that replaces an object that JSON cannot represent.
 
     So a template cannot call the methods of such an object.
     """

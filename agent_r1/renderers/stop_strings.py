@@ -56,7 +56,7 @@ class GrowingText:
     def check(self, ids: Sequence[int]) -> bool:
         """Return the result of the check for the text of all tokens of a generation.
 
-        If ``ids`` do not begin with the ids of the last call, a new generation begins.
+        If ``ids`` do not begin with the ids of the previous call of this method, a new generation begins.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

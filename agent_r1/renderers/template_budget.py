@@ -40,7 +40,7 @@ _WIDTH = re.compile(r"\d{4}|\*|\{[^{}]*\{")
 
 
 class BudgetExceeded(Exception):
-    """A render of a template needs more steps, characters or time than its budget."""
+    """Raised if a render of a template needs more steps, characters or time than its budget."""
 
 
 class Budget:

@@ -227,8 +227,8 @@ class TemplateRenderer:
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
         """Return the text that the template writes for an action that the policy wrote with another text.
 
-        Return None if the template's text of the action depends on the messages after the action, or if the template
-        changes the prompt. In both cases, the next prompt is not the continuation of the sampled tokens.
+        Return None if the template writes the action differently when messages follow, or if the template changes the
+        prompt. In both cases, the next prompt cannot begin with the sampled tokens.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)
@@ -274,8 +274,8 @@ class TemplateRenderer:
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
         """Return how many of the first sampled tokens belong to the action.
 
-        All tokens belong to the action, except tokens after a text by which the format ends the action. The caller can
-        drop the later tokens, because the probabilities of earlier tokens do not depend on later tokens.
+        All tokens belong to the action, except the tokens after a text that ends the action in this format. The caller
+        can drop the later tokens, because the probabilities of earlier tokens do not depend on later tokens.
         """
         end = self._text_end(sampled_ids, tools)
         if end is None:
@@ -294,7 +294,7 @@ class TemplateRenderer:
     def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
         """Return the index of the character at which the format ends the action.
 
-        Return None if the action does not end by text.
+        Return None if the text contains nothing that ends an action in this format.
         """
         start, output = self._parse_output(action_ids, tools)
         return None if output.end is None else start + output.end
@@ -327,9 +327,10 @@ class TemplateRenderer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Return (reasoning, rest), or (None, text) if reasoning is part of the text.
+        """Return (reasoning, rest): the reasoning at the beginning of a text, and the text after the reasoning.
 
-        The reasoning is separated if the template renders reasoning, or if the prompt ended inside the reasoning.
+        The reasoning is separated only if the template renders reasoning, or if the prompt ended inside the reasoning.
+        Otherwise, return (None, text).
         """
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 

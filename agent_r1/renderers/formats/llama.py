@@ -23,11 +23,11 @@ _LOOKS_LIKE_CALL = re.compile(r'\{\s*"(?:name|type)"')
 
 
 class Llama(ToolFormat):
-    """The tool format of Llama 3: a text with calls begins with a JSON object, or with ``<|python_tag|>`` before it.
+    """The tool format of Llama 3: a text with calls begins with a JSON object.
 
-    Several calls are separated by ``;``. Text after the calls is dropped. Without the tag, a JSON object is a call only
-    if it has a name and parameters, or the name of a known tool. A text without calls is an answer. If there are no
-    tools, every text is an answer.
+    The tag ``<|python_tag|>`` can come before the object. Without the tag, a JSON object is a call only if the object
+    has a name and parameters, or the name of a known tool. Several calls are separated by ``;``. Text after the calls
+    is dropped. A text without calls is an answer. If there are no tools, every text is an answer.
 
     Example: {"name": "add", "parameters": {"a": 1}}
     """

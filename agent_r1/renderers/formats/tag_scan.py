@@ -52,7 +52,7 @@ class _Search:
             self.is_closed = True
 
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Return the next match of a pattern, or None if there is none yet.
+        """Return the next match of a pattern, or None if the text does not contain a further match yet.
 
         Without a match, the next search begins at the first position at which an incomplete match can begin.
         """
@@ -98,8 +98,8 @@ class TagScan:
     def _skip_thoughts(self) -> bool:
         """Skip the thoughts at the beginning of the text. Return whether the search for elements can begin.
 
-        The search begins after the skipped thoughts. It cannot begin yet if a thought is still open, or if the text is
-        too short to show whether a thought begins.
+        The search begins after the skipped thoughts. The search cannot begin while a thought is open, or while the text
+        is too short to show whether a thought begins.
         """
         while self._thoughts:
             if not self._is_thinking:

@@ -47,10 +47,10 @@ class ParsedOutput:
     """The result of parsing the text of an action without its reasoning.
 
     Attributes:
-        content: the text beside the calls.
+        content: the text without the calls.
         calls: the calls, in their order in the text.
-        end: the number of characters of the text that belong to the action; None if the format does not end the action
-            by text.
+        end: the number of characters of the text that belong to the action; None if the text contains nothing that ends
+            an action in this format.
 
     Example:
         ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
@@ -82,7 +82,9 @@ class ToolFormat(ABC):
         """
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, rest). The reasoning is None if the text has none; the rest is the end of the text.
+        """Return (reasoning, rest): the reasoning at the beginning of a text, and the text after the reasoning.
+
+        If the text has no reasoning, return (None, text).
 
         Args:
             text: the text of an action.
