@@ -98,10 +98,10 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Return the questions of each portion of a split, without the questions in ``held``.
+        """Return the questions of each portion of a split.
 
-        ``salt`` decides which questions are drawn, and their order. Raises InvalidInput if a portion has too few
-        questions.
+        ``salt`` determines which questions are drawn, and their order. The questions in ``held`` belong to other splits
+        and are not drawn. Raises InvalidInput if a portion has too few questions.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 
