@@ -1,4 +1,4 @@
-"""The command ``algorithms``."""
+"""The command ``algorithms``, which lists the algorithms and explains single algorithms."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class SettingsCommand(click.Command):
         return rest
 
     def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
-        """Yield an option for each table entry that ``args`` contain, such as ``--algorithm.loss.clip_high``."""
+        """Yield an option for each argument that names an entry of a table, such as ``--algorithm.loss.clip_high``."""
         typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
         entries = typed.keys() - set(setting_keys(self.config))
         for number, key in enumerate(sorted(entries)):
@@ -158,8 +158,8 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 def _section(config: type[BaseModel], key: str) -> str:
     """Return the heading above a setting in ``--help``.
 
-    The heading is the name and description of the table that contains the setting. If no table contains the setting,
-    the heading is the ``section`` of the class that declares the setting.
+    A setting in a group, such as ``trainer.learning_rate``, has the name and the description of the group as its
+    heading. The heading of any other setting is the ``section`` of the class that declares the setting.
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]

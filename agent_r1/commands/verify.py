@@ -1,4 +1,4 @@
-"""The command ``verify``."""
+"""The command ``verify``, which checks the records and files of a run."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A block has a fixed number of rows, with one sequence in each row. For each laye
 one tensor of values. A decode step runs on whole blocks. Because the shapes are fixed, the arithmetic of a row does not
 depend on the other rows. So a sequence gets the same bits alone and in a batch (tests/inference/test_torch_engine.py).
 
-A slot is contiguous memory, unlike the pages of vLLM's paged attention. All slots of a block have the same length: at
-least the length of the longest sequence in the block.
+A slot is a row of a block. Its memory is contiguous, unlike the pages of vLLM's paged attention. All slots of a block
+have the same length: at least the length of the longest sequence in the block.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).

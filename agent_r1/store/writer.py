@@ -151,7 +151,7 @@ class RunWriter:
 
 
 def _subject(event: Event) -> str:
-    """Return the key of the attempt that an event is about. For an event without an attempt, return its type."""
+    """Return the key of the attempt that an event is about. For other events, return the name of the type."""
     match event:
         case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
             return attempt_key(attempt)

@@ -81,7 +81,7 @@ def _hash_path(path: Path) -> str:
 
 
 def _hash_tasks(tasks: Iterable[Task]) -> str:
-    """Return the sha256 of a sequence of tasks, which depends on the order of the tasks."""
+    """Return the sha256 of a sequence of tasks. Another order of the tasks gives another sha256."""
     total = hashlib.sha256()
     for task in tasks:
         try:

@@ -45,7 +45,7 @@ class GracefulShutdown:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Mark a block that a shutdown can cancel at any await.
+        """Return a context manager for a block that a shutdown can cancel at any ``await``.
 
         Raises:
             ShutdownRequested: if a shutdown was requested before the block, or is requested inside the block.

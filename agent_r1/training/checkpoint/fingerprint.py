@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from agent_r1.store.manifest import ModelFingerprint
 
 _IGNORED_CONFIG = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-"""Entries of a model's configuration that do not change its computation."""
+"""Entries of a model's configuration that do not change the outputs of the model."""
 
 _IGNORED_TOKENIZER = {"padding", "truncation"}
 """Entries of a tokenizer that a call of the tokenizer can change."""

@@ -162,7 +162,7 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained, because all were excluded or all had advantage 0.
+    """Return a finding if no attempt of a step was trained: all attempts were excluded or had advantage 0.
 
     If a loss or gradient of the step was not finite, return None, because the check ``skipped_steps`` reports the step.
 
