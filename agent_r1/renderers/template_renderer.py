@@ -373,8 +373,8 @@ class TemplateRenderer:
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
         """Return the tokens of the action that the template writes in ``text`` after ``prompt``.
 
-        Return None if the message parsed from the tokens differs from ``probe``. Return None also if ``text`` does not
-        begin with the prompt, with or without the ``<think>`` at the end of the prompt.
+        Return None if the message parsed from the tokens differs from ``probe``. Return None also if ``text`` begins
+        neither with the prompt nor with the prompt without its last ``<think>``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)
