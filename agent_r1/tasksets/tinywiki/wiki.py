@@ -117,7 +117,7 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of one page by relation. The values are different from each other and from the title."""
+    """Draw the facts of one page: values by relation. The values differ from each other and from the title."""
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]
