@@ -74,7 +74,7 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Return the game with its action wrappers only. The other wrappers would repeat all earlier messages."""
+        """Return the game with its action wrappers only, because the other wrappers repeat all earlier messages."""
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():
             if issubclass(wrapper, self._textarena.ActionWrapper):
