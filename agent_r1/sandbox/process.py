@@ -26,7 +26,7 @@ The limit is long, because many processes can start at once on a busy machine.
 MAX_STREAM = 64 * 2**20
 """The largest number of bytes on one stream in one call.
 
-A process that prints more is killed, because this process would need too much time to read the output.
+A process that prints more is killed, because reading the rest of its output would take too much time.
 """
 
 _END_SECONDS = 1.0
