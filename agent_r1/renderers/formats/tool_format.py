@@ -115,9 +115,10 @@ class ToolFormat(ABC):
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
         """Return a check for the growing text of one action.
 
-        The check is called with each new part of the text, and returns whether the action can be complete. If the check
-        returns True, the caller calls :meth:`is_complete` with the whole text. A format with stop strings overrides
-        this method with a cheap check, because the check is called whenever a stop string is found.
+        The check is called when a stop string is found, with the part of the text that is new since the previous call.
+        The check returns whether the action can be complete. If it returns True, the caller calls :meth:`is_complete`
+        with the whole text. A format whose stop strings often occur inside an action overrides this method with a cheap
+        check.
 
         Args:
             tools: the tools of the prompt.
