@@ -119,7 +119,7 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, time: int) -> str:
-    """Return the text of the page that the ``time``-th search for ``title`` returns, counted from 1.
+    """Return the text of the page that search number ``time`` for ``title`` returns. The numbers begin with 1.
 
     Raises ConnectionError if the search fails.
     """
@@ -133,7 +133,7 @@ def edition(task: Task, title: str, time: int) -> str:
 
 
 def search_outcome(task: Task, title: str, time: int) -> Fortune:
-    """Return the outcome of the ``time``-th search for a page, counted from 1."""
+    """Return the outcome of search number ``time`` for a page. The numbers begin with 1."""
     if time == _surely_fresh(task, title, time):
         return "fresh"
     rates: Rates = task.data["rates"]
@@ -157,7 +157,7 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """Return a wiki with only one page: the outdated edition that the ``time``-th search for ``title`` can return.
+    """Return a wiki with only one page: the outdated edition that search number ``time`` for ``title`` can return.
 
     No relation has its true value. In the first four outdated editions, a relation never has the same value twice. The
     editions of the first 66 searches all differ. Therefore no outdated edition is returned twice in these searches.
