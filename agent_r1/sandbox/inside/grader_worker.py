@@ -19,7 +19,7 @@ from importlib import import_module  # for modules that are rarely needed and sl
 from typing import Any
 
 MAX_MESSAGE = 2**26  # bytes
-MAX_RECURSION = 10_000  # for this code, which makes several calls per level of nesting; a candidate has Python's limit
+MAX_RECURSION = 10_000  # of this module, which makes several calls per level of nesting
 
 
 def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -351,7 +351,7 @@ def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], n
             return run_deep(encode_exactly, arg)
         except AlteredArgument as error:
             os.write(2, f"{nonce} {error}".encode("utf-8", "replace"))
-            os._exit(1)  # an exception could be caught by the tests
+            os._exit(1)  # the tests could catch an exception
 
     def remote(name: str) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
