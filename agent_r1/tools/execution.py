@@ -215,7 +215,7 @@ async def _run_sync(work: Callable[[], object]) -> CallOutcome:
     def job() -> CallOutcome:
         try:
             return ReturnValue(work())
-        except BaseException as error:  # SystemExit too: it cannot end the process from a thread
+        except BaseException as error:  # also SystemExit, which cannot end the process from a thread
             return _describe(error)
 
     outcome = await run_in_thread(job, pool=_threads)
