@@ -77,9 +77,10 @@ def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def whole_split(splits: Splits[Question]) -> str | None:
-    """Return the split of all questions, on which an agent that was trained on other data is evaluated.
+    """Return the name of the split of all questions, or None if the data set has no such split.
 
-    Return None if the data set has no such split. The agent is then evaluated on the test split.
+    An agent that was trained on other data is evaluated on this split. If there is no such split, the agent is
+    evaluated on the test split.
     """
     return WHOLE if WHOLE in splits else None
 

@@ -88,7 +88,7 @@ class MathScorer:
         said = await run_in_thread(lambda: [_answer_of(trajectory) for trajectory in group])
         different = [
             answer for answer in dict.fromkeys(said) if answer is not None
-        ]  # the answers of a group are often equal
+        ]  # equal answers are checked only once
         gold, question = task.data["answer"], task.messages[-1].text
         checks = await asyncio.gather(*(self._checker.check(gold, answer, question) for answer in different))
         checked = dict(zip(different, checks, strict=True))
