@@ -211,7 +211,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def with_notes(start: Messages, notes: str) -> Messages:
-    """Return the opening messages with notes at the end of the last user message. Every chat template accepts this.
+    """Return the opening messages with notes at the end of the last user message, as every template allows.
 
     If there is no user message, the notes become a new user message at the end.
     """

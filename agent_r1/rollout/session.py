@@ -1,8 +1,8 @@
 """Sessions: the only code that makes turns.
 
 A session converts conversations to tokens, samples actions from an engine, and stores the exact tokens,
-log-probabilities and policy versions of each turn. The caller of a session (an agent loop, a game, a gateway) handles
-messages only.
+log-probabilities and policy versions of each turn. The caller of a session, such as the agent loop, handles only
+messages.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class SessionPrompt:
     Attributes:
         messages: the conversation.
         tools: the tools that the prompt describes.
-        rendered: the text of the conversation, and the tokens that follow the action of the parent turn. For a new
-            branch, all tokens.
+        rendered: the text of the conversation, and the tokens that follow the action of the parent turn. In a new
+            branch, ``rendered`` has all tokens of the conversation.
         token_ids: all tokens of the conversation.
         parent: the index of the turn that the prompt continues; None for a new branch.
     """

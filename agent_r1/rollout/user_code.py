@@ -42,9 +42,9 @@ def format_error(error: BaseException) -> str:
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
     """Convert every exception in the ``with`` block to the exception ``failure(reason)``.
 
-    A BaseException is also converted, because some native libraries derive their panics from BaseException. An
-    interrupt by a signal and a cancellation of the current task are not converted. A CancelledError is converted if the
-    current task was not cancelled, because such an error comes from a task inside the user's code.
+    A BaseException is also converted, because some native libraries raise BaseExceptions (a panic of Rust, for
+    example). An interrupt by a signal and a cancellation of the current task are not converted. A CancelledError is
+    converted if the current task was not cancelled, because such an error comes from a task inside the user's code.
     """
     task = current_task()
     try:

@@ -94,7 +94,7 @@ class PlayConfig(TasksetConfig):
     section: ClassVar[str] = "Play"
 
     split: str = ""
-    """Split of the task; empty: the first split of the table."""
+    """Split of the task; empty: the first evaluation split of the task set."""
 
     number: int | None = Field(default=None, ge=0)
     """Index of the task in its split, from 0. Without an index, the task is drawn at random with the seed."""
@@ -109,7 +109,7 @@ class RunConfig(TasksetConfig):
     """Name of a task set; 'agent-r1 tasksets' lists the names."""
 
     splits: tuple[str, ...] = ()
-    """Splits of the table, separated by commas; empty: the evaluation splits of the task set."""
+    """Splits in the table of results, separated by commas; empty: the evaluation splits of the task set."""
 
     model: str = ""
     """Model: a Hugging Face name, a folder, or tiny-base; for evaluation also a run. A task set can have a default
@@ -250,12 +250,12 @@ class TrainConfig(TrainSettings):
 
 
 class EvalConfig(RunConfig):
-    """Settings of an evaluation, which prints a table of methods."""
+    """Settings of an evaluation, which prints a table of results with one row per method."""
 
     section: ClassVar[str] = "Evaluation"
 
     methods: tuple[str, ...] = ()
-    """Rows of the table, separated by commas, for example naive-rag,base-tool-call,trained; empty: all rows."""
+    """Methods (rows of the table), separated by commas, for example naive-rag,base-tool-call,trained; empty: all."""
 
     n: int = Field(default=200, ge=1)
     """Maximum number of questions per split."""

@@ -43,7 +43,7 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
     """Raise InvalidInput if the data differs from the data that the run used before.
 
-    A new path that cannot be compared with the old path is refused too.
+    A new value of ``data`` or ``corpus`` that cannot be compared with the old data is refused too.
 
     Args:
         events: the result of :func:`fingerprint_data` for the current data.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent_r1.core.trajectory import Rewards, Trajectory
 
 EXACT_MATCH_NAMES = ("em", "exact_match")
-"""The reward with one of these names is exact match."""
+"""A reward with one of these names is exact match."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A recorder and a start function for attempts that belong to no run: in evaluations, in checks, and by a person."""
+"""A recorder, and a function that starts groups, for attempts without a run: in evaluations, checks and play."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ class MonitorConfig(BaseModel):
         return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)
 
     def gap_limit(self, trainer: Dtype, engine: Dtype) -> float:
-        """Return the limit of the difference between log-probabilities in a trainer and an engine of these types."""
+        """Return the limit of the difference between log-probabilities, for the data types of trainer and engine."""
         return self.logprob_gap or (1e-2 if trainer == engine == "float32" else 1.0)
