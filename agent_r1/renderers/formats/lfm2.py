@@ -117,7 +117,7 @@ def _parse_value(text: str) -> Any:
     """Return the value of a Python literal, or else the value of a JSON text.
 
     Raises:
-        ValueError: the text is not a Python literal with a value that JSON can hold, and is not JSON.
+        ValueError: the text is neither JSON nor a Python literal whose value JSON can represent.
     """
     try:
         with warnings.catch_warnings():
