@@ -91,7 +91,7 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer. The first call allocates them with the dtype, K and D of ``like``."""
+        """Return the keys and values of a layer. They are allocated on first use, with dtype, K and D of ``like``."""
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
             self.keys.append(like.new_zeros(shape))
@@ -138,7 +138,7 @@ class DecodeCache(_CacheView):
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values (R, K, 1, D) of a layer. Return its visible keys and values (R, K, L, D)."""
+        """Write new keys and values (R, K, 1, D) of a layer. Return the visible keys and values (R, K, L, D)."""
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
         values[self._rows, :, self._block.lengths] = value[:, :, 0]

@@ -141,10 +141,7 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
 
 
 def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the configuration file is unreadable, or differs from the configuration in the database.
-
-    The file holds the configuration of the first segment.
-    """
+    """Yield a message if the configuration file is unreadable or is not the configuration of the first segment."""
     file = files.folder / CONFIG_FILE
     recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])
     try:

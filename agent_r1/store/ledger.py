@@ -121,7 +121,7 @@ class Ledger:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Add the rows that the block appends to the open transaction. If the block raises an error, add no row."""
+        """Keep the rows of the block in the open transaction. If the block raises an error, keep no row of it."""
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
             yield
