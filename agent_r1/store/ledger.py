@@ -121,7 +121,7 @@ class Ledger:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Keep the rows of the block in the open transaction. If the block raises an error, keep no row of it."""
+        """Run the block as a part of the open transaction. If the block raises an error, undo all rows of the block."""
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
             yield
