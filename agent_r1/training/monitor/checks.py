@@ -232,8 +232,8 @@ def check_memory_reduced(before: int, now: int) -> Finding | None:
 def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
     """Yield warnings about failures that do not stop the run.
 
-    There is a warning for each tool if all recent calls of the tool failed, for several causes. There is a warning if
-    too many attempts failed before the window of the circuit breaker is full.
+    Yield one warning for each tool whose recent calls all failed, for several causes. Yield one more warning if too
+    many attempts failed before the window of the circuit breaker is full.
     """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"
