@@ -49,6 +49,7 @@ FIRST = LAST = 4
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "distillation": {"teacher": "TEACHER"},
+    "top-k-distillation": {"teacher": "TEACHER"},
     "vapo": {"algorithm.advantage.alpha": 1.0},
     "echo": {"algorithm.observation_nll_coef": 0.01},
 }
@@ -116,7 +117,7 @@ def results(names: list[str]) -> Iterator[tuple[str, Result]]:
     """Yield the result of each algorithm as soon as its run ends."""
     with tempfile.TemporaryDirectory() as folder:
         teacher = Path(folder) / "grpo"
-        if "distillation" in names and "grpo" not in names:
+        if {"distillation", "top-k-distillation"} & set(names) and "grpo" not in names:
             run("grpo", teacher, "")
         for name in names:
             yield name, run(name, Path(folder) / name, str(teacher / "model"))

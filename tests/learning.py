@@ -29,6 +29,8 @@ from agent_r1.trainer.protocol import PassStats, PreparedBatch
 UNLIMITED = 100_000
 """Tokens of a micro-batch that holds everything."""
 KL_COEF = 0.1
+TOP_K = 5
+"""Number of the teacher's tokens, out of 16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +132,7 @@ def model_outputs(models: ModelSet, batch: TrainingBatch, old_logprobs: Tensor |
         reference_logprobs=None if models.reference is None else models.logprobs(batch, "reference"),
         teacher_logprobs=None if models.teacher is None else models.logprobs(batch, "teacher"),
         entropy=models.entropy(batch),
+        teacher_top=None if models.teacher is None else models.top_tokens(batch, TOP_K),
     )
 
 

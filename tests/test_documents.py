@@ -129,6 +129,7 @@ def test_every_algorithm_is_documented_as_it_is(algorithm: Algorithm) -> None:
     level = "" if algorithm.ratio_level == "token" else f", ratio of the {algorithm.ratio_level}"
     mask = "" if algorithm.token_mask is None else f", token mask {algorithm.token_mask.name}"
     mask += ", off-policy mask" * (algorithm.off_policy_mask is not None) + ", KL-Cov" * (algorithm.kl_cov is not None)
+    mask += ", distillation" * (algorithm.distillation is not None)
     loss, paper, deviations = algorithm.loss.name + level + mask, algorithm.paper or "-", algorithm.deviations or "-"
     cells = (f"`{algorithm.name}`", paper, algorithm.advantage.formula, loss, deviations)
     assert f"| {' | '.join(cells)} |" in ALGORITHMS_PAGE

@@ -9,10 +9,10 @@ from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Component
 from agent_r1.algorithms.filters import Filters, apply_filters
-from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, RewardShaping
+from agent_r1.algorithms.loss_terms import Correction, Distillation, Kl, Masks, Rejection, RewardShaping
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
+from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
 from agent_r1.algorithms.validation import check_algorithm
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Clip",
     "Component",
     "Correction",
+    "Distillation",
     "Filters",
     "Kl",
     "Masks",
@@ -32,6 +33,7 @@ __all__ = [
     "StateValues",
     "TokenOutputs",
     "TokenWeights",
+    "TopTokens",
     "ValueTargets",
     "WithCritic",
     "apply_filters",

@@ -6,7 +6,6 @@ the update. :meth:`Algorithm.compute_loss` runs once per micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -18,10 +17,19 @@ from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.component import Component, Level, Need
 from agent_r1.algorithms.filters import Filters, apply_filters, drop_constant_groups
-from agent_r1.algorithms.loss_terms import Correction, Kl, Masks, Rejection, RewardShaping, with_kl_penalty
+from agent_r1.algorithms.loss_terms import (
+    Correction,
+    Distillation,
+    Kl,
+    Masks,
+    Rejection,
+    RewardShaping,
+    mismatch,
+    with_kl_penalty,
+)
 from agent_r1.algorithms.ops.importance_sampling import importance_ratio
 from agent_r1.algorithms.ops.kl import kl_k3
-from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights
+from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights, mean_weights
 from agent_r1.algorithms.ops.returns import RETURN_TOLERANCE
 from agent_r1.algorithms.ops.value_loss import clipped_value_loss
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
@@ -65,11 +73,11 @@ class Algorithm(Component):
     or the sampler's policy if the batch holds tokens of older weights and there is no correction."""
 
     aggregation: Aggregation = "token_mean"
-    """The unit whose weight in the loss is equal for all units: token, turn, trajectory or group. constant: the sum
-    over tokens, divided by (number of trajectories * ``length``)."""
+    """How token losses are averaged: so that all tokens, turns, trajectories or groups have equal weight in the loss.
+    constant: the sum over tokens, divided by (number of trajectories * ``length``)."""
 
     length: float | None = Field(default=None, gt=0)
-    """The divisor of aggregation constant, in tokens. The other aggregations have no length."""
+    """The number ``length`` for aggregation constant, in tokens. The other aggregations use no length."""
 
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
@@ -82,6 +90,7 @@ class Algorithm(Component):
     """Weight of a loss that trains the policy as a world model: the mean of -log pi over observation tokens (ECHO)."""
 
     kl: Kl | None = None
+    distillation: Distillation | None = None
     correction: Correction | None = None
     rejection: Rejection | None = None
     shaping: RewardShaping = RewardShaping()
@@ -95,7 +104,7 @@ class Algorithm(Component):
     kl_cov: KlCov | None = None
 
     constant_groups: Literal["keep", "drop"] = "keep"
-    """What is done with groups whose returns are all equal. keep: such groups stay in the batch, and count in the
+    """The treatment of groups whose returns are all equal. keep: such groups stay in the batch, and count in the
     denominators of the loss, as in GRPO. drop: such groups are removed before the denominators are computed (dynamic
     sampling of DAPO, 2503.14476, section 3.2). Returns are compared before reward shaping and before a KL penalty in
     the reward."""
@@ -109,8 +118,9 @@ class Algorithm(Component):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The requirements of the algorithm on a run."""
-        return self.advantage.needs if self.kl is None else self.advantage.needs | {"reference"}
+        """Everything that a run must provide for the algorithm."""
+        models: dict[Need, Component | None] = {"reference": self.kl, "teacher": self.distillation}
+        return self.advantage.needs | {model for model, term in models.items() if term is not None}
 
     @property
     def token_scope(self) -> TokenScope:
@@ -119,7 +129,7 @@ class Algorithm(Component):
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether pi_old is compared with the sampler's policy, which needs a forward pass before the update."""
+        """Whether pi_old is compared with the sampler's policy. If so, a forward pass before the update is needed."""
         masks = self.token_mask is not None and self.token_mask.compares_sampler
         return self.correction is not None or self.rejection is not None or masks
 
@@ -135,13 +145,13 @@ class Algorithm(Component):
 
     @property
     def warmup(self) -> int:
-        """Number of first updates in which only the critic is trained."""
+        """Number of updates at the start of the run in which only the critic is trained."""
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
     def select(self, selection: Selection, version: int) -> Selection:
         """Return the samples that the update uses, and the excluded attempts with their reasons.
 
-        ``version`` is the number of the current weights. A sample that only the loss excludes is among the samples.
+        ``version`` is the number of the current weights. Samples that only the loss excludes are returned as samples.
         """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
         return apply_filters(varied, self.filters, version)
@@ -197,7 +207,7 @@ class Algorithm(Component):
             # successful, observed: (N,) bool
             successful = (batch.returns > RETURN_TOLERANCE)[batch.token_trajectory] & batch.action_mask & trained
             observed = ~batch.action_mask
-            sft_weight = self.sft_coef * _mean_weights(successful) + self.observation_nll_coef * _mean_weights(observed)
+            sft_weight = self.sft_coef * mean_weights(successful) + self.observation_nll_coef * mean_weights(observed)
 
         if targets is not None:
             targets = _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
@@ -219,10 +229,11 @@ class Algorithm(Component):
         """Compute the loss and the metrics of a micro-batch. The loss of a batch is the sum over its micro-batches.
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
-                - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
+                + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
 
         w is ``loss_weight``, c ``importance_weight``, s ``sft_weight`` and d ``drift_weight``
-        (:class:`agent_r1.algorithms.types.TokenWeights`). c is 0 on tokens that ``off_policy_mask`` masks.
+        (:class:`agent_r1.algorithms.types.TokenWeights`), D the divergence from the teacher
+        (:class:`agent_r1.algorithms.loss_terms.Distillation`). c is 0 on tokens that ``off_policy_mask`` masks.
 
         Args:
             tokens: The outputs of the models for the n tokens of the micro-batch, with gradient.
@@ -247,6 +258,10 @@ class Algorithm(Component):
             token_ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs)  # (n,)
             kl = self.kl.divergence(tokens.logprobs, tokens.reference_logprobs, token_ratio)  # (n,)
             loss = loss + weights.kl_coef * (weights.loss_weight * kl).sum()
+        if self.distillation is not None:
+            divergence = self.distillation.divergence(tokens)  # (n,)
+            distillation_loss = self.distillation.coefficient * (weights.loss_weight * divergence).sum()
+            loss, metrics["distillation_loss"] = loss + distillation_loss, distillation_loss.detach()
         if weights.drift_weight is not None:
             drift = (tokens.logprobs - tokens.old_logprobs).abs()  # (n,)
             loss = loss + (weights.loss_weight * weights.drift_weight * drift).sum()
@@ -264,7 +279,8 @@ class Algorithm(Component):
         mask = in_loss & (weights.importance_weight != 0)
         if not self.loss.regularizes:
             mask &= weights.advantage != 0
-        if self.entropy_coef or (self.kl is not None and self.kl.placement == "loss" and weights.kl_coef):
+        kl_in_loss = self.kl is not None and self.kl.placement == "loss" and bool(weights.kl_coef)
+        if self.entropy_coef or kl_in_loss or self.distillation is not None:
             mask |= in_loss
         if weights.drift_weight is not None:
             mask |= in_loss & (weights.drift_weight != 0)
@@ -275,8 +291,8 @@ class Algorithm(Component):
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
         """Return the advantage of each of the N tokens, and the critic's targets (None without a critic).
 
-        The advantage mask hides observation tokens from the estimator, unless one of the masks is switched off. Hidden
-        tokens have advantage 0 and no target.
+        The advantage mask hides observation tokens from the estimator, unless ``masks.advantage`` or ``masks.loss`` is
+        off. Hidden tokens have advantage 0 and no target.
         """
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
         if not self.masks.loss:  # observations count as actions
@@ -299,7 +315,7 @@ class Algorithm(Component):
         return advantage, targets
 
     def _check_advantage(self, advantage: Tensor, batch: TrainingBatch) -> None:
-        """Raise InvalidInput if the advantage is not one finite number per token. A user can write an estimator."""
+        """Raise InvalidInput if the advantage is not one finite number per token. The estimator can be user code."""
         field = f"advantage {self.advantage.name or type(self.advantage).__name__}"
         if not isinstance(advantage, Tensor):
             raise InvalidInput(field, got=f"an object of type {type(advantage).__name__}", do="return a tensor")
@@ -331,18 +347,18 @@ class Algorithm(Component):
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
         if self.correction is None or old_logprobs is None:
             return weight
-        log_ratio, unit = _mismatch(batch, old_logprobs, self.correction.level)
+        log_ratio, unit = mismatch(batch, old_logprobs, self.correction.level)
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
     def _accepted_mask(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return whether each token is accepted by the rejection: (N,) bool.
+        """Return whether the rejection rule accepts each token: (N,) bool.
 
-        Observations are always accepted, because observations were not sampled.
+        Observations are always accepted, because the policy did not sample them.
         """
         accepted = torch.ones(len(batch.ids), dtype=torch.bool)
         if self.rejection is None or old_logprobs is None:
             return accepted
-        log_ratio, unit = _mismatch(batch, old_logprobs, self.rejection.level)
+        log_ratio, unit = mismatch(batch, old_logprobs, self.rejection.level)
         return accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
 
     def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
@@ -352,21 +368,6 @@ class Algorithm(Component):
         before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)
         after = clipped_value_loss(values.after_action, old_values.after_action, target.after_action, clip)  # (s,)
         return (weight.before_token * before).sum() + (weight.after_action * after).sum()
-
-
-def _mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return log(pi_old / mu) and the unit of each of the n action tokens: (n,) and (n,).
-
-    mu is the sampler's policy. Observations are left out, because observations were not sampled.
-    """
-    actions = batch.actions()
-    log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)
-    units: Mapping[Level, Tensor] = {
-        "token": torch.arange(len(log_ratio)),
-        "turn": actions.token_turn,
-        "trajectory": actions.token_trajectory,
-    }
-    return log_ratio, units[level]
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
@@ -386,11 +387,6 @@ def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTar
         return replace(values, after_action=after)
 
     return ValueTargets(scatter(targets.target), scatter(targets.weight))
-
-
-def _mean_weights(mask: Tensor) -> Tensor:
-    """Return the weight of each token in the mean over the tokens of ``mask``: (N,) float64; 0 outside the mask."""
-    return mask.double() / max(int(mask.sum()), 1)
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""The optional terms of an algorithm: reward shaping, the KL penalty, and corrections between sampler and trainer."""
+"""The optional terms of an algorithm: reward shaping, KL penalty, distillation, corrections of sampler and trainer."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -10,10 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from agent_r1.algorithms.advantages.advantage import require
 from agent_r1.algorithms.component import Component, Level
 from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
 from agent_r1.algorithms.ops.kl import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
 from agent_r1.algorithms.ops.returns import discounted_sums
+from agent_r1.algorithms.types import TokenOutputs
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_count, segment_max, segment_mean, segment_sum
 
@@ -74,9 +77,8 @@ class RewardShaping(Component):
     is negative."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. none: not at all. largest: divided by the largest absolute
-    value of a sum (Agent-R1). There is one sum per token of the batch: the process rewards from the token to the end
-    of the trajectory."""
+    """How process rewards are scaled. none: not at all. largest: the process rewards from each token to the end of its
+    trajectory are summed, and all process rewards are divided by the largest absolute sum in the batch (Agent-R1)."""
 
     overlong: SoftOverlong | None = None
 
@@ -111,7 +113,7 @@ class RewardShaping(Component):
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return the penalties for action tokens and turns, as a number to add (0 or negative): (M,)."""
+        """Return the penalty (0 or negative) of each trajectory for its action tokens and its turns: (M,)."""
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
         # the penalty as a share of the mean return of the group: (M,)
@@ -142,7 +144,7 @@ class Kl(Component):
     KL(ref || pi)."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of k3 at a token (10 in verl). Estimator k3 has no gradient at tokens above the bound. none: no
+    """Largest value of k3 at a token (10 in verl). With estimator k3, a token above the bound has no gradient. none: no
     bound."""
 
     sync_steps: int = Field(default=0, ge=0)
@@ -162,9 +164,9 @@ class Kl(Component):
     2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories after which the coefficient has changed by a factor of e^0.2 (divergence always at least
-    20 % above the target) or e^-0.2 (at least 20 % below). A divergence closer to the target changes the coefficient
-    less."""
+    """Number of trajectories after which the coefficient is multiplied by e^0.2 if the divergence always is at least
+    20 % above the target, or by e^-0.2 if it always is at least 20 % below. A divergence closer to the target changes
+    the coefficient less."""
 
     @property
     def formula(self) -> str:
@@ -224,6 +226,58 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
     return replace(batch, token_rewards=batch.token_rewards - coefficient * divergence)
 
 
+SMALLEST_REST = 1e-7
+"""Smallest probability of the policy for all tokens outside the top k, in the logarithm."""
+
+
+class Distillation(Component):
+    """A term of the loss: the KL divergence of the policy from a teacher, over the teacher's k most likely tokens.
+
+        D_t = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
+
+    p is the teacher and pi the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities of
+    all other tokens together. With the whole vocabulary as top k, D_t is KL(p || pi), the forward KL divergence. The
+    tokens t are the policy's own (on-policy distillation, 2306.13649).
+    """
+
+    coefficient: float = Field(default=1.0, gt=0)
+    """Weight of the term."""
+
+    top_k: int = Field(default=64, ge=1)
+    """k: number of the teacher's most likely tokens at each position. A number above the size of the vocabulary is the
+    size of the vocabulary."""
+
+    tail: Literal["bucket", "ignored"] = "bucket"
+    """What is done with the tokens outside the top k. bucket: all of them count as one token (``forward_kl_topk_tail``
+    in verl, ``loss_add_tail`` in TRL). ignored: the sum is over the top k only, and a token with a negative sum has no
+    gradient (``forward_kl_topk`` in verl)."""
+
+    bound: float | None = Field(default=None, gt=0)
+    """Largest D_t (``loss_max_clamp`` in verl). A token above the bound has no gradient. none: no bound."""
+
+    @property
+    def formula(self) -> str:
+        """The term in words, with the values of the settings."""
+        tokens = f"the teacher's top {self.top_k} tokens" + (" and one for the rest" if self.tail == "bucket" else "")
+        bounded = "" if self.bound is None else f", at most {self.bound:g}"
+        return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
+
+    def divergence(self, tokens: TokenOutputs) -> Tensor:
+        """Return D of each token, with gradient: (n,)."""
+        logprobs = require(tokens.top_logprobs, "the policy's log-probabilities of the teacher's top tokens")  # (n, k)
+        teacher_logprobs = require(tokens.teacher_top_logprobs, "the teacher's top tokens")  # (n, k)
+        teacher = teacher_logprobs.exp()
+        # a token with p = 0 adds 0, also if log p is -inf
+        divergence = torch.where(teacher > 0, teacher * (teacher_logprobs - logprobs), 0.0).sum(-1)  # (n,)
+        if self.tail == "ignored":
+            divergence = divergence.clamp(min=0)
+        else:
+            teacher_rest = (1 - teacher.sum(-1)).clamp(min=0)  # (n,); below 0 by rounding only
+            rest = (1 - logprobs.exp().sum(-1)).clamp(min=SMALLEST_REST)  # (n,)
+            divergence = divergence + torch.xlogy(teacher_rest, teacher_rest) - teacher_rest * rest.log()
+        return divergence if self.bound is None else divergence.clamp(max=self.bound)
+
+
 class Correction(Component):
     """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
 
@@ -239,7 +293,7 @@ class Correction(Component):
     """The unit whose tokens share one w. w is the product of the ratios of the tokens of the unit."""
 
     low: float = Field(default=0.5, ge=0)
-    """The smallest w inside the window. truncate has no lower bound."""
+    """The smallest w inside the window (window). Rule truncate has no lower bound."""
 
     high: float = Field(default=2.0, gt=0)
     """The largest importance weight (truncate), or the largest w inside the window (window)."""
@@ -296,3 +350,18 @@ class Rejection(Component):
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
         return (ratio >= self.low) & (ratio <= self.high)
+
+
+def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+    """Return log(pi_old / mu) and the unit of each of the n action tokens: (n,) and (n,).
+
+    mu is the sampler's policy. Observations are left out, because observations were not sampled.
+    """
+    actions = batch.actions()
+    log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)
+    units: Mapping[Level, Tensor] = {
+        "token": torch.arange(len(log_ratio)),
+        "turn": actions.token_turn,
+        "trajectory": actions.token_trajectory,
+    }
+    return log_ratio, units[level]

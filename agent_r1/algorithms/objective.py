@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agent_r1.algorithms.advantages.critics import WithCritic
+from agent_r1.algorithms.advantages.returns import Zero
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
 
@@ -24,14 +25,14 @@ def inactive_terms(algorithm: Algorithm, optimizer_steps: int, max_staleness: in
     """Return one sentence that names the settings without an effect on the gradient, or "".
 
     Settings of the loss have no effect if r is always 1: with one optimizer step per batch and samples without
-    staleness. In all other cases, and if the loss does not depend on r, the result is "".
+    staleness. In all other cases, and if the loss does not depend on r or the advantage is 0, the result is "".
 
     Args:
         algorithm: The algorithm.
         optimizer_steps: Number of optimizer steps per batch: epochs * minibatches.
         max_staleness: Largest staleness of a sample, in optimizer steps.
     """
-    if optimizer_steps > 1 or max_staleness or not algorithm.loss.uses_ratio:
+    if optimizer_steps > 1 or max_staleness or not algorithm.loss.uses_ratio or isinstance(algorithm.advantage, Zero):
         return ""
     bounds = [f"loss.{field}" for field in type(algorithm.loss).model_fields if field != "name"]
     bounds += ["ratio_level"] if algorithm.ratio_level != "token" else []
@@ -58,7 +59,7 @@ def clauses(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.shaping.formula:
         yield algorithm.shaping.formula
     masks = (algorithm.token_mask, algorithm.off_policy_mask, algorithm.kl_cov)
-    terms = (algorithm.kl, algorithm.correction, algorithm.rejection, *masks)
+    terms = (algorithm.kl, algorithm.distillation, algorithm.correction, algorithm.rejection, *masks)
     yield from (term.formula for term in terms if term is not None)
     added = (
         (algorithm.entropy_coef, "the entropy"),

@@ -32,6 +32,20 @@ class StateValues:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TopTokens:
+    """The k tokens that a model finds most likely at the position of each of the N tokens of a batch. On the CPU."""
+
+    ids: Tensor
+    """(N, k) int64 token ids."""
+    logprobs: Tensor
+    """(N, k) float64: the log-probabilities of these tokens."""
+
+    def select(self, mask: Tensor) -> TopTokens:
+        """Return the rows of the tokens of ``mask`` (N,)."""
+        return TopTokens(self.ids[mask], self.logprobs[mask])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelOutputs:
     """The outputs of the models for the N tokens of a batch, before the update: float64 tensors on the CPU.
 
@@ -48,6 +62,8 @@ class ModelOutputs:
     """(N,) log-probabilities under the teacher policy."""
     entropy: Tensor | None = None
     """(N,) entropy of the policy before the update, at each token."""
+    teacher_top: TopTokens | None = None
+    """The tokens that the teacher finds most likely, for ``distillation``."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
         """Return the outputs for the tokens of ``mask`` (N,). The values after actions (S,) do not change."""
@@ -56,12 +72,14 @@ class ModelOutputs:
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)
         )
         values = self.values and replace(self.values, before_token=self.values.before_token[mask])
-        return ModelOutputs(old, values, reference, teacher, entropy)
+        return ModelOutputs(
+            old, values, reference, teacher, entropy, self.teacher_top and self.teacher_top.select(mask)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTargets:
-    """The targets of the critic's regression, and the weight of each state in the value loss.
+    """The numbers that the critic learns to predict (targets), and the weight of each state in the value loss.
 
     A state without a target has weight 0.
     """
@@ -93,14 +111,14 @@ class TokenWeights:
     kl_coef: float = 0.0
     """The current coefficient of the KL penalty."""
     drift_weight: Tensor | None = None
-    """(N,) weight of |log(pi / pi_old)| of each token, besides the loss weight of the token; None without KL-Cov."""
+    """(N,) weight of |log(pi / pi_old)| of each token, multiplied by the loss weight; None without KL-Cov."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenOutputs:
     """The outputs of the models for the n tokens of a micro-batch, during the update.
 
-    ``logprobs``, ``entropy`` and ``values`` have a gradient.
+    ``logprobs``, ``entropy``, ``values`` and ``top_logprobs`` have a gradient.
     """
 
     logprobs: Tensor
@@ -129,3 +147,7 @@ class TokenOutputs:
     The actions and the observations of a trajectory have different numbers. All tokens of a trajectory are in the
     micro-batch.
     """
+    top_logprobs: Tensor | None = None
+    """(n, k) log pi of the k tokens that the teacher finds most likely; None without ``distillation``."""
+    teacher_top_logprobs: Tensor | None = None
+    """(n, k) log-probabilities of the same tokens under the teacher policy."""

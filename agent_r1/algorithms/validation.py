@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.groups import GroupRelative
-from agent_r1.algorithms.advantages.returns import Success
+from agent_r1.algorithms.advantages.returns import Success, Zero
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.loss_terms import Correction, Kl, RewardShaping
@@ -158,5 +158,10 @@ def _without_effect(algorithm: Algorithm) -> Iterator[str]:
         limits = f"cache_tokens {overlong.cache_tokens}, max_tokens {overlong.max_tokens}"
         yield f"shaping.overlong leaves no length without penalty: give fewer cache_tokens than max_tokens ({limits})"
     advantage = algorithm.advantage
+    kl_in_loss = kl is not None and kl.placement == "loss"
+    if isinstance(advantage, Zero) and not (
+        kl_in_loss or algorithm.distillation or algorithm.sft_coef or algorithm.observation_nll_coef
+    ):
+        yield "advantage zero trains nothing alone: give distillation.top_k, sft_coef, observation_nll_coef or kl"
     if isinstance(advantage, Success) and algorithm.filters.success not in (None, advantage.threshold):
         yield "filters.success and advantage.threshold both define success: give them the same number"

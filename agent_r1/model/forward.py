@@ -1,6 +1,6 @@
 """Hidden states of any causal language model, and log-probabilities of target tokens from them.
 
-Shapes: B rows, T tokens, H hidden size, N target tokens, V vocabulary.
+Shapes: B rows, T tokens, H hidden size, N positions with target tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def hidden_states(
 
     Args:
         model: a causal language model.
-        ids: (B, T) tokens. Pad each row on the right, because causal attention then never sees the padding.
+        ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
         positions: (B, T) position of each token. Default: 0 .. T - 1.
         mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
             itself. Default: causal attention.
@@ -67,10 +67,11 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
 def token_scores(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`token_logprobs` (N,), and the entropy (N,), in nats, of the same distributions.
+    """Return :func:`token_logprobs`, and the entropy (N,), in nats, of the same distributions.
 
-    The entropy has a gradient only if ``entropy_gradient``. The gradient needs memory for one more table of the size of
-    the logits.
+    ``targets`` has one token for each position (N,), or m tokens (N, m). The log-probabilities have the shape of
+    ``targets``. The entropy has a gradient only if ``entropy_gradient``. The gradient needs memory for one more table
+    of the size of the logits.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -87,22 +88,44 @@ def token_scores(
 def _scores(
     head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    logits = head(hidden)  # (N, V)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    table = logits.log_softmax(-1)
+    table = _log_softmax(head, hidden, temperature)  # (N, V)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         finite = table.clamp(min=torch.finfo(table.dtype).min)  # p log p of an excluded token: 0, not 0 * -inf
         entropy = -(table.exp() * finite).sum(-1)
-    return table.gather(-1, targets[:, None]).squeeze(-1), entropy
+    return table.gather(-1, targets if targets.dim() == 2 else targets[:, None]).view_as(targets), entropy
+
+
+def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
+    """Return the log-probabilities of all tokens: (N, V), in fp32 or a more precise type."""
+    logits = head(hidden)
+    return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
+
+
+@torch.no_grad()
+def top_tokens(
+    model: PreTrainedModel, hidden: Tensor, count: int, temperature: float, vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    """Return the k most likely tokens after each hidden state (N, H), and their log-probabilities: (N, k) and (N, k).
+
+    Only tokens below ``vocabulary`` are returned, so that they are also tokens of a model with fewer embeddings. k is
+    ``count``, or the number of these tokens. The logits are computed in chunks, as in :func:`token_logprobs`, and have
+    no gradient.
+    """
+    head = model.get_output_embeddings()
+    size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+    count = min(count, vocabulary, head.weight.shape[0])
+    tables = (_log_softmax(head, states, temperature)[:, :vocabulary] for states in hidden.split(size))
+    parts = [table.topk(count, -1) for table in tables]
+    return torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
 
 
 @torch.no_grad()
 def supports_tree_mask(model: PreTrainedModel) -> bool:
-    """Return whether the mask alone decides which tokens each token of the model attends to.
+    """Return whether the attention mask alone determines which tokens the model attends to.
 
-    Only then can branches share a prefix in one sequence. Models with sliding windows or recurrent layers return False.
-    The test is a prefix of two tokens with two branches of one token each: the hidden state of the second branch must
-    be the same with and without the first branch.
+    Only with such a model can branches share a prefix in one sequence. For a model with sliding windows or recurrent
+    layers, the result is False. The test is a prefix of two tokens with two branches of one token each: the hidden
+    state of the second branch must be the same with and without the first branch.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, ValueTargets
+from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, make_micro_batches
 from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
-from agent_r1.model.forward import hidden_states, token_scores
+from agent_r1.model.forward import hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
 from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
 
@@ -65,6 +65,24 @@ class ModelSet:
         return entropy
 
     @torch.no_grad()
+    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
+        """Return the ``count`` tokens that the teacher finds most likely at the position of each token: (N, k).
+
+        k is at most the number of tokens that the policy embeds. Tokens that are in none of the batch's sequences get
+        zeros.
+        """
+        if self.teacher is None:
+            raise ValueError("this algorithm has no teacher")
+        vocabulary = self.policy.get_output_embeddings().weight.shape[0]
+        shape = (len(batch.ids), min(count, vocabulary, self.teacher.get_output_embeddings().weight.shape[0]))
+        top = TopTokens(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64))
+        for micro in self.micro_batches(by_sequence(batch.sequences)):
+            hidden = _predicting_states(self.teacher, micro)  # (n, H)
+            ids, logprobs = top_tokens(self.teacher, hidden, count, self.temperature, vocabulary)
+            top.ids[micro.tokens], top.logprobs[micro.tokens] = ids.cpu(), logprobs.double().cpu()
+        return top
+
+    @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values before each token (N,) and after each turn's action (S,): float64 on the CPU."""
         if self.critic is None:
@@ -91,16 +109,29 @@ def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[
 
 
 def score_tokens(
-    model: PreTrainedModel, batch: TrainingBatch, micro: MicroBatch, temperature: float, entropy_gradient: bool = False
+    model: PreTrainedModel,
+    batch: TrainingBatch,
+    micro: MicroBatch,
+    temperature: float,
+    entropy_gradient: bool = False,
+    others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability (n,) and the entropy (n,), in nats, at the batch's tokens in the micro-batch.
 
-    The entropy has a gradient only if ``entropy_gradient``.
+    The entropy has a gradient only if ``entropy_gradient``. If ``others`` (N, k) is given, the log-probabilities are
+    (n, 1 + k): of the token itself, and of k other tokens at the same position.
     """
-    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)  # (B*T, H)
+    hidden = _predicting_states(model, micro)  # (n, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
-    # The head is applied only to the n hidden states that predict a token of the batch, not to all B*T hidden states.
-    return token_scores(model, hidden[micro.logit_positions], targets, temperature, entropy_gradient=entropy_gradient)
+    if others is not None:
+        targets = torch.cat([targets[:, None], others[micro.tokens].to(hidden.device)], dim=1)  # (n, 1 + k)
+    return token_scores(model, hidden, targets, temperature, entropy_gradient=entropy_gradient)
+
+
+def _predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
+    """Return the n hidden states that predict a token of the batch: (n, H). The head is applied only to these."""
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)  # (B*T, H)
+    return hidden[micro.logit_positions]
 
 
 def forward_backward(
@@ -154,10 +185,38 @@ def _micro_batch_pass(
     modules: Collection[Module],
 ) -> PassStats:
     """Add the gradient of one micro-batch to ``modules``: logits -> log-probabilities -> ratio -> loss."""
+    tokens = _token_outputs(models, algorithm, prepared, micro, modules)
+    weights = _scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
+    loss, metrics = algorithm.compute_loss(tokens, weights)
+    loss.backward()
+    return PassStats(
+        loss=loss.detach(),
+        metrics=metrics,
+        tokens=micro.tokens,
+        logprobs=tokens.logprobs.detach(),
+        ratios=(tokens.logprobs.detach() - tokens.old_logprobs).exp(),
+        entropy=tokens.entropy.detach(),
+        num_tokens=micro.num_tokens,
+        num_padded_tokens=micro.ids.numel(),
+    )
+
+
+def _token_outputs(
+    models: ModelSet,
+    algorithm: Algorithm,
+    prepared: PreparedBatch,
+    micro: MicroBatch,
+    modules: Collection[Module],
+) -> TokenOutputs:
+    """Return the outputs of the models for the n tokens of a micro-batch. The critic runs only if it is trained."""
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
-    # log pi(token | context) at the sampler's temperature, and the entropy of pi( . | context): (n,) each
-    logprobs, entropy = score_tokens(models.policy, batch, micro, models.temperature, algorithm.entropy_coef > 0)
+    # log pi(token | context) at the sampler's temperature, and the entropy of pi( . | context): (n,) each. With a
+    # teacher's top tokens also their log pi: (n, k)
+    top = outputs.teacher_top
+    others = None if top is None else top.ids
+    scored, entropy = score_tokens(models.policy, batch, micro, models.temperature, algorithm.entropy_coef > 0, others)
+    logprobs = scored if top is None else scored[:, 0]
 
     def gather(column: Tensor, indices: Tensor) -> Tensor:
         return column[indices].to(logprobs)  # columns of the batch are float64 on the CPU
@@ -168,7 +227,6 @@ def _micro_batch_pass(
     sampler = torch.where(action_mask.to(old.device), gather(batch.sampler_logprobs, tokens), old)
     if prepared.old_logprobs is not None:
         old = torch.where(action_mask.to(old.device), gather(prepared.old_logprobs, tokens), old)
-    ratios = (logprobs.detach() - old).exp()
 
     # All tokens of a unit (a turn or a trajectory) share one ratio. Observations form separate units: their ratios of 1
     # would draw the mean ratio of the actions towards 1.
@@ -184,18 +242,18 @@ def _micro_batch_pass(
         old_values = _state_values_at(outputs.values, micro, logprobs)
 
     reference = None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens)
-    token_outputs = TokenOutputs(logprobs, entropy, old, ratio_unit, reference, values, old_values, sampler, trajectory)
-    loss, metrics = algorithm.compute_loss(token_outputs, _scaled_weights(prepared.weights, micro, scale, logprobs))
-    loss.backward()
-    return PassStats(
-        loss=loss.detach(),
-        metrics=metrics,
-        tokens=tokens,
-        logprobs=logprobs.detach(),
-        ratios=ratios,
-        entropy=entropy.detach(),
-        num_tokens=micro.num_tokens,
-        num_padded_tokens=micro.ids.numel(),
+    return TokenOutputs(
+        logprobs=logprobs,
+        entropy=entropy,
+        old_logprobs=old,
+        ratio_unit=ratio_unit,
+        reference_logprobs=reference,
+        values=values,
+        old_values=old_values,
+        sampler_logprobs=sampler,
+        trajectory=trajectory,
+        top_logprobs=None if top is None else scored[:, 1:],
+        teacher_top_logprobs=None if top is None else gather(top.logprobs, tokens),
     )
 
 

@@ -43,7 +43,7 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
     """Return the metrics of the optimizer steps over a batch.
 
-    ``staleness``: number of policy versions from the weights that sampled the oldest token to the current weights.
+    ``staleness``: ``version`` (of the current weights) minus the oldest version that sampled a token of the batch.
     ``padding``: share of padding among the tokens that the models read.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
@@ -91,10 +91,11 @@ def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dic
 
 
 def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
-    """Return the metrics of algorithms with a reference, a critic or importance weights.
+    """Return the metrics of algorithms with a reference, a teacher, a critic or importance weights.
 
     ``kl_reference``: KL divergence from the reference per token (estimator k1). ``kl_coefficient``: coefficient of the
     KL penalty. ``importance_weight``: mean over the action tokens; missing if every token has weight 1.
+    ``teacher_top_mass``: probability of the teacher's top k tokens under the teacher, mean over the action tokens.
     ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G. V is the critic's value
     before the update, so the metric measures a prediction. A critic that always gives the same value has 0. The metric
     is missing if all targets are equal.
@@ -110,6 +111,9 @@ def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
         variance, unexplained = float(target.var(correction=0)), float((target - value).var(correction=0))
         if variance > 0:
             metrics["critic/explained_variance"] = 1 - unexplained / variance
+    if outputs.teacher_top is not None:
+        mass = outputs.teacher_top.logprobs.exp().sum(-1)  # (N,)
+        metrics["teacher_top_mass"] = float(mass[batch.action_mask].mean())
     if bool((weights.importance_weight != 1).any()):
         metrics["importance_weight"] = float(weights.importance_weight[batch.action_mask].mean())
     return metrics

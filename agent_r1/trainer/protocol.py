@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenWeights
+from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenWeights, TopTokens
 from agent_r1.core.weights import WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 
@@ -33,8 +33,8 @@ class PreparedBatch:
         weights: advantage and loss weight of each token. Loss weights are normalized over the whole batch, so the
             losses of micro-batches and of ranks are added without a further factor.
         outputs: outputs of the models for the batch, with the weights before the update.
-        old_logprobs: (N,) log pi_old; pi_old is the denominator of the importance ratio. None if a single pass uses
-            the batch, with the weights that sampled the batch. Then pi_old is the policy itself, and every ratio is 1.
+        old_logprobs: (N,) log pi_old; pi_old is the denominator of the importance ratio. None if the batch is used in
+            only one pass, with the weights that sampled it. Then pi_old is the policy itself, and every ratio is 1.
     """
 
     batch: TrainingBatch
@@ -97,8 +97,8 @@ class TrainerState:
 
     Attributes:
         tensors: optimizer moments, weights of the critic, and weights of a reference that is synchronized with the
-            policy. They are stored as safetensors.
-        scalars: counters, coefficients and checksums. They are stored as JSON.
+            policy. These tensors are stored as safetensors.
+        scalars: counters, coefficients and checksums. These values are stored as JSON.
     """
 
     tensors: Mapping[str, Tensor]
@@ -128,6 +128,13 @@ class Trainer(Protocol):
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
         """Return the policy's entropy at each token, in nats: (N,) float64 on the CPU."""
+        ...
+
+    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
+        """Return the ``count`` tokens that the teacher finds most likely at the position of each token of the batch.
+
+        Tokens that the policy does not embed are left out, so there can be fewer.
+        """
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
@@ -173,7 +180,7 @@ class Trainer(Protocol):
         ...
 
     def load_state(self, state: TrainerState) -> None:
-        """Restore ``state``. Load the policy's weights that were saved with it first.
+        """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``.
 
         Raises:
             InvalidInput: the state belongs to other weights, another algorithm or another model.

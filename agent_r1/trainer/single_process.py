@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.types import StateValues
+from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
@@ -118,6 +118,9 @@ class SingleProcessTrainer:
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.entropy(batch))
+
+    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.top_tokens(batch, count))
 
     def values(self, batch: TrainingBatch) -> StateValues:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))

@@ -38,9 +38,9 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An attempt that at least one applied optimizer step used.
+    """An attempt that was trained: at least one applied optimizer step used the attempt.
 
-    ``advantage_sum`` is the sum of the advantages of its tokens.
+    ``advantage_sum`` is the sum of the advantages of the attempt's tokens.
     """
 
     attempt: AttemptId
@@ -53,13 +53,13 @@ Outcome = Trained | Excluded
 
 @dataclass(frozen=True, slots=True)
 class SelectedGroup:
-    """A group, and which of its attempts can be trained.
+    """A group whose attempts are divided into attempts that can be trained, and excluded attempts.
 
     Attributes:
         group: the group as it was sampled.
         selection: the attempts that can be trained, with their rewards, and the excluded attempts, with reasons. The
             algorithm's filters have not been applied.
-        has_signal: whether the algorithm's filters keep at least one attempt of the group. The filters see only this
+        has_signal: whether the algorithm's filters keep at least one attempt of the group. The filters get only this
             group, so a filter that compares groups excludes nothing.
     """
 
@@ -96,7 +96,7 @@ class PolicyUpdater:
         config: defines the number of minibatches and the schedule of the learning rates.
         reward_weights: weight of each reward by the reward's name. A reward without an entry has weight 1.
         seed: seed of the random division of trajectories into minibatches.
-        steps: number of updates of the whole run. The schedule of the learning rates depends on it.
+        steps: number of updates of the whole run, for the schedule of the learning rates.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PolicyUpdater:
         return SelectedGroup(group, selection, has_signal=bool(kept.samples))
 
     async def update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
-        """Train on ``groups`` in a worker thread, and return what the update did.
+        """Train on ``groups`` in a worker thread, and return the report of the update.
 
         If no attempt can be trained, the policy's weights and their version do not change.
 
@@ -198,7 +198,7 @@ class PolicyUpdater:
         return replace(state, scalars={**own, **roles, **state.scalars})
 
     def load_state(self, state: TrainerState) -> None:
-        """Restore ``state``. Load the policy's weights that were saved with it first (:meth:`load_weights`).
+        """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``.
 
         Raises:
             InvalidInput: the state belongs to other weights, another algorithm or another model.
@@ -216,6 +216,7 @@ class PolicyUpdater:
     def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
         """Return the batch of ``samples`` with the models' outputs before the update, advantages and loss weights."""
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
+        distillation = algorithm.distillation
         loss_excluded = algorithm.filters.loss_excluded(samples)
         batch = assemble_batch(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
 
@@ -228,13 +229,14 @@ class PolicyUpdater:
             old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch) else None,
             values=trainer.values(batch) if "critic" in needs else None,
             reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
-            teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in needs else None,
+            teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in algorithm.advantage.needs else None,
             entropy=trainer.entropy(batch) if algorithm.needs_entropy else None,
+            teacher_top=None if distillation is None else trainer.top_tokens(batch, distillation.top_k),
         )
 
-        # If the batch is stale, pi_old is the policy that sampled it, so that clipping bounds the distance from this
-        # policy. An algorithm with a correction does not need this: its importance weights already account for the
-        # distance from the sampler.
+        # If the batch is stale, pi_old is the sampler's policy, so that clipping bounds the distance from the sampler's
+        # policy. If the algorithm has a correction, pi_old stays the policy before the update: the importance weights
+        # already account for the distance from the sampler's policy.
         stale_uncorrected = self._is_stale(batch) and algorithm.correction is None
         from_sampler = algorithm.ratio_denominator == "sampler" or stale_uncorrected
         old_logprobs = batch.sampler_logprobs if from_sampler else outputs.old_logprobs
@@ -255,11 +257,11 @@ class PolicyUpdater:
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
 
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
-        """Return the trajectories that give each module a gradient. Modules without such trajectories are left out.
+        """Return for each module the trajectories with a gradient. Modules without such trajectories are left out.
 
         A module without a gradient takes no optimizer step, because the step would still apply momentum. Trajectories
-        without a gradient, such as the trajectories of constant groups, count only in the denominators of the loss, and
-        the models do not read them.
+        without a gradient, such as the trajectories of constant groups, count only in the denominators of the loss. The
+        models do not read such trajectories.
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         found: dict[Module, frozenset[int]] = {}
@@ -343,7 +345,7 @@ class PolicyUpdater:
 def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
     """Join the selections of all groups into one selection.
 
-    The groups are numbered from 0 in the order of their ids, which is the order in which they were dispatched.
+    The groups are numbered from 0 in the order of their ids, which is the order in which the groups were started.
     """
     ordered = sorted(groups, key=lambda selected: selected.group.group_id)
     return Selection(

@@ -21,6 +21,7 @@ def test_the_bounds_that_cannot_act_are_named_for_one_step_on_fresh_samples() ->
     for steps, max_staleness in ((2, 0), (1, 1)):
         assert inactive_terms(ALGORITHMS["grpo"], steps, max_staleness) == ""
     assert inactive_terms(ALGORITHMS["reinforce"], 1, 0) == "", "its loss has no ratio"
+    assert inactive_terms(ALGORITHMS["top-k-distillation"], 1, 0) == "", "its advantage is 0"
 
 
 @pytest.mark.parametrize(("minibatches", "are_equal"), [(1, True), (2, False)])

@@ -16,8 +16,10 @@ from hand_cases.case import (
     OLD,
     OLD_VALUES,
     PI,
+    PI_TOP,
     REFERENCE,
     TEACHER,
+    TEACHER_TOP,
     VALUES,
     Case,
 )
@@ -92,6 +94,9 @@ def weights_and_loss(make: Any, algorithm: Algorithm) -> tuple[TrainingBatch, To
     after_action = torch.zeros(7, dtype=torch.float64)
     old_values = StateValues(column(batch, OLD_VALUES), after_action)
     teacher = column(batch, TEACHER, OBSERVED_PI).log()
+    teacher_top = numbers(*TEACHER_TOP).log().expand(len(batch.ids), 2)
+    top = torch.zeros_like(teacher_top)
+    top[batch.action_mask] = torch.tensor(PI_TOP, dtype=torch.float64).log()
     before = logprobs if algorithm.corrects_mismatch else None
     outputs = ModelOutputs(before, old_values, reference, teacher, column(batch, ENTROPY))
     weights = algorithm.compute_token_weights(batch, outputs, KL_COEFFICIENT)
@@ -105,6 +110,8 @@ def weights_and_loss(make: Any, algorithm: Algorithm) -> tuple[TrainingBatch, To
         old_values=old_values,
         sampler_logprobs=column(batch, OLD, OBSERVED_PI).log(),
         trajectory=batch.token_trajectory,
+        top_logprobs=top,
+        teacher_top_logprobs=teacher_top,
     )
     return batch, weights, algorithm.compute_loss(tokens, weights)[0].detach()
 

@@ -100,9 +100,12 @@ def test_a_kl_penalty_pulls_the_policy_back_to_the_reference(name: str, settings
     assert with_kl < 0.3 * divergence(distant, initial) < without_kl
 
 
-def test_distillation_moves_towards_the_teacher(make: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), [("distillation", {}), ("top-k-distillation", {"distillation.top_k": 4})]
+)
+def test_distillation_moves_towards_the_teacher(name: str, settings: dict[str, object], make: Any) -> None:
     teacher, other = make.model(seed=1), make.model(seed=2)
-    model = train(make, build_algorithm("distillation", {}), teacher=teacher)
+    model = train(make, build_algorithm(name, settings), teacher=teacher)
     assert divergence(model, teacher) < 0.2 * divergence(make.model(), teacher)
     assert divergence(model, other) > divergence(model, teacher) * 5  # control
 

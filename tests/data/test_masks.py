@@ -12,11 +12,12 @@ from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.advantages.critics import WithCritic
+from agent_r1.algorithms.advantages.returns import Zero
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops.returns import generalized_advantages
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights
+from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights, TopTokens
 from agent_r1.data.assemble import TokenScope, assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
@@ -36,7 +37,8 @@ def outputs_for(batch: TrainingBatch) -> ModelOutputs:
     columns[:, batch.action_mask] = torch.randn(3, int(batch.action_mask.sum()), generator=random, dtype=torch.float64)
     after_action = torch.randn(len(batch.turn_trajectory), generator=random, dtype=torch.float64)
     values = StateValues(columns[0], after_action)
-    return ModelOutputs(batch.sampler_logprobs, values, columns[1], columns[2], entropy=columns[2].abs())
+    top = TopTokens(batch.ids[:, None] // 2, columns[2, :, None].abs().neg())
+    return ModelOutputs(batch.sampler_logprobs, values, columns[1], columns[2], columns[2].abs(), top)
 
 
 def gradient_by_position(make: Any, batch: TrainingBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
@@ -118,11 +120,12 @@ def test_inserting_or_deleting_observations_changes_no_weight_and_no_loss(name: 
             unit = algorithm.ratio_unit(batch)
             new, before = StateValues(values, values[:4]), StateValues(values + 0.3, values[:4])
             sampler, trajectory = batch.sampler_logprobs, batch.token_trajectory
-            tokens = TokenOutputs(logprobs, -logprobs, old, unit, reference, new, before, sampler, trajectory)
+            top = logprobs.abs().neg()[:, None], reference.abs().neg()[:, None]
+            tokens = TokenOutputs(logprobs, -logprobs, old, unit, reference, new, before, sampler, trajectory, *top)
             found.append(algorithm.compute_loss(tokens, weights)[0])
         results.append(found)
     for short, long in zip(*results, strict=True):
-        assert torch.equal(short, long) and bool(short.any())
+        assert torch.equal(short, long) and (bool(short.any()) or isinstance(algorithm.advantage, Zero))
 
 
 def test_advantages_over_all_tokens_would_have_changed(make: Any) -> None:

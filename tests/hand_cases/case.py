@@ -22,6 +22,9 @@ The state before a's second turn equals the opening messages, word for word; tha
     V now                 0.3   0.5  0.7  0.2  0.4  0.6  1.8  0.6  0.8
     entropy               0.5   0.9  0.1  0.3  0.2  1.2  0.4  0.6  0.7
 
+The two most likely tokens of the teacher have p 0.5 and 0.25 everywhere. pi gives them 0.25 and 0.25 at t0 .. t4,
+and 0.5 and 0.25 at t5 .. t8.
+
 Algorithms that compare the sampler with the policy before the update see pi as that policy.
 
 Between t1 and t2 one token was observed (pi 0.5), between t3 and t4 two (pi 0.25 each). The coefficient of
@@ -42,6 +45,8 @@ TEACHER = (0.6, 0.4, 0.25, 0.2, 0.5, 0.8, 0.8, 0.4, 0.3)
 OLD_VALUES = (0.2, 0.4, 0.6, 0.1, 0.3, 0.5, 1.0, 0.5, 0.7)
 VALUES = (0.3, 0.5, 0.7, 0.2, 0.4, 0.6, 1.8, 0.6, 0.8)
 ENTROPY = (0.5, 0.9, 0.1, 0.3, 0.2, 1.2, 0.4, 0.6, 0.7)
+TEACHER_TOP = (0.5, 0.25)
+PI_TOP = ((0.25, 0.25),) * 5 + (TEACHER_TOP,) * 4
 OBSERVED_PI = (0.5, 0.25, 0.25)
 GREEDY = {0: 0.25, 1: 2.0}
 KL_COEFFICIENT = 0.1

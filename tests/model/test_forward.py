@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from agent_r1.model import forward
-from agent_r1.model.forward import hidden_states, supports_tree_mask, token_logprobs, token_scores
+from agent_r1.model.forward import hidden_states, supports_tree_mask, token_logprobs, token_scores, top_tokens
 
 SMALL = {
     "vocab_size": 24,
@@ -90,6 +90,32 @@ def test_the_entropy_is_finite_if_a_token_is_excluded(case: tuple) -> None:
     model.set_output_embeddings(head)
     _, entropy = token_scores(model, hidden, torch.zeros(len(hidden), dtype=torch.int64), 1.0)
     assert torch.allclose(entropy, torch.full_like(entropy, math.log(2)))
+
+
+def test_several_targets_at_a_position_have_the_log_probabilities_of_each(
+    case: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, hidden, targets = case
+    table, several = (model.lm_head(hidden) / 0.7).log_softmax(-1), torch.randint(0, 24, (len(targets), 3))
+    for chunk in (1 << 26, 5 * 24):
+        monkeypatch.setattr(forward, "LOGITS_PER_CHUNK", chunk)
+        found = token_scores(model, hidden, several, 0.7)[0]
+        assert torch.allclose(found, table.gather(-1, several), atol=1e-12) and found.requires_grad
+
+
+def test_the_most_likely_tokens_are_found_in_chunks_and_below_the_given_number(
+    case: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, hidden, _ = case
+    table = (model.lm_head(hidden) / 0.7).log_softmax(-1).detach()
+    for chunk in (1 << 26, 5 * 24):
+        monkeypatch.setattr(forward, "LOGITS_PER_CHUNK", chunk)
+        ids, logprobs = top_tokens(model, hidden, 3, 0.7, vocabulary=24)
+        assert torch.equal(ids, table.topk(3).indices) and torch.allclose(logprobs, table.topk(3).values, atol=1e-12)
+        assert not logprobs.requires_grad
+    ids, logprobs = top_tokens(model, hidden, 30, 0.7, vocabulary=20)
+    assert ids.shape == (len(hidden), 20) and int(ids.max()) < 20
+    assert torch.allclose(logprobs, table.gather(-1, ids), atol=1e-12)  # of the whole distribution
 
 
 def largest_kept(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> int:

@@ -17,11 +17,16 @@ from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import Outcome, PolicyUpdater, Trained
 from tests.trainer.two_rank_trainer import TwoRankTrainer
 
+ALGORITHMS = {
+    "grpo": build_algorithm("grpo", {"distillation.top_k": 4}),
+    "ppo": build_algorithm("ppo", {}),
+}
+"""With a teacher, and with a critic."""
 CONFIG = TrainerConfig(learning_rate=1e-2, critic_learning_rate=1e-2, minibatches=2)
 
 
 def updater_of(trainer: Trainer, name: str) -> PolicyUpdater:
-    return PolicyUpdater(trainer, build_algorithm(name, {}), CONFIG, reward_weights={}, seed=0, steps=1000)
+    return PolicyUpdater(trainer, ALGORITHMS[name], CONFIG, reward_weights={}, seed=0, steps=1000)
 
 
 def weights_of(updater: PolicyUpdater) -> dict[str, torch.Tensor]:
@@ -36,12 +41,13 @@ def advantage_of(outcome: Outcome) -> float:
     return outcome.advantage_sum if isinstance(outcome, Trained) else float("nan")
 
 
-@pytest.fixture(params=["grpo", "ppo"])
+@pytest.fixture(params=ALGORITHMS)
 def trainers(request: Any, make: Any) -> Iterator[tuple[str, SingleProcessTrainer, TwoRankTrainer]]:
     """The name of an algorithm, and its trainers of one and of two processes."""
-    algorithm = build_algorithm(request.param, {})
-    alone = SingleProcessTrainer(make.exact_model(), algorithm, CONFIG, temperature=0.7)
-    ranks = TwoRankTrainer(make.exact_model(), algorithm, CONFIG, temperature=0.7)
+    algorithm = ALGORITHMS[request.param]
+    teacher = make.exact_model(seed=1) if "teacher" in algorithm.needs else None
+    alone = SingleProcessTrainer(make.exact_model(), algorithm, CONFIG, temperature=0.7, teacher=teacher)
+    ranks = TwoRankTrainer(make.exact_model(), algorithm, CONFIG, temperature=0.7, teacher=teacher)
     yield request.param, alone, ranks
     ranks.close()
 
@@ -51,7 +57,8 @@ def test_two_ranks_give_the_loss_gradient_norm_and_weights_of_one_process(traine
     alone, ranks = (updater_of(trainer, name) for trainer in both)
     for seed in range(2):
         expected, found = (update(updater, make.random_groups(seed)) for updater in (alone, ranks))
-        for metric in ("policy_loss", "policy_gradient_norm", *(["value_loss"] if name == "ppo" else [])):
+        term = {"grpo": "distillation_loss", "ppo": "value_loss"}[name]
+        for metric in ("policy_loss", "policy_gradient_norm", term):
             assert found.metrics[metric] == pytest.approx(expected.metrics[metric], rel=1e-6, abs=1e-6), metric
         assert expected.metrics["policy_gradient_norm"] > 1e-3
         assert list(map(advantage_of, found.outcomes)) == pytest.approx(

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.types import StateValues
+from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.weights import WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.forward import supports_tree_mask
@@ -48,6 +48,9 @@ class RankTrainer(SingleProcessTrainer):
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
         return super().entropy(own_share(batch))
+
+    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
+        return super().top_tokens(own_share(batch), count)
 
     def values(self, batch: TrainingBatch) -> StateValues:
         return super().values(own_share(batch))
@@ -122,6 +125,10 @@ class TwoRankTrainer:
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
         return sum(self._call(methodcaller("entropy", batch)), torch.zeros(()))
+
+    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
+        first, second = self._call(methodcaller("top_tokens", batch, count))
+        return TopTokens(first.ids + second.ids, first.logprobs + second.logprobs)
 
     def values(self, batch: TrainingBatch) -> StateValues:
         first, second = self._call(methodcaller("values", batch))

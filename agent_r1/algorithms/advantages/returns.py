@@ -1,9 +1,10 @@
-"""Advantage estimators that need neither a group nor a critic: from returns to go, from success, or from a teacher."""
+"""Advantage estimators that need neither a group nor a critic: returns to go, success, a teacher, or 0."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -85,3 +86,17 @@ class Teacher(Advantage):
         # old_logprobs is None if the update makes one pass over fresh samples: pi_old is then the sampler's policy
         policy = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (N,)
         return require(outputs.teacher_logprobs, "a teacher's log-probabilities") - policy
+
+
+class Zero(Advantage):
+    """A = 0: only the other terms of the loss train the policy, such as ``distillation``."""
+
+    name: Literal["zero"] = "zero"
+    uses_returns: ClassVar[bool] = False
+
+    @property
+    def formula(self) -> str:
+        return "0"
+
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        return torch.zeros(len(batch.ids), dtype=torch.float64)

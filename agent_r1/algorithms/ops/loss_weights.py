@@ -16,7 +16,7 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
     """Return the loss weight of each token: (n,) -> (n,) float64.
 
     Args:
-        unit: (n,) The turn, trajectory or group of each token: the unit of ``aggregation``.
+        unit: (n,) The turn, trajectory or group of each token, depending on ``aggregation``.
         aggregation: The formula of the weight. ``token_mean``: 1 / n. ``turn_mean``, ``trajectory_mean`` and
             ``group_mean``: 1 / (number of units * tokens of the unit), so that all units have equal weight.
             ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783). Units without tokens are not
@@ -30,3 +30,8 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
     if aggregation == "constant":
         return torch.full(unit.shape, 1 / (int(units) * (length or 1.0)), dtype=torch.float64)
     return 1 / (units * count[unit]).double()
+
+
+def mean_weights(mask: Tensor) -> Tensor:
+    """Return the weight of each token in the mean over the tokens of ``mask``: (N,) float64; 0 outside the mask."""
+    return mask.double() / max(int(mask.sum()), 1)

@@ -41,6 +41,7 @@ from agent_r1.algorithms.presets.other import (
     REINFORCE,
     REINFORCE_PLUS_PLUS,
     REJECTION_FINE_TUNING,
+    TOP_K_DISTILLATION,
 )
 from agent_r1.algorithms.presets.turn_level import GIGPO, GTPO, HGPO, MT_GRPO, PROCESS_GRPO
 from agent_r1.algorithms.presets.with_critic import BI_LEVEL, PPO, PPO_TURN, STEPPO, TURN_PPO, VAPO
@@ -91,6 +92,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         GTPO,
         REJECTION_FINE_TUNING,
         DISTILLATION,
+        TOP_K_DISTILLATION,
         ECHO,
     )
 }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent_r1.algorithms.advantages.returns import Success, Teacher, TokenReturns, TurnReturns
+from agent_r1.algorithms.advantages.returns import Success, Teacher, TokenReturns, TurnReturns, Zero
 from agent_r1.algorithms.advantages.roles import AgainstRole
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.filters import Filters
-from agent_r1.algorithms.loss_terms import Kl
+from agent_r1.algorithms.loss_terms import Distillation, Kl
 from agent_r1.algorithms.policy_losses import ImportanceSampling, PolicyGradient
 from agent_r1.algorithms.presets.group_relative import STANDARDIZED
 
@@ -46,6 +46,16 @@ DISTILLATION = Algorithm(
     "weight has no bound (loss.max_ratio sets one)",
     advantage=Teacher(),
     loss=ImportanceSampling(),
+)
+TOP_K_DISTILLATION = Algorithm(
+    name="top-k-distillation",
+    paper="2306.13649",
+    deviations="the forward KL only, on samples of the policy only (beta 0 and lambda 1 in the paper); over the "
+    "teacher's top 64 tokens and one for all others, as in verl (forward_kl_topk_tail) and TRL; distillation.tail "
+    "ignored leaves the others out (forward_kl_topk in verl)",
+    advantage=Zero(),
+    loss=ImportanceSampling(),
+    distillation=Distillation(),
 )
 ECHO = Algorithm(
     name="echo",
