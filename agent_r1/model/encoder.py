@@ -15,10 +15,11 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.checksum import tensors_checksum
-from agent_r1.model.load import check_finite, find_folder, load_tokenizer, quiet_transformers
+from agent_r1.model.folders import find_folder
+from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 
 POOLER = "pooler"
-"""Transformers' name for the layer after the last hidden state. Sentence encoders do not use it."""
+"""Transformers' name for the layer after the last hidden state. Sentence encoders do not use this layer."""
 
 Pooling = Literal["mean", "cls"]
 
@@ -98,14 +99,14 @@ def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def load_encoder(
     name: str, pooling: Literal["auto", "mean", "cls"], max_tokens: int, batch: int, device: str
 ) -> SentenceEncoder:
-    """Load the encoder ``name`` (a folder, or a name on the Hugging Face hub).
+    """Load the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
 
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
             declares another pooling than ``pooling``; or ``device`` is a GPU and torch sees no GPU.
     """
     folder = find_folder(name, "encoder")
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, "encoder")
     if tokenizer.pad_token is None:
         raise InvalidInput("encoder", got=name, do="name one whose tokenizer has a padding token")
     tokenizer.padding_side = "right"  # so that the first position holds the first token

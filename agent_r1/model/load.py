@@ -1,9 +1,8 @@
-"""Load a causal language model or its tokenizer, from a folder or from the Hugging Face hub."""
+"""Load a causal language model or its tokenizer."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,9 +22,8 @@ from transformers import (
 from transformers.utils import logging
 
 from agent_r1.core.errors import InvalidInput
-
-HUB_SECONDS = 10.0
-"""Time limit for the hub's answer to a request, in seconds."""
+from agent_r1.model.folders import find_folder, first_line
+from agent_r1.model.names import Kind
 
 LOGIT_TOLERANCE = 1e-6
 """Largest accepted difference between the model's logits and head(backbone(ids)), divided by the largest logit."""
@@ -39,7 +36,7 @@ TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the causal language model ``name`` (a folder, or a name on the Hugging Face hub) in eval mode.
+    """Load the causal language model ``name`` in eval mode (see :func:`agent_r1.model.folders.find_folder`).
 
     The model stays in eval mode during training. Without dropout, the trainer computes the same probabilities as the
     engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a pickle
@@ -66,12 +63,12 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     return model.eval()
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer ``name`` (a folder, or a name on the Hugging Face hub).
+def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model or the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
 
     Raise InvalidInput if the tokenizer is missing or cannot be loaded.
     """
-    folder = find_folder(name, "tokenizer")
+    folder = find_folder(name, kind)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         # Without these files, transformers would make an empty tokenizer from the model's configuration.
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
@@ -118,42 +115,6 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def find_folder(name: str, kind: str) -> Path:
-    """Return the local folder ``name``, or download the files of ``name`` from the hub and return their folder.
-
-    Raise InvalidInput if ``name`` can be found neither as a folder nor on the hub. The error names ``kind``: "model",
-    "tokenizer" or "encoder".
-    """
-    if os.path.exists(name):  # also False for text that cannot be a path
-        return _local_folder(Path(name), kind)
-    try:
-        return Path(snapshot_download(name, etag_timeout=HUB_SECONDS, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))
-    except Exception as error:  # invalid name, not on the hub, no access, no connection, no space
-        do = f"name a folder that exists, or a model on the Hugging Face hub that can be reached ({_line(error)})"
-        raise InvalidInput(kind, got=name, do=do) from error
-
-
-def _local_folder(folder: Path, kind: str) -> Path:
-    """Return ``folder``. Raise InvalidInput if it is not a folder, or holds a pipe, a socket or a device.
-
-    Reading from a pipe, a socket or a device might never end.
-    """
-    if not folder.is_dir():
-        raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")
-    try:
-        special = [path.name for path in sorted(folder.iterdir()) if path.exists() and not _is_ordinary(path)]
-    except OSError as error:
-        raise _load_error(kind, str(folder), error) from error
-    if special:
-        got = f"{folder}, in which {special[0]} is a pipe, a socket or a device"
-        raise InvalidInput(kind, got=got, do="remove it: a model consists of files")
-    return folder
-
-
-def _is_ordinary(path: Path) -> bool:
-    return path.is_file() or path.is_dir()
-
-
 def _check_declared_sizes(folder: Path, name: str) -> None:
     """Raise InvalidInput if config.json declares a size that is larger than the number of bytes of the weights.
 
@@ -184,14 +145,8 @@ def check_finite(model: nn.Module, kind: str, name: str) -> None:
 
 
 def _load_error(kind: str, name: str, error: Exception) -> InvalidInput:
-    do = f"name a complete causal language model; this one fails with: {_line(error)}"
+    do = f"name a complete causal language model; this one fails with: {first_line(error)}"
     return InvalidInput(kind, got=name, do=do)
-
-
-def _line(error: Exception) -> str:
-    """Return the type of an error and the first line of its message, at most 160 characters of the line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 @contextmanager

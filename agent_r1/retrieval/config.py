@@ -36,7 +36,7 @@ class SearchConfig(BaseModel):
     """The file of passages. Each row has the fields ``title`` and ``text``."""
 
     encoder: str = ""
-    """The sentence encoder: its name on the Hugging Face hub, or its folder. Empty: search with BM25."""
+    """The sentence encoder: all-minilm, a folder, or a Hugging Face name. Empty: search with BM25."""
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
     """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: the

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from agent_r1.model.encoder import SentenceEncoder, load_encoder
-from agent_r1.retrieval.cache import Origin, build_once
+from agent_r1.retrieval.cache import Origin, build_vectors
 from agent_r1.retrieval.config import SearchConfig
 from agent_r1.retrieval.passages import Passage, corpus_checksum
 from agent_r1.retrieval.retriever import TOP_K, Found
@@ -52,10 +52,10 @@ def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
         import_faiss()  # raises before the passages are encoded, which can take an hour
     encoder = load_encoder(config.encoder, config.pooling, config.max_tokens, config.batch, config.device)
     origin = Origin(corpus_checksum(passages), encoder.fingerprint(), config.passage_prefix, factory="")
-    folder = build_once(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
+    folder = build_vectors(config.cache, origin, partial(_write_vectors, passages, encoder, config.passage_prefix))
     if config.faiss:
         indexed = Origin(origin.passages, origin.encoder, origin.passage_prefix, config.faiss)
-        made = build_once(config.cache, indexed, partial(_write_index, folder / VECTORS, config.faiss))
+        made = build_vectors(config.cache, indexed, partial(_write_index, folder / VECTORS, config.faiss))
         return DenseIndex(passages, encoder, read_faiss(made / INDEX, config.probes), config.query_prefix)
     vectors = TorchVectors(_mapped(folder / VECTORS), str(encoder.model.device))
     return DenseIndex(passages, encoder, vectors, config.query_prefix)

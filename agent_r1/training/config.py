@@ -112,8 +112,8 @@ class RunConfig(TasksetConfig):
     """Splits in the table of results, separated by commas; empty: the evaluation splits of the task set."""
 
     model: str = ""
-    """Model: a Hugging Face name, a folder, or tiny-base; for evaluation also a run. A task set can have a default
-    model."""
+    """Model: tiny-base, smollm2-135m, a folder, or a Hugging Face name; for evaluation also a run. A task set can have a
+    default model."""
 
     max_tokens: int = Field(default=1024, ge=1)
     """Maximum number of new tokens per turn."""

@@ -17,7 +17,6 @@ from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.context_policy import build_context_policy
-from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.training.config import RunConfig, TrainConfig
 
 
@@ -50,7 +49,7 @@ def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -
         InvalidInput: the model cannot be loaded, the chat template cannot render the tools of the task set, the
             tokenizer has more tokens than the model, or the device does not exist.
     """
-    name = _model_name(config.model)
+    name = config.model
     tokenizer = load_tokenizer(name)
     try:
         renderer = open_renderer(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
@@ -80,15 +79,11 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
         return None
     if not config.teacher:
         raise InvalidInput("teacher", got="none", do=f"name a model or a folder: {algorithm.name} learns from one")
-    name = _model_name(config.teacher)
+    name = config.teacher
     if load_tokenizer(name).get_vocab() != policy.tokenizer.get_vocab():
         got = f"{config.teacher}, with another vocabulary"
         raise InvalidInput("teacher", got=got, do="name one with the same tokens")
     return load_model(name, DTYPES[config.trainer.dtype]).to(policy.model.device)  # type: ignore[arg-type]
-
-
-def _model_name(name: str) -> str:
-    return str(TINY_BASE_FOLDER) if name == TINY_BASE else name
 
 
 def _device(name: str) -> str:

@@ -12,7 +12,6 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.encoder import load_encoder
 from agent_r1.retrieval import vectors as vectors_module
-from agent_r1.retrieval.cache import Origin, build_once, is_valid
 from agent_r1.retrieval.config import SearchConfig, check
 from agent_r1.retrieval.dense import VECTORS, DenseIndex, open_dense
 from agent_r1.retrieval.open import open_retriever
@@ -138,20 +137,13 @@ def test_damaged_vectors_are_computed_again(damage: str, config: SearchConfig) -
         (vectors.parent / "manifest.json").write_text("{")
     assert open_dense(config, passages).search(["lake"], 3) == first
     assert vectors.read_bytes() == whole
-    assert [path.name for path in config.cache.iterdir()] == [vectors.parent.name]
+    assert {path.name for path in config.cache.iterdir()} == {vectors.parent.name, f".{vectors.parent.name}.lock"}
 
 
-def test_an_interrupted_computation_leaves_no_files(tmp_path: Path) -> None:
-    origin = Origin("p", "e", "", "")
-
-    def fail(folder: Path) -> None:
-        (folder / "half").write_text("x")
-        raise RuntimeError("the machine is full")
-
-    with pytest.raises(RuntimeError):
-        build_once(tmp_path, origin, fail)
-    assert list(tmp_path.iterdir()) == []
-    assert not is_valid(tmp_path / origin.key, origin)
+def test_a_cache_that_cannot_be_written_is_an_error(config: SearchConfig, passages) -> None:
+    config.cache.write_text("a file")
+    with pytest.raises(InvalidInput, match=r"cache: got .*; name a writable folder"):
+        open_dense(config, passages)
 
 
 def test_the_cache_key_depends_on_passage_borders() -> None:

@@ -1,0 +1,83 @@
+"""A cache of folders on disk. Each folder is made once, from a known origin, and is verified at each use."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+Origin = Mapping[str, str | int]
+"""What determines the content of a folder, such as versions and checksums of the input."""
+
+
+def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
+    """Return ``folder`` with the files that ``make`` writes. Call ``make`` only if the folder is missing or damaged.
+
+    ``make`` gets a temporary folder beside ``folder``, which is renamed when it is complete. So a killed process leaves
+    no incomplete folder. Of several processes, one calls ``make``, and the others wait for the result.
+
+    Raises OSError if the folder cannot be written or locked, and all errors of ``make``.
+    """
+    if is_valid(folder, origin):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.parent / f".{folder.name}.lock"):
+        if is_valid(folder, origin):  # another process has made the folder
+            return folder
+        temporary = folder.parent / f".{folder.name}.part"
+        shutil.rmtree(temporary, ignore_errors=True)  # the rest of a killed process
+        try:
+            temporary.mkdir()
+            make(temporary)
+            _write_manifest(temporary, origin)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.rename(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def is_valid(folder: Path, origin: Origin) -> bool:
+    """Return whether the folder contains exactly the files that were made for this origin, by their checksums."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        return manifest == {"origin": dict(origin), "files": _checksums(folder)}
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold the lock of ``file`` in the ``with`` block. The system releases the lock if the process is killed."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_manifest(folder: Path, origin: Origin) -> None:
+    manifest = {"origin": dict(origin), "files": _checksums(folder)}
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(manifest, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Return the sha256 of each file by its path in the folder, except of the manifest."""
+    checksums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / MANIFEST:
+            with path.open("rb") as file:
+                checksums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return checksums

