@@ -1,4 +1,4 @@
-"""A recorder, and a function that starts groups, for attempts without a run: in evaluations, checks and play."""
+"""A recorder that stores nothing, and a function that lets groups start at once, for attempts without a run."""
 
 from __future__ import annotations
 
