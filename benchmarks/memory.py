@@ -25,6 +25,7 @@ from rich.table import Table
 MIB = 2**20
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 BFLOAT16 = {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"}
+LORA = {"trainer.lora.rank": 16}
 CHECKPOINTING = {"trainer.activation_checkpointing": True}
 
 
@@ -48,8 +49,11 @@ CASES = {
         Case("15M, ppo", SMALL, {"algorithm": "ppo"}),
         Case("15M, checkpointing", SMALL, CHECKPOINTING),
         Case("15M, bfloat16", SMALL, BFLOAT16),
+        Case("15M, LoRA", SMALL, LORA),
+        Case("15M, ppo, LoRA", SMALL, {"algorithm": "ppo", **LORA}),
         Case("61M", LARGE, {}),
         Case("61M, checkpointing", LARGE, CHECKPOINTING),
+        Case("61M, LoRA", LARGE, LORA),
     )
 }
 
@@ -123,6 +127,7 @@ def measure(case: Case, context: int = 256) -> None:
     """Take two updates and print estimate and peak in bytes."""
     from agent_r1.config import Layer, resolve
     from agent_r1.inference.torch_engine import TorchEngine
+    from agent_r1.model.adapter import add_adapter, copy_sharing_frozen, merged_copy
     from agent_r1.trainer.single_process import SingleProcessTrainer
     from agent_r1.trainer.updater import PolicyUpdater
     from agent_r1.training.checkpoint.files import copy_weights
@@ -132,12 +137,14 @@ def measure(case: Case, context: int = 256) -> None:
     settings = {"model": "any", "groups_per_step": 4, "group_size": 2, "trainer.micro_tokens": 2048, **case.settings}
     config = resolve(TrainConfig, [Layer("benchmark", settings)])
     model = make_model(case.sizes)
+    if config.trainer.lora.rank:
+        add_adapter(model, config.trainer.lora, seed=0, base="")
     plan = plan_memory(model, config, context, 10**12)
     CLEAR.write_text("5")  # the peak begins here
     before = resident("VmRSS")
     trainer = SingleProcessTrainer(model, config.algorithm, config.trainer, temperature=1.0)
     updater = PolicyUpdater(trainer, config.algorithm, config.trainer, reward_weights={}, seed=0, steps=2)
-    engine = TorchEngine(make_model(case.sizes), context, config.engine)
+    engine = TorchEngine(copy_sharing_frozen(model), context, config.engine)
     runner = engine._runner
     block = runner.blocks[runner.add_block()]
     heads = torch_empty(model, runner, context)
@@ -155,6 +162,8 @@ def measure(case: Case, context: int = 256) -> None:
             saved[:] = [copy_weights(model), updater.state()]
 
     asyncio.run(take_updates())
+    if config.trainer.lora.rank:
+        merged_copy(model)
     print("found", plan.total, resident("VmHWM") - before, plan)
 
 

@@ -31,6 +31,7 @@ from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
 from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_token
 from agent_r1.inference.sampling import RowSampling, sample_tokens
 from agent_r1.inference.scheduler import Request, Scheduler
+from agent_r1.model.adapter import load_trained_weights, trained_weights
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.precision import DTYPES, cast_parameters
 
@@ -69,7 +70,8 @@ class TorchEngine:
         rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
         self._context, self._dtype = context, config.dtype
         self._runner = ModelRunner(model, rows)
-        self._scheduler = Scheduler(rows, max(1, slots // config.max_sequences), self._runner.add_block)
+        blocks = max(1, slots // config.max_sequences)
+        self._scheduler = Scheduler(rows, blocks, self._runner.add_block, self._runner.prefill_shape.chunk)
         self._updates: list[tuple[WeightUpdate, asyncio.Future[PolicyVersion]]] = []
         self._worker = WorkerThread("engine", lambda: EngineError("the engine's thread has ended"))
         self._driver: asyncio.Task[None] | None = None
@@ -179,10 +181,11 @@ class TorchEngine:
         """
         self._scheduler.drop_cancelled()
         try:
-            compute, copy = self._scheduler.plan_prefill()
-            self._runner.prefill(compute)
-            for source, chunk in copy:
-                self._runner.copy_prefix(source, chunk.slot, len(chunk.token_ids))
+            plan = self._scheduler.plan_prefill()
+            self._runner.prefill(plan.compute)
+            self._runner.copy_prefixes(plan.prefix_copies)
+            self._runner.prefill(plan.remainders)
+            self._runner.copy_prefixes(plan.copies)
             for block, batch in self._scheduler.decode_batches():
                 logits = self._runner.decode(block, {row: request.last_token for row, request in batch})  # (N, V)
                 tokens, logprobs = sample_tokens(logits, [_row_sampling(request) for _, request in batch])  # (N,), (N,)
@@ -207,7 +210,7 @@ class TorchEngine:
     def _load_weights(self, update: WeightUpdate) -> PolicyVersion:
         assert isinstance(update.handle, torch.nn.Module)
         with torch.no_grad():
-            self._runner.model.load_state_dict(update.handle.state_dict())
+            load_trained_weights(self._runner.model, trained_weights(update.handle))
         self._scheduler.on_new_weights(update.version.number)
         if update.version.checksum is None:
             return update.version

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.model.adapter import ADAPTER_CONFIG, base_of, has_adapter, load_adapter, read_adapter
 from agent_r1.model.folders import find_folder, first_line
 from agent_r1.model.names import Kind
 
@@ -42,11 +43,18 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a pickle
     can run code.
 
+    If ``name`` holds a LoRA adapter, its model is loaded too, and is returned with the adapter.
+
     Raises:
         InvalidInput: the model is missing, broken or incomplete, or is not a causal language model; its weights or
             logits are NaN or infinite; or its logits are not ``head(backbone(ids))``.
     """
     folder = find_folder(name, "model")
+    base = _find_base(folder)
+    if base is not None:
+        adapted = load_adapter(load_model(str(base), dtype), folder)
+        check_finite(adapted, "adapter", name)
+        return adapted
     _check_declared_sizes(folder, name)
     try:
         with quiet_transformers():
@@ -63,12 +71,21 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     return model.eval()
 
 
+def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
+    """Return the weights that :func:`agent_r1.model.adapter.save_weights` wrote for a model equal to ``model``."""
+    if has_adapter(model):
+        return read_adapter(folder, model)
+    return load_model(str(folder), model.dtype).state_dict()
+
+
 def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
     """Load the tokenizer of the model or the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
 
     Raise InvalidInput if the tokenizer is missing or cannot be loaded.
     """
     folder = find_folder(name, kind)
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        folder = _find_base(folder) or folder
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         # Without these files, transformers would make an empty tokenizer from the model's configuration.
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
@@ -85,6 +102,7 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
     Return () if the file is missing or names no token. Raise InvalidInput if the file or its tokens cannot be read.
     """
     folder = find_folder(name, "model")
+    folder = _find_base(folder) or folder
     if not (folder / "generation_config.json").is_file():
         return ()
     try:
@@ -113,6 +131,24 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
     if all(saved.get(part) == built.get(part) for part in TOKENIZER_PIPELINE):
         return tokenizer
     return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def _find_base(folder: Path) -> Path | None:
+    """Return the folder of the model that the adapter in ``folder`` belongs to; None if it holds no adapter.
+
+    Raise InvalidInput if there is no such model, or if it is an adapter itself.
+    """
+    base = base_of(folder)
+    if base is None:
+        return None
+    try:
+        found = find_folder(base, "model")
+    except InvalidInput as error:
+        do = f"put it back, or correct base_model_name_or_path in {ADAPTER_CONFIG}"
+        raise InvalidInput("adapter", got=f"{folder}, whose model {base} cannot be found", do=do) from error
+    if base_of(found) is not None:
+        raise InvalidInput("adapter", got=f"{folder}, whose model {base} is an adapter too", do="merge that one")
+    return found
 
 
 def _check_declared_sizes(folder: Path, name: str) -> None:

@@ -10,18 +10,21 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from agent_r1.core.weights import Dtype
+from agent_r1.model.adapter import add_adapter, count_adapter
+from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import backbone_of, backbone_states, token_scores
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.precision import cast_parameters, checkpoint_activations
 
 PROBE_TOKENS = 16
+NO_ADAPTER = LoraConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,12 @@ class PassShape:
         checkpointing: whether layers keep only their inputs in the forward pass.
         with_critic: whether the pass also trains a critic of the same size.
         with_mask: whether the sequences have branches, so that attention needs a mask.
+        lora: the adapter that the pass trains; with rank 0 the pass trains all weights.
     """
 
     model_type: type[PreTrainedModel]
     settings: str
+    lora: LoraConfig
     dtype: Dtype
     device: str
     checkpointing: bool
@@ -50,11 +55,12 @@ class PassShape:
 def pass_bytes(shape: PassShape) -> int:
     """Return the peak memory of a pass in bytes, without the weights and the gradients of the weights."""
     with FakeTensorMode(), torch.device(shape.device):
-        models = [_fake_model(shape.model_type, shape.settings, shape.dtype) for _ in range(1 + shape.with_critic)]
+        made = (shape.model_type, shape.settings, shape.dtype, shape.lora)
+        models = [_fake_model(*made) for _ in range(1 + shape.with_critic)]
         for model in models:
             if shape.checkpointing:
                 checkpoint_activations(model, shape.model_type.__name__)
-            for parameter in model.parameters():
+            for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
         ids = torch.zeros((shape.rows, shape.length), dtype=torch.long)
         with _AliveBytes() as alive:
@@ -78,10 +84,25 @@ def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
     return backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
 
 
+@lru_cache(maxsize=64)
+def _adapter_weights(model_type: type[PreTrainedModel], settings: str, lora: LoraConfig) -> int:
+    with FakeTensorMode():
+        return count_adapter(_fake_model(model_type, settings, "float32", lora))
+
+
+def adapter_weights(model: PreTrainedModel, lora: LoraConfig) -> int:
+    """Return the number of weights that an adapter for ``model`` has."""
+    return _adapter_weights(type(model), settings_of(model), lora)  # type: ignore[arg-type]
+
+
+def settings_of(model: PreTrainedModel) -> str:
+    """Return the configuration of a model as JSON."""
+    return json.dumps(model.config.to_dict(), default=str, sort_keys=True)
+
+
 def kv_bytes_per_token(model: PreTrainedModel, dtype: Dtype) -> int:
     """Return how many bytes the keys and values of one token take in a KV cache of type ``dtype``."""
-    settings = json.dumps(model.config.to_dict(), default=str, sort_keys=True)
-    return _kv_bytes(type(model), settings, dtype)  # type: ignore[arg-type]
+    return _kv_bytes(type(model), settings_of(model), dtype)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)
@@ -93,12 +114,26 @@ def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) ->
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) // PROBE_TOKENS
 
 
-def _fake_model(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) -> PreTrainedModel:
+def _fake_model(
+    model_type: type[PreTrainedModel], settings: str, dtype: Dtype, lora: LoraConfig = NO_ADAPTER
+) -> PreTrainedModel:
     """Return a model whose parameters have shapes but no data. Call this function inside a FakeTensorMode."""
     values: Mapping[str, Any] = json.loads(settings)
     with quiet_transformers():
         config = model_type.config_class.from_dict(dict(values))  # type: ignore[union-attr]
-        return cast_parameters(model_type(config), dtype).eval()
+        model = model_type(config).eval()
+        if lora.rank:
+            _add_fake_adapter(model, lora)
+        return cast_parameters(model, dtype)
+
+
+def _add_fake_adapter(model: PreTrainedModel, lora: LoraConfig) -> None:
+    """Add an adapter without data to the model in place."""
+    with torch.device("meta"):  # peft moves matrices on other devices, which fails for tensors without data
+        add_adapter(model, lora, seed=0, base="")
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer.weight.device.type == "meta":
+            layer.weight = nn.Parameter(torch.empty(layer.weight.shape))
 
 
 def _drop_gradient(parameter: Tensor) -> None:

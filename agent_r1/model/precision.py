@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -14,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import Dtype
+from agent_r1.model.adapter import copy_sharing_frozen
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,7 +38,7 @@ class MixedPrecision(Generic[M]):
 
     ``compute`` is a copy of ``weights`` in lower precision, or ``weights`` itself. Each backward pass adds the gradient
     of the copy to the gradient of ``weights``, in float32. So sums over micro-batches and over optimizer steps lose no
-    precision.
+    precision. Frozen weights that already have the lower precision are not copied.
     """
 
     weights: M
@@ -50,7 +50,8 @@ class MixedPrecision(Generic[M]):
             return
         with torch.no_grad():
             for weight, own in zip(self.weights.parameters(), self.compute.parameters(), strict=True):
-                own.copy_(weight)
+                if own.data_ptr() != weight.data_ptr():
+                    own.copy_(weight)
 
     def clear_gradients(self) -> None:
         """Set the gradients of ``compute`` to None. An interrupted backward pass leaves gradients there."""
@@ -64,7 +65,7 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
     """
     if dtype == "float32":
         return MixedPrecision(weights, weights)
-    compute = cast_parameters(copy.deepcopy(weights), dtype, keep)
+    compute = cast_parameters(copy_sharing_frozen(weights), dtype, keep)
     for weight, own in zip(weights.parameters(), compute.parameters(), strict=True):
         if own.requires_grad:
             own.register_post_accumulate_grad_hook(_hand_over_to(weight))

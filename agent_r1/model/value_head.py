@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agent_r1.model.adapter import copy_sharing_frozen
 from agent_r1.model.forward import backbone_of, backbone_states
 
 LOGPROB_SCALE = 0.25
@@ -35,7 +34,8 @@ class ValueModel(nn.Module):
         self.logprob_input: nn.Linear | None = None
         if reads_logprobs:
             embedding = next(backbone.get_input_embeddings().parameters())  # (V, H)
-            self.logprob_input = nn.Linear(2, embedding.shape[1], False, device=embedding.device, dtype=embedding.dtype)
+            dtype = torch.promote_types(embedding.dtype, torch.float32)
+            self.logprob_input = nn.Linear(2, embedding.shape[1], False, device=embedding.device, dtype=dtype)
             nn.init.normal_(self.logprob_input.weight, std=float(embedding.detach().float().std()))
 
     def forward(
@@ -59,6 +59,9 @@ class ValueModel(nn.Module):
 
 
 def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> ValueModel:
-    """Return a value model whose backbone is a copy of the policy's backbone."""
+    """Return a value model whose backbone is a copy of the policy's backbone.
+
+    If the policy has an adapter, the value model gets an adapter of its own, and shares the frozen weights.
+    """
     width = policy.get_output_embeddings().weight.shape[-1]
-    return ValueModel(copy.deepcopy(backbone_of(policy)), width, reads_logprobs).eval()
+    return ValueModel(copy_sharing_frozen(backbone_of(policy)), width, reads_logprobs).eval()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent_r1.core.weights import Dtype
+from agent_r1.model.config import LoraConfig
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -87,8 +88,12 @@ class TrainerConfig(BaseModel):
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
     own. A smaller number needs less memory, and changes the results only by rounding errors."""
 
+    lora: LoraConfig = LoraConfig()
+    """LoRA: an adapter is trained instead of all weights. It needs the extra agent-r1[lora]."""
+
     dtype: Dtype = "float32"
-    """Data type of forward and backward passes. Weights, gradients and optimizer moments are always kept in float32."""
+    """Data type of forward and backward passes. Weights that are trained, their gradients and the optimizer's moments
+    are always kept in float32. With LoRA the frozen weights have this type too."""
 
     activation_checkpointing: bool = False
     """Keep only the inputs of each layer in the forward pass, and compute the other activations again in the backward

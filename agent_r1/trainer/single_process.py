@@ -20,9 +20,16 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
+from agent_r1.model.adapter import (
+    has_adapter,
+    load_trained_weights,
+    save_weights,
+    trained_weights,
+    without_adapter,
+)
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import supports_tree_mask
-from agent_r1.model.load import load_model
+from agent_r1.model.load import read_weights
 from agent_r1.model.precision import MixedPrecision, cast_parameters, checkpoint_activations, mixed_precision
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.config import TrainerConfig
@@ -51,15 +58,17 @@ class SingleProcessTrainer:
     """A trainer that trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.Trainer`.
 
     Args:
-        model: the policy, in float32. If the algorithm needs a reference, the reference is a copy of ``model``.
+        model: the policy. Its trained weights are in float32. If it has an adapter, only the adapter is trained, and
+            all models that the algorithm needs share the frozen weights. If the algorithm needs a reference, the
+            reference is a copy of ``model``, or ``model`` with the adapter switched off.
         algorithm: the algorithm whose loss is minimized.
         config: settings of the optimizer and of memory.
         temperature: the sampler's temperature, above 0.
         teacher: the model that the policy learns from, if the algorithm needs a teacher.
 
     Raises:
-        InvalidInput: the temperature is not above 0, the teacher that the algorithm needs is missing, or the model does
-            not support activation checkpointing.
+        InvalidInput: the temperature is not above 0, the teacher that the algorithm needs is missing, the model does
+            not support activation checkpointing, or the algorithm changes the reference of a model with an adapter.
     """
 
     def __init__(
@@ -162,7 +171,7 @@ class SingleProcessTrainer:
         return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._policy.weights)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self._policy.weights.load_state_dict(dict(weights))
+        load_trained_weights(self._policy.weights, weights)
         self._policy.refresh()
         self._checksum = None
 
@@ -170,7 +179,7 @@ class SingleProcessTrainer:
         """Return a copy of the optimizer's moments and the critic's weights, with checksums of policy and reference.
 
         The weights of the reference are included only if the reference is synchronized with the policy. Otherwise the
-        reference is the model that the run began with.
+        reference is still the model at the start of the run.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -193,18 +202,18 @@ class SingleProcessTrainer:
         self._refresh()
         if self._reference is not None:
             self._reference.refresh()
-        # Continue with the saved budget: a larger one would sum losses in another order, which changes bits. A smaller
-        # budget in the settings replaces the saved budget.
+        # Continue with the saved budget: with a larger budget, losses would be summed in another order, and results
+        # would differ in their last bits. A smaller budget in the settings replaces the saved budget.
         self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
 
     def save(self, folder: Path) -> None:
         state = self.state()
-        self._policy.weights.save_pretrained(folder)
+        save_weights(folder, self._policy.weights, trained_weights(self._policy.weights))
         save_file(dict(state.tensors), folder / TENSORS)
         (folder / SCALARS).write_text(json.dumps(dict(state.scalars), indent=2), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        self.load_weights(load_model(str(folder), self._policy.weights.dtype).state_dict())
+        self.load_weights(read_weights(folder, self._policy.weights))
         self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
@@ -239,21 +248,27 @@ class SingleProcessTrainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the state by name, without copying them."""
-        kept = {"critic": self._critic, "reference": self._reference if self._syncs_reference else None}
-        weights = {
-            f"{role}.{name}": tensor
-            for role, module in kept.items()
-            if module is not None
-            for name, tensor in module.weights.named_parameters()
-        }
+        weights: dict[str, Tensor] = {}
+        if self._critic is not None:
+            critic = self._critic.weights.named_parameters()
+            weights |= {f"critic.{name}": tensor for name, tensor in critic if tensor.requires_grad}
+        if self._reference is not None and self._syncs_reference:
+            reference = self._reference.weights.named_parameters()
+            weights |= {f"reference.{name}": tensor for name, tensor in reference}
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
 
 
 def _reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
-    """Return a frozen copy of the policy that computes in ``dtype``.
+    """Return a frozen copy of the policy that computes in ``dtype``. The reference of an adapted policy has no adapter.
 
     If the reference ``changes`` during the run, its weights are kept in float32. Otherwise they are cast to ``dtype``.
     """
+    if has_adapter(model):
+        if changes:
+            do = "leave it out, or train all weights: with LoRA the reference is the model without its adapter"
+            raise InvalidInput("algorithm.kl.sync_steps", got="a reference that follows an adapter", do=do)
+        frozen = without_adapter(model)
+        return MixedPrecision(frozen, frozen)
     frozen = copy.deepcopy(model).requires_grad_(False)
     if changes:
         return mixed_precision(frozen, dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,6 +14,7 @@ from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.adapter import copy_sharing_frozen, count_adapter
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits
 from agent_r1.trainer.protocol import Trainer
@@ -22,7 +22,7 @@ from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
-from agent_r1.training.policy import Policy, load_policy, load_teacher
+from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
     check_algorithm_settings,
@@ -47,7 +47,9 @@ class Placement:
 
     Attributes:
         engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
-            the model of this policy, because nothing else uses the model.
+            the model of this policy, because nothing else uses the model. With LoRA, the model has an adapter, and
+            shares its frozen weights with the trainer's: do not change these in place.
+            :func:`agent_r1.model.adapter.merged_copy` makes a model without an adapter from it.
         trainer: makes the trainer of the policy. The third argument is the teacher, or None if the algorithm needs no
             teacher.
     """
@@ -103,7 +105,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
     check_reward_weights(config, taskset)
-    policy = load_policy(config, taskset)  # float32: bfloat16 would lose the small changes of a step
+    policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
     fitting = config.trainer.model_copy(update={"micro_tokens": plan.micro_tokens})
@@ -117,9 +119,19 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
         steps=config.steps,
     )
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
-    engines = {"policy": placement.engine(replace(policy, model=copy.deepcopy(policy.model)), config)}
-    events = (*precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype), *_events(config, plan))
+    engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
+    precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
+    events = (*_adapter_events(config, policy), *precision, *_events(config, plan))
     return Runtime(config, taskset, policy, trainer, updater, engines, placement, events)
+
+
+def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]:
+    """Return one event with the number of trained weights if the policy has an adapter; otherwise no event."""
+    trained, total = count_adapter(policy.model), policy.model.num_parameters()
+    if not trained:
+        return ()
+    detail = f"rank {config.trainer.lora.rank}: {trained:,} weights are trained, {total - trained:,} are frozen"
+    return (LogEvent("lora", detail),)
 
 
 def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:

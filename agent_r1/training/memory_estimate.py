@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.inference.torch_engine import kv_cache_bytes
-from agent_r1.model.pass_memory import PassShape, kv_bytes_per_token, pass_bytes
+from agent_r1.model.adapter import count_adapter
+from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of
 from agent_r1.model.precision import DTYPES
 from agent_r1.training.config import TrainConfig
 
@@ -23,6 +25,9 @@ log = logging.getLogger(__name__)
 
 FLOAT32 = 4
 GIB = 2**30
+
+ADVISED_RANK = 16
+"""The rank of the adapter in the advice for a run that does not fit into memory."""
 
 OVERHEAD = 1.1
 """The memory that allocators hold, divided by the memory of the tensors."""
@@ -89,19 +94,7 @@ def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> Iterator[MemoryUse]:
     """Yield the parts of the memory that a run needs, except the weights of ``model``."""
-    needs, kl = config.algorithm.needs, config.algorithm.kl
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
-    trained = 1 + ("critic" in needs)
-    copies = trained * computed if config.trainer.dtype != "float32" else 0
-    frozen = ("reference" in needs) + ("teacher" in needs)
-    changing = kl is not None and kl.sync_steps > 0 and config.trainer.dtype != "float32"
-    weights = served + copies + (trained - 1 + changing) * FLOAT32 + frozen * computed
-    yield MemoryUse("further weights", weights * parameters)
-    yield MemoryUse("gradients and moments", 3 * trained * FLOAT32 * parameters)
-    if model.device.type == "cpu":  # the copies are in CPU memory, which a GPU does not use
-        saved = (1 + 2 * trained + (trained - 1)) * (config.checkpoint_every > 0) + (config.evaluate_every > 0)
-        yield MemoryUse("copies to save", saved * FLOAT32 * parameters)
+    yield from _uses_for_weights(model, config)
     attempts = min(config.concurrency, config.groups_per_step * config.group_size)
     rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
     cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
@@ -109,6 +102,35 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
     size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, tokens)))
     yield MemoryUse(f"micro-batches of {tokens} tokens", size)
     yield MemoryUse("freed and kept", min(size, KEPT))
+    if config.trainer.lora.rank:  # the merged model is made when no micro-batch is in memory
+        yield MemoryUse("merged model", max(0, FLOAT32 * _count_weights(model) - size))
+
+
+def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[MemoryUse]:
+    """Yield the memory of weights, gradients and moments, except the weights of ``model``."""
+    needs, kl, lora = config.algorithm.needs, config.algorithm.kl, config.trainer.lora
+    computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
+    parameters = _count_weights(model)
+    trained = 1 + ("critic" in needs)
+    copies = trained * computed if config.trainer.dtype != "float32" else 0
+    changing = kl is not None and kl.sync_steps > 0 and config.trainer.dtype != "float32"
+    changed = served + copies + (trained - 1 + changing) * FLOAT32  # bytes for each weight that training changes
+    if lora.rank:  # policy, critic, reference and an engine of the same type share the frozen weights
+        frozen = ((served != computed) * served + ("teacher" in needs) * computed) * parameters
+        size = _without_data(model, lambda: adapter_weights(model, lora))
+    else:
+        frozen = (("reference" in needs) + ("teacher" in needs)) * computed * parameters
+        size = parameters
+    yield MemoryUse("further weights", frozen + changed * size)
+    yield MemoryUse("gradients and moments", 3 * trained * FLOAT32 * size)
+    if model.device.type == "cpu":  # the copies are in CPU memory, which a GPU does not use
+        saved = (1 + 2 * trained + (trained - 1)) * (config.checkpoint_every > 0) + (config.evaluate_every > 0)
+        yield MemoryUse("copies to save", saved * FLOAT32 * size)
+
+
+def _count_weights(model: PreTrainedModel) -> int:
+    """Return the number of weights of a model without its adapter."""
+    return sum(parameter.numel() for parameter in model.parameters()) - count_adapter(model)
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
@@ -134,7 +156,8 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
     length = min(context, tokens)
     return PassShape(
         model_type=type(model),
-        settings=json.dumps(model.config.to_dict(), default=str, sort_keys=True),
+        settings=settings_of(model),
+        lora=config.trainer.lora,
         dtype=config.trainer.dtype,
         device=model.device.type,
         checkpointing=config.trainer.activation_checkpointing,
@@ -157,6 +180,7 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
         {"trainer.activation_checkpointing": True} if model.supports_gradient_checkpointing else {},
         {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"},
         {"engine.kv_cache_gib": max(0.1, round(2 * one_sequence, 1))},
+        {} if config.trainer.lora.rank or find_spec("peft") is None else {"trainer.lora.rank": ADVISED_RANK},
     ]
     given: dict[str, Any] = {}
     for step in steps:
@@ -172,9 +196,12 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
 
 def _with(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     for key, value in settings.items():
-        section, _, name = key.partition(".")
-        inner = dict(config)[section].model_copy(update={name: value})
-        config = config.model_copy(update={section: inner})
+        *sections, name = key.split(".")
+        update = {name: value}
+        for depth in range(len(sections), 0, -1):
+            section = reduce(getattr, sections[:depth], config)
+            update = {sections[depth - 1]: section.model_copy(update=update)}
+        config = config.model_copy(update=update)
     return config
 
 

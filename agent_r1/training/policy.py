@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.inference import InferenceEngine, SamplingParams
+from agent_r1.core.packages import require_extra
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.weights import Dtype
+from agent_r1.model.adapter import add_adapter, has_adapter
+from agent_r1.model.folders import find_folder
 from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
+from agent_r1.model.names import NAMED_MODELS
 from agent_r1.model.precision import DTYPES
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.protocol import Renderer
@@ -63,6 +68,28 @@ def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -
         got = f"{config.model}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {embedded}"
         raise InvalidInput("model", got=got, do="name a folder whose model and tokenizer belong together")
     return Policy(model, tokenizer, renderer, min(config.context, *_context_bounds(model)))
+
+
+def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
+    """Load the policy that a run trains. With LoRA, the policy has a new adapter, and its other weights are frozen.
+
+    All weights that are trained are in float32, because bfloat16 would round off the changes of an optimizer step.
+
+    Raises:
+        InvalidInput: as for :func:`load_policy`; the model is an adapter; or the model cannot get an adapter.
+    """
+    lora = config.trainer.lora
+    if lora.rank:
+        require_extra("peft", "lora")  # before the model is loaded, which can take long
+    policy = load_policy(config, taskset, config.trainer.dtype if lora.rank else "float32")
+    if has_adapter(policy.model):
+        do = "name a whole model: a run with LoRA saves the merged model as RUN/model when it ends"
+        raise InvalidInput("model", got=f"{config.model}, which is an adapter", do=do)
+    if lora.rank:
+        is_on_hub = config.model not in NAMED_MODELS and not os.path.exists(config.model)
+        base = config.model if is_on_hub else str(find_folder(config.model, "model").absolute())
+        add_adapter(policy.model, lora, seed=config.seed, base=base)
+    return policy
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:

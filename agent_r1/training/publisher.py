@@ -15,6 +15,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.model.adapter import has_adapter, merged_copy
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.precision import DTYPES
 
@@ -32,6 +33,9 @@ class WeightPublisher:
 
     The trainer's weights are in float32. If the engine has another data type, the engine computes the checksum of the
     converted weights. Therefore the update then has the checksum of the weights in the engine's data type.
+
+    An engine in this process gets the adapter of a model that has one. A folder holds the merged model instead, so the
+    engine needs no support of adapters; the update has the checksum of the merged weights.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -60,17 +64,20 @@ class WeightPublisher:
         return update.version if served == sent.version else served
 
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with the checksum of the weights in the engine's data type.
+        """Return the update with the model that the engine gets, and the checksum of this model in the engine's type.
 
-        An update without a checksum or without a module is returned unchanged.
+        An update without a module is returned unchanged, and an update without a checksum gets none.
         """
-        dtype = self._engine.capabilities.dtype
-        if dtype is None or update.version.checksum is None or not isinstance(update.handle, PreTrainedModel):
+        capabilities, model = self._engine.capabilities, update.handle
+        if not isinstance(model, PreTrainedModel):
             return update
-        if update.handle.dtype == DTYPES[dtype]:
-            return update
-        checksum = weights_checksum(update.handle, DTYPES[dtype])
-        return replace(update, version=replace(update.version, checksum=checksum))
+        if update.transport not in capabilities.transports and has_adapter(model):
+            model = merged_copy(model)
+        dtype = None if capabilities.dtype is None else DTYPES[capabilities.dtype]
+        is_cast = dtype is not None and any(parameter.dtype != dtype for parameter in model.parameters())
+        if update.version.checksum is None or (model is update.handle and not is_cast):
+            return replace(update, handle=model)
+        return replace(update, version=replace(update.version, checksum=weights_checksum(model, dtype)), handle=model)
 
     def close(self) -> None:
         """Remove all folders of weights that were written."""

@@ -2,7 +2,9 @@
 
 runs/NAME/checkpoints/step-K/   a Hugging Face folder with trainer.safetensors, trainer.json, progress.json and
                                 monitor.json
-runs/NAME/model/                a Hugging Face folder
+runs/NAME/model/                a Hugging Face folder; with LoRA the merged model, and the adapter in model/adapter
+
+With LoRA, the folder of a checkpoint holds an adapter instead of a whole model.
 
 Each folder is complete or does not exist. Each folder has a manifest.json with hashes, which are checked when the
 folder is read. Tensors are stored as safetensors, all other state as JSON.
@@ -27,6 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.model.adapter import has_adapter, merged_copy, save_weights, trained_weights
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.load import quiet_transformers
 from agent_r1.store.atomic_fs import DISK, Disk, atomic_replace_dir, mark_for_removal, remove_leftovers
@@ -51,6 +54,8 @@ from agent_r1.training.monitor.state import MonitorState
 T = TypeVar("T")
 
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
+ADAPTER = "adapter"
+"""The folder of the adapter in the folder of the final model."""
 CORRUPT = "corrupt"
 """The kind of the event about a corrupt checkpoint, and the prefix of the new name of its folder."""
 
@@ -101,7 +106,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A checkpoint that was read, without its weights. Load the weights with ``load_model(str(folder), ..)``."""
+    """A checkpoint that was read, without its weights. Load the weights with ``read_weights(folder, ..)``."""
 
     folder: Path
     progress: TrainProgress
@@ -131,9 +136,9 @@ class LatestCheckpoint:
 
 
 def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of the model's weights on the CPU, by name. Tied weights (shared embeddings) stay tied."""
+    """Return copies of the model's trained weights on the CPU, by name. Tied weights (shared embeddings) stay tied."""
     copies: dict[int, Tensor] = {}
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.detach() for name, tensor in trained_weights(model).items()}
     for tensor in state.values():
         if tensor.data_ptr() not in copies:
             copies[tensor.data_ptr()] = tensor.to("cpu", copy=True)
@@ -143,6 +148,7 @@ def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, disk: Disk = DISK) -> Path:
     """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
 
+    A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
     Return the folder. Raises CheckpointError if the model cannot be written.
     """
     folder = run / MODEL
@@ -150,7 +156,11 @@ def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         remove_leftovers(folder, disk)
         fingerprint = fingerprint_model(model, tokenizer, weights_checksum(model))
         with _saving(run, folder, fingerprint, disk) as temporary:
-            disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, model.state_dict()))
+            whole = merged_copy(model) if has_adapter(model) else model
+            disk.write(temporary, lambda path: _save_pretrained(path, whole, tokenizer, whole.state_dict()))
+            if whole is not model:
+                weights = trained_weights(model)
+                disk.write(temporary / ADAPTER, lambda path: _save_pretrained(path, model, tokenizer, weights))
     return folder
 
 
@@ -236,11 +246,12 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 def find_trained_model(run: Path) -> Path:
     """Return the folder of a run's final model, or of the newest intact checkpoint if there is no intact final model.
 
+    For a run with LoRA, this is a folder of the adapter, because the engine of the run served the adapter too.
     Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
     """
     try:
         check_manifest(run / MODEL)
-        return run / MODEL
+        return run / MODEL / ADAPTER if (run / MODEL / ADAPTER).is_dir() else run / MODEL
     except CorruptCheckpoint:
         folder = find_latest_checkpoint(run).folder
     if folder is None:
@@ -285,7 +296,7 @@ def _save_pretrained(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor]
 ) -> None:
     with quiet_transformers():
-        model.save_pretrained(folder, state_dict=dict(weights))
+        save_weights(folder, model, weights)
         tokenizer.save_pretrained(folder)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import Event, LogEvent, PolicyPublished
-from agent_r1.model.load import load_model
+from agent_r1.model.load import read_weights
 from agent_r1.store.manifest import CHECKPOINTS, STEP, CorruptCheckpoint, checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader
 from agent_r1.trainer.updater import PolicyUpdater
@@ -123,7 +123,7 @@ def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
 
 
 def _load_weights(folder: Path, policy: Policy) -> Mapping[str, Tensor]:
-    return load_model(str(folder), policy.model.dtype).state_dict()
+    return read_weights(folder, policy.model)
 
 
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:

@@ -1,0 +1,252 @@
+"""LoRA adapters (2106.09685), made by peft: low-rank matrices that are trained while the model itself is frozen.
+
+An adapted layer computes x W + (alpha / rank) (x A) B. W (d, e) is frozen, A (d, rank) is random, B (rank, e) is 0 at
+the beginning. On disk and in memory, A and B are transposed, as all weights of linear layers in torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.packages import import_extra
+from agent_r1.model.config import ALL_LINEAR, LoraConfig
+
+M = TypeVar("M", bound=nn.Module)
+
+ADAPTER = "default"
+"""The name of the adapter in an adapted model, as peft calls it."""
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of an adapter in the format of peft."""
+
+_MATRICES = (f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}.")
+_SAVED_PREFIX = "base_model.model."
+
+
+def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
+    """Add a new adapter to the model in place, freeze all other weights, and return the model.
+
+    The adapter's matrices are in float32, or in a more precise type that the model has. The outputs of the model do not
+    change, because B is 0.
+
+    Args:
+        seed: the seed of A.
+        base: the name or the folder of the model without the adapter, which is saved with the adapter.
+
+    Raises:
+        InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
+    """
+    peft = import_extra("peft", "lora")
+    targets = ALL_LINEAR if config.target_modules == (ALL_LINEAR,) else list(config.target_modules)
+    lora = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            _inject(model, lora)
+    except ValueError as error:
+        raise _bad_targets(model, config) from error
+    adapted = dict(_adapted_layers(model))
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    linear = [
+        layer for layer in adapted.values() if layer not in ends and isinstance(layer.base_layer, _linear_types())
+    ]
+    if not linear or len(linear) < len(adapted):
+        raise _bad_targets(model, config)
+    # The set that peft makes of the names has another order in each process.
+    lora.target_modules = sorted({name.rpartition(".")[2] for name in adapted} if targets == ALL_LINEAR else targets)
+    return model
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Add the adapter in ``folder`` to the model in place, freeze all other weights, and return the model.
+
+    Raises:
+        InvalidInput: peft is not installed, or the folder holds no plain LoRA adapter for this model.
+    """
+    peft = import_extra("peft", "lora")
+    try:
+        lora = peft.PeftConfig.from_pretrained(str(folder))
+        lora.inference_mode = False
+        _inject(model, lora)
+        load_trained_weights(model, read_adapter(folder, model))
+    except InvalidInput:
+        raise
+    except Exception as error:  # for a broken folder, peft, safetensors and json raise many types of errors
+        lines = str(error).strip().splitlines()[:1]
+        do = f"name a LoRA adapter of this model without further weights; this one fails with: {lines}"
+        raise InvalidInput("adapter", got=folder, do=do) from error
+    return model
+
+
+def base_of(folder: Path) -> str | None:
+    """Return the name or the folder of the model that the adapter in ``folder`` belongs to.
+
+    Return None if the folder holds no adapter. Raise InvalidInput if the adapter does not name its model.
+    """
+    file = folder / ADAPTER_CONFIG
+    if not file.is_file():
+        return None
+    try:
+        base = json.loads(file.read_text("utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        base = None
+    if not isinstance(base, str) or not base:
+        do = f"add base_model_name_or_path to {ADAPTER_CONFIG}: the model that the adapter belongs to"
+        raise InvalidInput("adapter", got=folder, do=do)
+    return base
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Return whether the model has an adapter."""
+    return any(_is_matrix(name) for name, _ in model.named_parameters())
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that training changes, by name, without copying them.
+
+    These are the adapter's matrices, or all weights of a model without an adapter.
+    """
+    state = model.state_dict()
+    return {name: tensor for name, tensor in state.items() if _is_matrix(name)} if has_adapter(model) else state
+
+
+def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy ``weights``, which are the :func:`trained_weights` of an equal model, into the model.
+
+    Raise RuntimeError if names or shapes differ.
+    """
+    if not has_adapter(model):
+        model.load_state_dict(dict(weights))
+        return
+    own = trained_weights(model)
+    if own.keys() != weights.keys():
+        raise RuntimeError(f"the weights belong to another adapter: {sorted(own.keys() ^ weights.keys())[0]}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def count_adapter(model: nn.Module) -> int:
+    """Return the number of weights of the adapter; 0 if the model has no adapter."""
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if _is_matrix(name))
+
+
+def copy_sharing_frozen(module: M) -> M:
+    """Return a copy of a module. The frozen parameters of the copy share their memory with the module's."""
+    shared: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
+        for parameter in module.parameters()
+        if not parameter.requires_grad
+    }
+    return copy.deepcopy(module, shared)
+
+
+def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of the model without its adapter. The frozen weights of both share their memory.
+
+    The copy computes the probabilities of the model before training.
+    """
+    plain = copy_sharing_frozen(model)
+    for name, layer in _adapted_layers(plain):
+        plain.set_submodule(name, layer.base_layer)
+    vars(plain).pop("peft_config", None)  # the settings of the adapter
+    return plain
+
+
+@torch.no_grad()
+def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model without an adapter that computes the same: W + (alpha / rank) A B replaces W.
+
+    The weights of the result are in float32 or a more precise type, because bfloat16 would round off most of A B.
+    Weights that are not changed share their memory with the model's if the type is the same.
+    """
+    merged = without_adapter(model)
+    for parameter in merged.parameters():
+        parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    for name, layer in _adapted_layers(model):
+        weight = merged.get_submodule(name).weight
+        assert isinstance(weight, Tensor)
+        weight.data = weight.data + layer.get_delta_weight(ADAPTER)
+    return merged
+
+
+def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Write ``weights``, which are :func:`trained_weights` of the model, to ``folder``.
+
+    The adapter of an adapted model is written in the format of peft, any other model in the format of transformers.
+    """
+    if not has_adapter(model):
+        model.save_pretrained(folder, state_dict=dict(weights))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    model.peft_config[ADAPTER].save_pretrained(str(folder))
+    save_file({_saved_name(name): tensor.contiguous() for name, tensor in weights.items()}, folder / ADAPTER_WEIGHTS)
+
+
+def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the weights that :func:`save_weights` wrote for an adapted model, with the names in this model."""
+    saved = load_file(folder / ADAPTER_WEIGHTS)
+    names = {_saved_name(name): name for name in trained_weights(model)}
+    if names.keys() != saved.keys():
+        raise ValueError(f"its weights and its settings differ: {sorted(names.keys() ^ saved.keys())[0]}")
+    return {names[name]: tensor for name, tensor in saved.items()}
+
+
+def _inject(model: PreTrainedModel, lora: Any) -> None:
+    """Add an adapter with the settings ``lora`` of peft to the model in place. Its matrices are at least in float32."""
+    peft = import_extra("peft", "lora")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft notes that layers of GPT-2 are transposed
+        peft.inject_adapter_in_model(lora, model, adapter_name=ADAPTER)
+    for name, parameter in model.named_parameters():
+        if _is_matrix(name):
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    model.eval()
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the adapted layers of a model, which are layers of peft, with their names."""
+    if has_adapter(model):
+        layer_type = import_extra("peft.tuners.lora", "lora").LoraLayer
+        yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))
+
+
+def _linear_types() -> tuple[type[nn.Module], ...]:
+    from transformers.pytorch_utils import Conv1D
+
+    return nn.Linear, Conv1D
+
+
+def _bad_targets(model: nn.Module, config: LoraConfig) -> InvalidInput:
+    linear = (name for name, module in model.named_modules() if isinstance(module, _linear_types()))
+    known = sorted({name.rpartition(".")[2] for name in linear if "lora_" not in name} - {"lm_head", "base_layer"})
+    do = f"name linear layers of the model ({', '.join(known)}), or {ALL_LINEAR}"
+    return InvalidInput("trainer.lora.target_modules", got=", ".join(config.target_modules), do=do)
+
+
+def _is_matrix(name: str) -> bool:
+    """Return whether a name of a parameter is the name of a matrix of the adapter."""
+    return any(part in name for part in _MATRICES)
+
+
+def _saved_name(name: str) -> str:
+    return _SAVED_PREFIX + name.replace(f".{ADAPTER}.", ".")

@@ -1,0 +1,188 @@
+"""A run with LoRA: small checkpoints, exact resume, an adapter that has to reach the engine, and two exports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from inference.http_engine import EngineServer, HttpEngine
+from resuming import Whole, config_of, resume
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.errors import InvalidInput, RunStopped
+from agent_r1.core.inference import InferenceEngine
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.adapter import merged_copy, trained_weights
+from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.load import load_model
+from agent_r1.store import RunReader
+from agent_r1.store.verification import verify
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
+from agent_r1.training import run
+from agent_r1.training.build import Placement
+from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.config import EvalConfig, RunConfig, TrainConfig
+from agent_r1.training.evaluate import evaluate
+from agent_r1.training.policy import Policy
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.tables import TrainReport
+
+LORA: dict[str, Any] = {"trainer.lora.rank": 4, "trainer.learning_rate": 1e-2}
+MIXED = {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"}
+
+
+def train(taskset: TaskSet, folder: Path, placement: Placement | None = None, **settings: Any) -> TrainReport:
+    return run.train(config_of(taskset, folder, {**LORA, **settings}), taskset, SilentProgress(), placement)
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def gaps(folder: Path) -> list[float]:
+    with closing(RunReader(folder)) as reader:
+        return [step.values["logprob_gap"] for step in reader.metrics() if "logprob_gap" in step.values]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"algorithm": "ppo"}, {"algorithm": {"name": "grpo", "kl.coefficient": 0.1}, "evaluate_every": 2}],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    settings: dict[str, Any], whole: Callable[..., Whole], tmp_path: Path
+) -> None:
+    uninterrupted = whole(**LORA, steps=3, **settings)
+    folder = uninterrupted.stopped(1, tmp_path)
+    assert resume(uninterrupted.taskset, folder) == uninterrupted.result
+    assert verify(folder).is_valid
+
+
+def test_checkpoints_hold_the_adapter_and_no_frozen_weight(whole: Callable[..., Whole]) -> None:
+    folder = whole(**LORA, steps=3).place / "whole"
+    newest = folder / "checkpoints" / "step-3"
+    adapter, model = load_file(newest / "adapter_model.safetensors"), folder / "model" / "model.safetensors"
+    assert not (newest / "model.safetensors").exists() and all(".lora_" in name for name in adapter)
+    moments = {name for name in load_file(newest / "trainer.safetensors") if name.startswith("optimizer.")}
+    assert len(moments) == 3 * len(adapter)
+    assert (newest / "adapter_model.safetensors").stat().st_size < 0.2 * model.stat().st_size
+
+
+@torch.no_grad()
+def test_the_exports_compute_what_the_run_ended_with(whole: Callable[..., Whole]) -> None:
+    folder = whole(**LORA, steps=3).place / "whole"
+    ids = torch.arange(40)[None]
+    base: Any = AutoModelForCausalLM.from_pretrained(TINY_BASE_FOLDER, dtype=torch.float32).eval()
+    before = base(ids).logits
+    adapted = peft.PeftModel.from_pretrained(base, str(folder / "model" / "adapter"))(ids).logits
+    merged: Any = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    scale = float(adapted.abs().max())
+    assert distance(merged(ids).logits, adapted) < 1e-5 * scale < 0.1 < distance(adapted, before)
+    ours = load_model(str(find_trained_model(folder)), torch.float32)
+    assert torch.equal(ours(ids).logits, adapted)
+    with closing(RunReader(folder)) as reader:
+        assert list(reader.versions())[-1].checksum == weights_checksum(ours)
+
+
+def test_eval_of_the_run_gives_its_table_again(micro: TaskSet, tmp_path: Path) -> None:
+    table = train(micro, tmp_path / "run", steps=2, evaluate_n=4).table
+    layers = [Layer("test", {"model": str(tmp_path / "run"), "n": 4, "max_tokens": 20, "pass_k": 0})]
+    config = resolve(EvalConfig, layers)
+    again = evaluate(config, micro, SilentProgress())
+    assert again.cells == table.cells
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "step-2")
+    other = evaluate(config.model_copy(update={"model": checkpoint}), micro, SilentProgress())
+    assert other.cells["base-tool-call"] == table.cells["trained"]
+
+
+class Deaf(TorchEngine):
+    """An engine that never loads an adapter, and reports the checksum of the weights that it has."""
+
+    def _load_weights(self, update: WeightUpdate) -> PolicyVersion:
+        assert isinstance(update.handle, torch.nn.Module)
+        own = {name: tensor.clone() for name, tensor in trained_weights(self._runner.model).items()}
+        served = super()._load_weights(update)
+        for name, tensor in trained_weights(self._runner.model).items():
+            tensor.copy_(own[name])
+        return served if served.checksum is None else replace(served, checksum=weights_checksum(self._runner.model))
+
+
+def deaf(policy: Policy, config: RunConfig) -> InferenceEngine:
+    return Deaf(policy.model, policy.context_length, config.engine)
+
+
+def test_an_adapter_that_never_reached_the_engine_is_caught_by_its_checksum(micro: TaskSet, tmp_path: Path) -> None:
+    with pytest.raises(RunStopped, match="weights: the engine does not serve"):
+        train(micro, tmp_path / "run", Placement(engine=deaf), steps=3)
+
+
+def test_without_checksums_the_gap_of_the_log_probabilities_catches_it(micro: TaskSet, tmp_path: Path) -> None:
+    unchecked = {"trainer.checksum_every": 0, "trainer.learning_rate": 5e-2}
+    with pytest.raises(RunStopped, match="logprob_gap: engine and trainer disagree"):
+        train(micro, tmp_path / "run", Placement(engine=deaf), **unchecked)
+    train(micro, tmp_path / "heard", **unchecked)  # control: the same run with an engine that loads the adapter
+    assert max(gaps(tmp_path / "run")) > 0.01 > 100 * max(gaps(tmp_path / "heard"))
+
+
+@pytest.fixture
+def http_engine(tmp_path: Path) -> Iterator[Placement]:
+    servers = ExitStack()
+
+    def serve(policy: Policy, config: RunConfig) -> InferenceEngine:
+        folder = tmp_path / f"served-{len(list(tmp_path.glob('served-*')))}"
+        merged_copy(policy.model).save_pretrained(folder)
+        server = servers.enter_context(EngineServer(str(folder), policy.context_length))
+        return HttpEngine(server.url, policy.context_length)
+
+    with servers:
+        yield Placement(engine=serve)
+
+
+def test_an_engine_without_adapters_gets_merged_weights(http_engine: Placement, micro: TaskSet, tmp_path: Path) -> None:
+    train(micro, tmp_path / "run", http_engine, steps=3)
+    assert len(gaps(tmp_path / "run")) == 3 and max(gaps(tmp_path / "run")) < 1e-4
+    assert verify(tmp_path / "run").is_valid  # the engine's checksum is of the merged weights
+
+
+def test_bfloat16_rounds_the_frozen_weights_and_not_the_adapter(micro: TaskSet, tmp_path: Path) -> None:
+    train(micro, tmp_path / "run", steps=2, **MIXED)
+    adapter = load_file(tmp_path / "run" / "model" / "adapter" / "adapter_model.safetensors")
+    merged = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in (*adapter.values(), *merged.values())} == {torch.float32}
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in adapter.values())
+    assert gaps(tmp_path / "run") and max(gaps(tmp_path / "run")) < 1
+
+
+def test_a_run_says_how_many_weights_it_trains(micro: TaskSet, tmp_path: Path) -> None:
+    train(micro, tmp_path / "run", steps=1)
+    with closing(RunReader(tmp_path / "run")) as reader:
+        (detail,) = [event.detail for event in reader.events() if event.kind == "lora"]
+    assert detail.startswith("rank 4: ") and detail.endswith(" weights are trained, 210,752 are frozen")
+
+
+def test_a_new_run_cannot_begin_with_an_adapter(whole: Callable[..., Whole], micro: TaskSet, tmp_path: Path) -> None:
+    checkpoint = whole(**LORA, steps=3).place / "whole" / "checkpoints" / "step-3"
+    with pytest.raises(InvalidInput, match=r"which is an adapter; name a whole model: .* RUN/model"):
+        train(micro, tmp_path / "run", model=str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"trainer.lora.alpha": 8.0}, "have no effect without an adapter: give rank too"),
+        ({"trainer.lora.rank": 4, "trainer.lora.dropout": 0.1}, "leave dropout out"),
+        ({"trainer.lora.rank": -1}, "trainer.lora.rank"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        resolve(TrainConfig, [Layer("test", {"model": "any", **settings})])
