@@ -34,6 +34,28 @@ def round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+VALUE_CHUNK = 256
+"""Number of columns in one matrix product of :func:`weighted_values`."""
+
+
+def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
+    """Return weights @ values, (.., N, D) for weights (.., N, L) and values (.., L, D).
+
+    The columns are summed in chunks. L depends on the longest sequence in a block, and the weights of a shorter
+    sequence end with zeros. In one matrix product over more than 384 columns, BLAS libraries divide the sum at a
+    column that depends on L, so the last bits of a sequence would depend on the other sequences in its block.
+    """
+    columns = weights.shape[-1]
+    mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
+    if columns <= VALUE_CHUNK:
+        return mixed
+    total = mixed.float()
+    for start in range(VALUE_CHUNK, columns, VALUE_CHUNK):
+        chunk = slice(start, start + VALUE_CHUNK)
+        total = total + torch.matmul(weights[..., chunk], values[..., chunk, :])
+    return total.to(values.dtype)
+
+
 def cache_attention(
     module: nn.Module,
     query: Tensor,
@@ -57,7 +79,7 @@ def cache_attention(
     if attention_mask is not None:
         scores = scores + attention_mask[:, :, None]  # (R, K, G, T, L) + (R, 1, 1, T, L)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    mixed = torch.matmul(weights.view(rows, kv_heads, heads // kv_heads * new, -1), value)  # (R, K, G * T, D)
+    mixed = weighted_values(weights.view(rows, kv_heads, heads // kv_heads * new, -1), value)  # (R, K, G * T, D)
     return mixed.view(rows, heads, new, size).transpose(1, 2).contiguous(), None
 
 

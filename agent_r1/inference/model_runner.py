@@ -23,6 +23,7 @@ from agent_r1.inference.kv_cache import (
     PrefillCache,
     round_up,
 )
+from agent_r1.inference.llama_decode import LlamaDecoder
 
 PREFILL_MULTIPLE = 16
 """The number of new tokens in a prefill pass is padded to a multiple of this number."""
@@ -79,6 +80,7 @@ class ModelRunner:
         self.model.set_attn_implementation(ATTENTION)
         self.rows = rows
         self.blocks: list[CacheBlock] = []
+        self._llama = LlamaDecoder.of(model)
 
     @property
     def vocab_size(self) -> int:
@@ -157,8 +159,12 @@ class ModelRunner:
         visible = min(round_up(int(block.lengths.max()) + 1, LENGTH_MULTIPLE), block.capacity)
         # A row attends to its cached tokens and to the token that it appends, columns 0 .. length: (R, 1, 1, L)
         mask = self._additive_mask(torch.arange(visible)[None] <= block.lengths.cpu()[:, None])[:, None, None]
-        hidden = self._forward(token_ids[:, None], block.lengths[:, None], mask, DecodeCache(block, visible))
-        logits = self.model.get_output_embeddings()(hidden[:, 0])  # (R, V)
+        if self._llama is not None:
+            hidden = self._llama(token_ids.to(self.model.device), block, mask)  # (R, E)
+        else:
+            states = self._forward(token_ids[:, None], block.lengths[:, None], mask, DecodeCache(block, visible))
+            hidden = states[:, 0]
+        logits = self.model.get_output_embeddings()(hidden)  # (R, V)
         rows = rows.to(self.model.device)
         block.lengths[rows] += 1
         return logits[rows].float()

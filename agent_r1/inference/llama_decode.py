@@ -1,0 +1,146 @@
+"""A decode step of Llama-like models, written as one function of tensors.
+
+A transformers model calls about twenty modules per layer. For small models these calls take longer than the arithmetic.
+:class:`LlamaDecoder` runs the same operations in the same order on the same weights, so its results are bit-equal to
+the model's own forward pass (tests/inference/test_llama_decode.py).
+
+Shapes: R rows, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from agent_r1.inference.kv_cache import CacheBlock, weighted_values
+
+LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
+"""Names of the model classes whose layers have the modules and the order of operations of Llama."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The modules of one decoder layer. Weights that are loaded into the model are therefore used here too.
+
+    ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
+    """
+
+    input_norm: nn.Module
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    mlp_norm: nn.Module
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+    head_size: int
+    scaling: float
+
+    def linears(self) -> tuple[nn.Module, ...]:
+        return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
+
+
+class LlamaDecoder:
+    """The decode step of a Llama-like model. Use :meth:`of` to make one."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        backbone: Any = model.base_model
+        self._embedding = backbone.embed_tokens
+        self._rotary = backbone.rotary_emb
+        self._norm = backbone.norm
+        self._layers = [_layer(module) for module in backbone.layers]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
+        """Return the decode step of ``model``, or None if only the model's own forward pass is known to be right.
+
+        That is the case for other architectures, for layers with a sliding window, for activations other than SiLU,
+        and for linear layers that were replaced, by adapters or quantized ones.
+        """
+        config = model.config
+        layer_types = getattr(config, "layer_types", None) or ()
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        if type(model).__name__ not in LLAMA_LIKE or config.hidden_act != "silu":
+            return None
+        if window is not None or any(layer_type != "full_attention" for layer_type in layer_types):
+            return None
+        decoder = cls(model)
+        plain = all(type(linear) is nn.Linear for layer in decoder._layers for linear in layer.linears())
+        return decoder if plain else None
+
+    def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
+        """Append one token to each row of ``block``, and return the last hidden states (R, E).
+
+        Args:
+            token_ids: (R,).
+            mask: (R, 1, 1, L), which is added to the attention scores.
+        """
+        rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
+        hidden = functional.embedding(token_ids, self._embedding.weight)  # (R, E)
+        cos, sin = self._rotary(hidden[:, None], block.lengths[:, None])  # (R, 1, D)
+        for index, layer in enumerate(self._layers):
+            normed = _rms_norm(hidden, layer.input_norm)
+            query = _linear(normed, layer.query).view(block.rows, -1, layer.head_size)  # (R, H, D)
+            key = _linear(normed, layer.key).view(block.rows, -1, layer.head_size)  # (R, K, D)
+            value = _linear(normed, layer.value).view(block.rows, -1, layer.head_size)  # (R, K, D)
+            if layer.query_norm is not None and layer.key_norm is not None:
+                query, key = _rms_norm(query, layer.query_norm), _rms_norm(key, layer.key_norm)
+            query = query * cos + _rotate_half(query) * sin
+            key = key * cos + _rotate_half(key) * sin
+            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
+            keys[rows, :, block.lengths] = key
+            values[rows, :, block.lengths] = value
+            grouped = (query * layer.scaling).view(block.rows, key.shape[1], -1, layer.head_size)  # (R, K, G, D)
+            scores = torch.matmul(grouped, keys[:, :, :visible].transpose(2, 3)) + mask  # (R, K, G, L)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            mixed = weighted_values(weights, values[:, :, :visible]).view(block.rows, -1)  # (R, H * D)
+            hidden = hidden + _linear(mixed, layer.output)
+            normed = _rms_norm(hidden, layer.mlp_norm)
+            gated = functional.silu(_linear(normed, layer.gate)) * _linear(normed, layer.up)
+            hidden = hidden + _linear(gated, layer.down)
+        return _rms_norm(hidden, self._norm)
+
+
+def _layer(module: Any) -> _Layer:
+    attention, mlp = module.self_attn, module.mlp
+    modules = dict(attention.named_children())
+    return _Layer(
+        module.input_layernorm,
+        attention.q_proj,
+        attention.k_proj,
+        attention.v_proj,
+        attention.o_proj,
+        modules.get("q_norm"),
+        modules.get("k_norm"),
+        module.post_attention_layernorm,
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
+        attention.head_dim,
+        attention.scaling,
+    )
+
+
+def _linear(states: Tensor, linear: nn.Linear) -> Tensor:
+    return functional.linear(states, linear.weight, linear.bias)
+
+
+def _rms_norm(states: Tensor, norm: Any) -> Tensor:
+    """Return states / sqrt(mean of their squares + eps) * weight, computed in fp32 up to the weight."""
+    wide = states.to(torch.float32)
+    variance = wide.pow(2).mean(-1, keepdim=True)
+    return norm.weight * (wide * torch.rsqrt(variance + norm.variance_epsilon)).to(states.dtype)
+
+
+def _rotate_half(states: Tensor) -> Tensor:
+    """Return (-b, a) for states (a, b), divided in the middle of the last dimension."""
+    half = states.shape[-1] // 2
+    return torch.cat((-states[..., half:], states[..., :half]), dim=-1)
