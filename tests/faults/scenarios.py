@@ -22,8 +22,12 @@ MICRO: Mapping[str, Any] = {
     "pass_k": 0,
     "checkpoint_every": 1,
     "reward_weights.found": 1.0,
+    "engine.max_sequences": 8,
+    "trainer.critic_epochs": 1,
+    "trainer.critic_minibatches": 2,
 }
-"""Searches that find a page are rewarded, so that every step has a signal."""
+"""Searches that find a page are rewarded, so that every step has a signal. Decode batches are small and the critic's
+passes few, to be cheap."""
 
 
 def micro_taskset() -> TaskSet:

@@ -16,7 +16,7 @@ from agent_r1.trainer.updater import PolicyUpdater
 
 QUESTIONS = 4
 MEMBERS = 16
-UPDATES = 100
+UPDATES = 50
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def sample_groups(make: Any, model: PreTrainedModel, random: torch.Generator) ->
 def rewards_during_training(name: str, make: Any, *, honest: bool) -> tuple[float, float]:
     """Return the mean reward of the first and of the last five updates."""
     model, random = make.model(spread=0.02), torch.Generator().manual_seed(0)
-    updater = make_updater(model, ALGORITHMS[name], learning_rate=3e-3, critic_learning_rate=1e-2)
+    updater = make_updater(model, ALGORITHMS[name], learning_rate=6e-3, critic_learning_rate=1e-2)
     earned: list[float] = []
     for _ in range(UPDATES):
         groups = sample_groups(make, model, random)
@@ -77,7 +77,7 @@ def train_on_noise(updater: PolicyUpdater, groups: list[Group], random: torch.Ge
 @pytest.mark.parametrize("name", ["grpo", "steppo", "reinforce++", "gigpo"])
 def test_the_reward_rises(name: str, make: Any) -> None:
     before, after = rewards_during_training(name, make, honest=True)
-    assert before < 0.6 and after > 1.6  # of 2
+    assert before < 0.6 and after > 1.4  # of 2
 
 
 def test_the_reward_does_not_rise_with_random_rewards(make: Any) -> None:
