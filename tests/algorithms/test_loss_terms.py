@@ -12,22 +12,26 @@ from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.loss_terms import Kl, RewardShaping, SoftOverlong, with_kl_penalty
+from agent_r1.algorithms.loss_terms import Kl, Rejection, RewardShaping, SoftOverlong, with_kl_penalty
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
+from agent_r1.data.training_sample import TrainingSample, select_trainable
+
+
+def samples_of(make: Any) -> tuple[TrainingSample, ...]:
+    """One task: 3 tokens in 2 turns (2 and 1) with 0.5 for the first turn and an outcome of 1.5; 1 token with 1."""
+    first = make.trajectory(make.chain(([1], [2, 3]), ([4], [5])), {"step": (0.5, 0.0), "score": 1.5})
+    second = make.trajectory(make.chain(([1], [6])), {"score": 1.0}, member=1)
+    return select_trainable(make.groups(first, second), {}).samples
 
 
 @pytest.fixture
 def batch(make: Any) -> TrainingBatch:
-    """One task: 3 tokens in 2 turns (2 and 1) with 0.5 for the first turn and an outcome of 1.5; 1 token with 1."""
-    first = make.trajectory(make.chain(([1], [2, 3]), ([4], [5])), {"step": (0.5, 0.0), "score": 1.5})
-    second = make.trajectory(make.chain(([1], [6])), {"score": 1.0}, member=1)
-    return assemble_batch(select_trainable(make.groups(first, second), {}).samples, pack_prefix_tree)
+    return assemble_batch(samples_of(make), pack_prefix_tree)
 
 
 def with_outcomes(batch: TrainingBatch, *outcomes: float) -> TrainingBatch:
@@ -165,12 +169,14 @@ def test_the_soft_overlong_penalty_is_the_papers(length: int, penalty: float) ->
     assert close(SoftOverlong(max_tokens=10, cache_tokens=4).penalties(lengths), numbers(penalty))
 
 
-def test_a_trajectory_is_penalized_for_its_own_action_tokens_beyond_the_limit(batch: TrainingBatch) -> None:
+def test_a_trajectory_is_penalized_for_its_own_action_tokens_beyond_the_limit(batch: TrainingBatch, make: Any) -> None:
     settings = {"shaping.overlong.max_tokens": 4, "shaping.overlong.cache_tokens": 2, "shaping.overlong.penalty": 0.5}
     algorithm = build_algorithm("dapo", settings)  # lengths 3 and 1; beside dapo's filter of constant groups
     assert "0.5 clip((|y| - 2) / 2, 0, 1)" in algorithm.shaping.formula
     shaped = algorithm.shaping.apply(batch)
     assert close(shaped.returns, numbers(2 - 0.25, 1)) and close(shaped.outcome_rewards, numbers(1.5 - 0.25, 1))
+    observed = assemble_batch(samples_of(make), pack_prefix_tree, "all")  # with an observation between the turns
+    assert len(observed.ids) > len(batch.ids) and close(algorithm.shaping.apply(observed).returns, shaped.returns)
     assert build_algorithm("dapo", {}).shaping.apply(batch) is batch
     with pytest.raises(InvalidInput, match="fewer cache_tokens than max_tokens"):
         build_algorithm("dapo", {"shaping.overlong.max_tokens": 512})
@@ -208,3 +214,18 @@ def test_rejected_tokens_stay_in_the_denominator_or_leave_it(
         weights = algorithm.compute_token_weights(batch, mismatched)
         assert close(weights.loss_weight, numbers(*expected))
         assert close(weights.importance_weight, numbers(0, 0, 1, 1))
+
+
+def test_accepted_tokens_without_a_loss_do_not_come_back(make: Any) -> None:
+    batch = assemble_batch(samples_of(make), pack_prefix_tree, "all")
+    excluded = replace(batch, loss_excluded=(None, "overlong"))
+    algorithm = build_algorithm("grpo", {"rejection.level": "trajectory", "rejection.denominator": "accepted"})
+    weights = algorithm.compute_token_weights(excluded, ModelOutputs(old_logprobs=batch.sampler_logprobs))
+    assert batch.action_mask.tolist() == [True, True, False, True, True]  # the fourth token ends the first trajectory
+    assert close(weights.loss_weight, numbers(1, 1, 0, 1, 0) / 3)
+
+
+def test_the_bounds_of_the_window_are_accepted() -> None:
+    log_ratio = numbers(0.0, math.log(2.0), math.log(2.0) + 1e-9)
+    accepted = Rejection(level="token", low=1.0, high=2.0).accepted(log_ratio, torch.arange(3))
+    assert accepted.tolist() == [True, True, False]

@@ -70,6 +70,8 @@ def test_ipo_keeps_the_ratio_of_near_tokens_and_pulls_all_back(tokens: TokenOutp
     assert close(gradient(found, alone), expected)
     assert loss.clipped_mask(ratio_of(alone), ADVANTAGE, alone).tolist() == (change.abs() > 0.1).tolist()
     assert 0 < int((change.abs() > 0.1).sum()) < 6  # control
+    half = TokenOutputs(numbers(0.0), torch.zeros(1), numbers(0.5).log())  # exactly at the threshold
+    assert Ipo(threshold=0.5).clipped_mask(ratio_of(half), numbers(1), half).tolist() == [False]
 
 
 @pytest.mark.parametrize("loss", [Vespo(), Ipo()], ids=["vespo", "ipo"])

@@ -16,7 +16,7 @@ from updating import make_updater, update
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
-from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
+from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group
 from agent_r1.data.assemble import assemble_batch
@@ -46,11 +46,13 @@ def test_the_second_moment_is_cut_by_masking_the_furthest_tokens_one_by_one(batc
     kept = SecondMoment(threshold=0.04).kept(batch, outputs, moved)
     assert kept.nonzero().squeeze(1).tolist() == sorted(left) and 0 < len(left) < len(moved)
     assert SecondMoment(threshold=10.0).kept(batch, outputs, moved).all()  # as without a mask
+    same = ModelOutputs(old_logprobs=batch.sampler_logprobs + 1)
+    assert SecondMoment(threshold=1.0).kept(batch, same, moved).all()  # exactly at the threshold
 
 
 def test_equally_distant_tokens_are_masked_together(batch: TrainingBatch) -> None:
     moved = torch.zeros(len(batch.ids), dtype=torch.float64)
-    moved[:4] = numbers(1, -1, 1 + 1e-12, 1)
+    moved[:4] = numbers(1, -1, 1 - 1e-12, 1)
     kept = SecondMoment(threshold=1.5 / len(moved)).kept(batch, ModelOutputs(batch.sampler_logprobs + moved), moved)
     assert kept.tolist() == [False] * 4 + [True] * (len(moved) - 4)
 
@@ -61,6 +63,19 @@ def test_top_entropy_is_the_quantile_of_the_entropy(share: float, batch: Trainin
     kept = TopEntropy(share=share).kept(batch, ModelOutputs(entropy=entropy), entropy)
     assert kept.tolist() == (entropy >= torch.quantile(entropy, 1 - share)).tolist()
     assert int(kept.sum()) == pytest.approx(share * len(entropy), abs=1.01)
+
+
+def test_top_entropy_keeps_its_share_if_rounding_would_lose_a_token(batch: TrainingBatch) -> None:
+    entropy = torch.arange(11, dtype=torch.float64)  # (1 - 0.7) * 10 is 3.0000000000000004
+    assert (
+        TopEntropy(share=0.7).kept(batch, ModelOutputs(entropy=entropy), entropy).tolist() == [False] * 3 + [True] * 8
+    )
+
+
+def test_tokens_of_equal_entropy_are_kept_together(batch: TrainingBatch) -> None:
+    entropy = numbers(0, 1, 1 - 1e-12, 1 + 1e-13, 1)
+    kept = TopEntropy(share=0.5).kept(batch, ModelOutputs(entropy=entropy), entropy)
+    assert kept.tolist() == [False, True, True, True, True]
 
 
 def covariances(batch: TrainingBatch, advantage: Tensor) -> list[float]:
@@ -80,6 +95,53 @@ def test_clip_cov_masks_its_share_of_the_tokens_in_the_window(batch: TrainingBat
     assert ClipCov(low=100.0, high=200.0).kept(batch, ModelOutputs(), advantage).all()
 
 
+def test_clip_cov_masks_no_token_above_the_window(batch: TrainingBatch) -> None:
+    logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
+    logprobs[:2] = 1.0
+    advantage = logprobs.clone()
+    advantage[0] = 9.0
+    above = [one > 5 for one in covariances(replace(batch, sampler_logprobs=logprobs), advantage)]
+    assert above == [True] + [False] * (len(above) - 1)
+    rule = ClipCov(share=0.99, low=0.5)
+    assert rule.kept(replace(batch, sampler_logprobs=logprobs), ModelOutputs(), advantage).tolist()[:2] == [True, False]
+
+
+def test_clip_cov_draws_tokens_of_all_attempts_at_random(make: Any) -> None:
+    attempts = [make.trajectory(make.chain(([1], [2] * 10)), {"score": 1.0}, member=member) for member in range(2)]
+    batch = assemble_batch(select_trainable(make.groups(*attempts), {}).samples, pack_prefix_tree)
+    signs = numbers(1, -1).repeat(10)  # each token is a candidate
+    kept = ClipCov(share=0.4, low=0.5, high=2.0).kept(replace(batch, sampler_logprobs=signs), ModelOutputs(), signs)
+    first, second = ((~kept)[start : start + 10].nonzero().flatten().tolist() for start in (0, 10))
+    assert len(first) + len(second) == 8 and first != second
+    assert first and second and first != list(range(len(first)))
+
+
+@pytest.mark.parametrize("rule", ["clip-cov", "kl-cov"])
+def test_covariances_are_of_the_policy_before_the_update_and_of_centered_advantages(
+    rule: str, batch: TrainingBatch
+) -> None:
+    old, advantage = -random_column(batch, 2).abs(), random_column(batch, 3)
+    rising = replace(batch, sampler_logprobs=torch.arange(len(old)).double() - len(old))
+
+    def weight(batch: TrainingBatch, outputs: ModelOutputs, shift: float = 0.0) -> list[float]:
+        if rule == "kl-cov":
+            return KlCov(share=0.2).weight(batch, outputs, advantage + shift).tolist()
+        return ClipCov(share=0.9, low=0.1).kept(batch, outputs, advantage + shift).tolist()
+
+    expected = weight(replace(batch, sampler_logprobs=old), ModelOutputs())
+    assert weight(rising, ModelOutputs(old_logprobs=old)) == expected != weight(rising, ModelOutputs())
+    assert weight(rising, ModelOutputs(old_logprobs=old), shift=5.0) == expected
+
+
+def test_kl_cov_pulls_back_tokens_that_fell_as_tokens_that_rose() -> None:
+    old, moved = numbers(-1, -1, -1), numbers(0.5, -0.5, 0)
+    tokens = TokenOutputs((old + moved).requires_grad_(), torch.zeros(3), old)
+    weights = TokenWeights(numbers(0, 0, 0), numbers(0.5, 0.25, 0.25), torch.ones(3), drift_weight=numbers(2, 2, 2))
+    loss, _ = build_algorithm("kl-cov", {}).compute_loss(tokens, weights)
+    assert loss.item() == pytest.approx(0.5 * 2 * 0.5 + 0.25 * 2 * 0.5)
+    assert torch.autograd.grad(loss, tokens.logprobs)[0].tolist() == [1.0, -0.5, 0.0]
+
+
 def test_kl_cov_penalizes_the_tokens_of_largest_covariance(batch: TrainingBatch) -> None:
     batch = replace(batch, sampler_logprobs=-random_column(batch, 2).abs())
     advantage = random_column(batch, 3)
@@ -97,6 +159,36 @@ def test_off_policy_sequences_keep_their_good_actions_only() -> None:
     # means of log(mu / pi): 0.6, 0.35, 2
     kept = OffPolicyMask(threshold=0.5).kept(numbers(-1, 1, -1, -1, 0), tokens)
     assert kept.tolist() == [False, True, True, True, True]
+    exact = replace(tokens, logprobs=numbers(-1.5, -1.5, -1.5, -1.5, -3.0))  # means 0.5, 0.5, 2
+    assert OffPolicyMask(threshold=0.5).kept(numbers(-1, 1, -1, -1, -1), exact).tolist() == [True] * 4 + [False]
+    # mu is the sampler's policy, also if the denominator of the ratio is another one
+    moved = replace(tokens, old_logprobs=logprobs)
+    assert OffPolicyMask(threshold=0.5).kept(numbers(-1, 1, -1, -1, 0), moved).tolist() == kept.tolist()
+
+
+def test_off_policy_sequences_are_whole_attempts_not_turns(make: Any) -> None:
+    # the first turn of the bad attempt is far from the sampler, but not the attempt: its second turn makes up for it
+    def loss(first: float, second: float, rule: dict[str, object]) -> float:
+        near = with_recorded_logprobs(make.model(), make.groups(*attempts), 1.0)[0]
+        bad, good = near.trajectories
+        turns = tuple(
+            replace(turn, logprobs=tuple(one + shift for one in turn.logprobs))
+            for turn, shift in zip(bad.turns, (first, second), strict=True)
+        )
+        groups = [replace(near, trajectories=(replace(bad, turns=turns), good))]
+        algorithm = build_algorithm("grpo", {"loss": "policy_gradient", **rule})
+        updater = make_updater(make.model(), algorithm, micro_tokens=2)  # fewer than an attempt has
+        return update(updater, groups).metrics["policy_loss"]
+
+    attempts = [  # two turns without a shared prefix: two sequences
+        make.trajectory(
+            [make.turn(0, [1], [2 + member]), make.turn(1, [3], [4])], {"score": float(member)}, member=member
+        )
+        for member in range(2)
+    ]
+    rule: dict[str, object] = {"off_policy_mask.threshold": 0.5}
+    assert loss(2.0, -2.0, rule) == pytest.approx(loss(0.0, 0.0, {}), abs=1e-6)
+    assert abs(loss(2.0, 0.0, rule) - loss(0.0, 0.0, {})) > 1e-2  # control: now the mean is 1
 
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
@@ -145,6 +237,24 @@ def test_masked_tokens_count_in_the_denominators(batch: TrainingBatch) -> None:
     plain = build_algorithm("grpo", {}).compute_token_weights(batch, outputs)
     assert torch.equal(masked.loss_weight, plain.loss_weight)
     assert 0 < segment_sum(masked.importance_weight, torch.zeros_like(batch.ids)).item() < len(batch.ids)
+
+
+def test_tokens_without_a_loss_are_not_compared(batch: TrainingBatch) -> None:
+    excluded = replace(batch, loss_excluded=("overlong", *batch.loss_excluded[1:]))
+    absent = batch.token_trajectory == 0
+    entropy = random_column(batch, 1).abs() + 10 * absent
+    weights = build_algorithm("grpo", {"token_mask": "top_entropy"}).compute_token_weights(
+        excluded, ModelOutputs(entropy=entropy)
+    )
+    kept = (weights.importance_weight > 0)[~absent]
+    assert kept.tolist() == TopEntropy().kept(batch, ModelOutputs(entropy=entropy[~absent]), entropy).tolist()
+    assert kept.any()
+
+
+def test_kl_cov_trains_penalized_tokens_without_an_advantage() -> None:
+    zero, weight = numbers(0, 0, 0), numbers(1, 1, 0)
+    weights = TokenWeights(zero, weight, torch.ones(3), drift_weight=numbers(1, 0, 1))
+    assert build_algorithm("kl-cov", {}).policy_gradient_mask(weights).tolist() == [True, False, False]
 
 
 def test_a_rule_is_chosen_by_name_and_refuses_what_it_does_not_have() -> None:

@@ -96,7 +96,7 @@ def test_minibatches_are_made_of_attempts_with_a_gradient(minibatches: int, make
     assert sum(not isinstance(one, Excluded) for one in report.outcomes) == 4
 
 
-@pytest.mark.parametrize("term", [{"kl.coefficient": 0.1}, {"entropy_coef": 0.1}])
+@pytest.mark.parametrize("term", [{"kl.coefficient": 0.1}, {"entropy_coef": 0.1}, {"loss": "ipo", "epochs": 2}])
 def test_a_batch_without_any_advantage_is_trained_on_if_another_term_has_a_gradient(
     term: dict[str, object], make: Any
 ) -> None:

@@ -51,13 +51,14 @@ def test_every_few_steps_the_reference_moves_towards_the_policy(dtype: str, make
     assert found.keys() == initial.keys() and all(torch.allclose(found[name], expected[name]) for name in found)
 
 
-def test_with_alpha_one_the_reference_becomes_the_policy(make: Any) -> None:
-    updater = make_updater(make.model(), penalized(steps=1, alpha=1.0), learning_rate=1e-2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_alpha_one_the_reference_becomes_the_policy(dtype: str, make: Any) -> None:
+    updater = make_updater(make.model(), penalized(steps=1, alpha=1.0), learning_rate=1e-2, dtype=dtype)
     for _ in range(2):
         metrics = update(updater, make.random_groups(0)).metrics
     groups = make.random_groups(0)
     batch_kl = metrics["kl_reference"]
-    fixed = make_updater(make.model(), penalized(), learning_rate=1e-2)
+    fixed = make_updater(make.model(), penalized(), learning_rate=1e-2, dtype=dtype)
     for _ in range(2):
         metrics = update(fixed, groups).metrics
     assert metrics["kl_reference"] != batch_kl  # the reference before training is another one

@@ -49,6 +49,9 @@ def test_a_decay_ends_at_its_minimum_and_can_follow_a_plateau() -> None:
     config = ScheduleConfig(name="linear", decay_ratio=0.5, min_ratio=0.4)
     factors = [learning_rate_factor(config, step, 4) for step in range(1, 6)]
     assert factors == pytest.approx([1.0, 1.0, 1.0, 0.7, 0.4])
+    late = ScheduleConfig(name="linear", warmup_steps=2, decay_ratio=0.5)  # the last half of all steps
+    factors = [learning_rate_factor(late, step, 8) for step in range(1, 10)]
+    assert factors == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0])
 
 
 def test_without_a_schedule_the_learning_rate_is_the_configured_one() -> None:

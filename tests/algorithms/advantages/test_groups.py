@@ -86,6 +86,22 @@ def test_only_the_best_attempt_counts_for_pass_at_k_of_the_whole_group(make: Any
     assert close(found, numbers(0, 2 / (math.sqrt(4.25 / 3) + 1e-6), 0, 0))
 
 
+def test_pass_at_k_is_divided_by_the_standard_deviation_of_its_own_group(make: Any) -> None:
+    turns, scores = make.chain(([1], [2])), (1.0, 0.0, 10.0, 0.0)
+    attempts = [
+        make.trajectory(turns, {"score": score}, group=place // 2, member=place % 2)
+        for place, score in enumerate(scores)
+    ]
+    batch = assemble_batch(select_trainable(make.groups(*attempts), {}).samples, pack_prefix_tree)
+    scaled = build_algorithm("pass-at-k", {"advantage.divide_by_std": True})
+    found = scaled.compute_token_weights(batch, ModelOutputs()).advantage
+    assert close(found, math.sqrt(2) * numbers(1, 0, 1, 0), 1e-5)
+
+
+def test_gpg_gives_zero_to_a_batch_without_variance(make: Any) -> None:
+    assert advantage_of("gpg", batch_of(make, {}, {"em": 1.0}, {"em": 1.0})).tolist() == [0.0, 0.0]
+
+
 def test_pass_at_k_of_fewer_attempts_has_the_gradient_of_the_expected_maximum(make: Any) -> None:
     # a policy that succeeds with probability s(w): d/dw of 1 - (1 - s)^k, from all outcomes of four attempts
     attempts, k, p = 4, 2, 0.3
