@@ -68,6 +68,12 @@ def _people(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     return people.build(data, corpus, seed)
 
 
+def _wikifilm(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    from agent_r1.tasksets import wikifilm
+
+    return wikifilm.build(data, corpus, seed)
+
+
 def _memory(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     from agent_r1.tasksets import memory
 
@@ -110,6 +116,7 @@ def _code(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 TASKSETS: Mapping[str, TaskSetEntry | SandboxedEntry] = {
     "tinywiki": TaskSetEntry("a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files", _tinywiki),
     "people": TaskSetEntry("1- to 5-hop questions in plain English about invented people; needs no files", _people),
+    "wikifilm": TaskSetEntry("1-, 2-hop and comparison questions about films, from pages of --data", _wikifilm),
     "unreliable": TaskSetEntry("TinyWiki behind a search that fails and gives old pages; needs no files", _unreliable),
     "memory": TaskSetEntry("a fact told at first and asked for at last; needs no files", _memory),
     "orders": TaskSetEntry("a customer, to be asked and served by tools; needs no files, but a real model", _orders),

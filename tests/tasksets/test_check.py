@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from film_pages import write_pages
 from sandboxed import sandbox_or_skip
 
 from agent_r1.core.taskset import TaskSet
@@ -69,6 +70,7 @@ SMALL: dict[str, Callable[[Path], TaskSet]] = {
     **{name: generated(name) for name in ("tinywiki", "people", "orders", "unreliable", "memory")},
     **{name: multihop(name) for name in ("hotpotqa", "2wiki", "musique")},
     "multihop": mixture,
+    "wikifilm": lambda folder: build("wikifilm", write_pages(folder / "pages.jsonl"), None, 0),
     "math": mathematics,
     "code": code,
 }

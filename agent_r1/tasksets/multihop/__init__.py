@@ -90,7 +90,7 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
         evaluation=questions.evaluation,
         validation="validation" if splits["validation"] else None,
         whole=questions.whole,
-        retrieval=_retrieval(splits, retriever),
+        retrieval=recall_function(splits, retriever),
         solutions=_solutions(splits),
     )
 
@@ -132,8 +132,10 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
     return of
 
 
-def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str], Mapping[str, float]] | None:
-    """Return a function that measures the recall of the supporting titles in a split.
+def recall_function(
+    splits: Splits[Question], retriever: Retriever, k: int = TOP_K
+) -> Callable[[str], Mapping[str, float]] | None:
+    """Return a function that measures the recall of the supporting titles in a split, among ``k`` passages.
 
     Return None if no question of the task set has supporting titles.
     """
@@ -143,21 +145,21 @@ def _retrieval(splits: Splits[Question], retriever: Retriever) -> Callable[[str]
     def of(split: str) -> Mapping[str, float]:
         questions = [question for question in splits[split] if question.supporting]
         try:
-            return {f"recall@{TOP_K}": recall(questions, retriever)} if questions else {}
+            return {f"recall@{k}": recall(questions, retriever, k)} if questions else {}
         except RetrievalError as error:
-            _log.warning("recall@%d of %s was not measured: %s", TOP_K, split, error)
+            _log.warning("recall@%d of %s was not measured: %s", k, split, error)
             return {}
 
     return of
 
 
-def recall(questions: Sequence[Question], retriever: Retriever) -> float:
+def recall(questions: Sequence[Question], retriever: Retriever, k: int = TOP_K) -> float:
     """Return the mean recall of the supporting titles over the questions, in [0, 1].
 
     The recall of a question is the share of its supporting titles among the passages that a search for the question
-    returns (``TOP_K`` passages).
+    returns (``k`` passages).
     """
-    found = retriever.search([question.text for question in questions])
+    found = retriever.search([question.text for question in questions], k)
     shares = [
         len(set(question.supporting) & {passage.title for passage in passages}) / len(question.supporting)
         for question, passages in zip(questions, found, strict=True)

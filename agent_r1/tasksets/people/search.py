@@ -10,6 +10,7 @@ from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.tool import render
+from agent_r1.tasksets.pages import share_of_pages
 from agent_r1.tasksets.people.questions import world_of
 from agent_r1.tasksets.people.world import WorldKey, open_world
 from agent_r1.tools import tool
@@ -35,6 +36,4 @@ def search(query: str, task: Task) -> ToolResult:
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
     """Return the share of the pages of the question's chain that the searches of the attempt returned, in [0, 1]."""
-    found = {title for turn in trajectory.env_turns for result in turn.results for title in result.data or ()}
-    needed = set(task.data["chain"].pages)
-    return len(found & needed) / len(needed)
+    return share_of_pages(trajectory, task.data["chain"].pages)

@@ -1,0 +1,98 @@
+"""The films and directors of a corpus: which page is about whom, and who directed what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent_r1.retrieval.passages import Passage
+from agent_r1.tasksets.wikifilm.families import divide_families
+from agent_r1.tasksets.wikifilm.films import Film, read_film
+from agent_r1.tasksets.wikifilm.pages import shorten
+from agent_r1.tasksets.wikifilm.persons import Person, read_director
+from agent_r1.tasksets.wikifilm.words import as_spelled, name_key, title_name
+
+AGES = (14, 100)
+"""The smallest and the largest age of a director in the year of a film. Other ages mean that the name of the director
+belongs to several persons."""
+
+YEARS_AFTER_DEATH = 3
+"""A film can come out at most this many years after the death of its director."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedFilm:
+    """A film, and its director if the director has a page.
+
+    Example:
+        DirectedFilm(Film("Salt on the Quay", 1961, "Edda Lindqvane"), Person("Edda Lindqvane", ..))
+    """
+
+    film: Film
+    director: Person | None
+
+
+@dataclass(frozen=True, slots=True)
+class FilmFacts:
+    """The facts of a corpus.
+
+    Attributes:
+        films: the films, in the order of the corpus.
+        texts: the shown text of each page, by title.
+        classes: the class of each film and director (train, validation or test), by title.
+    """
+
+    films: tuple[DirectedFilm, ...]
+    texts: Mapping[str, str]
+    classes: Mapping[str, str]
+
+    def answers(self, values: Sequence[str], title: str) -> tuple[str, ...]:
+        """Return the values, and how the page spells them; () if the page contains none of the values."""
+        spellings = [spelling for value in values if (spelling := as_spelled(value, self.texts[title]))]
+        return tuple(dict.fromkeys((*values, *spellings))) if spellings else ()
+
+
+def read_facts(pages: Iterable[Passage]) -> FilmFacts:
+    """Read the facts of the pages. If several pages have the same title, only the first is used."""
+    first: dict[str, Passage] = {}
+    for page in pages:
+        if page.title not in first:
+            first[page.title] = shorten(page)
+    films: list[Film] = []
+    directors: dict[str, list[Person]] = {}
+    for page in first.values():
+        if film := read_film(page):
+            films.append(film)
+        elif person := read_director(page):
+            directors.setdefault(name_key(title_name(page.title)), []).append(person)
+    directed = tuple(DirectedFilm(film, _director(film, directors)) for film in films)
+    classes = divide_families(map(_family, directed))
+    return FilmFacts(
+        films=directed,
+        texts={title: page.text for title, page in first.items()},
+        classes={title: classes[name_key(title)] for one in directed for title in _titles(one)},
+    )
+
+
+def _director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
+    """Return the only director of this name who can have made the film; None if there is none, or several."""
+    named = directors.get(name_key(film.director), []) if film.director else []
+    return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None
+
+
+def _can_have_made(film: Film, person: Person) -> bool:
+    if film.year is None:
+        return True
+    old_enough = person.birth is None or AGES[0] <= film.year - person.birth.year <= AGES[1]
+    return old_enough and (person.death is None or film.year - person.death.year <= YEARS_AFTER_DEATH)
+
+
+def _titles(one: DirectedFilm) -> tuple[str, ...]:
+    return (one.film.title, one.director.title) if one.director else (one.film.title,)
+
+
+def _family(one: DirectedFilm) -> list[str]:
+    """Return the keys of the film, its title without an addition, the director and the director's father."""
+    person = one.director
+    names = (*_titles(one), one.film.director, person.father if person else None)
+    return [name_key(name) for name in names if name]

@@ -1,0 +1,408 @@
+"""Questions about films: what the rules read from pages, answers, splits, search, formats of the data."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from film_pages import PAGES, write_pages
+
+import agent_r1.tasksets.wikifilm
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.passages import Passage
+from agent_r1.rewards.normalization import exact_match_score
+from agent_r1.tasksets import build
+from agent_r1.tasksets.wikifilm.dates import Date
+from agent_r1.tasksets.wikifilm.examples import EXAMPLES
+from agent_r1.tasksets.wikifilm.facts import FilmFacts, read_facts
+from agent_r1.tasksets.wikifilm.films import Film, read_film
+from agent_r1.tasksets.wikifilm.pages import SHOWN, ShortPages, read_pages, shorten
+from agent_r1.tasksets.wikifilm.persons import Person, read_director
+from agent_r1.tasksets.wikifilm.questions import KINDS, build_questions
+from agent_r1.tasksets.wikifilm.words import name_key
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "2wiki_corpus.jsonl"
+TEXTS = {page.title: page.text for page in PAGES}
+SPLITS = ("train", "validation", *KINDS)
+
+
+@pytest.fixture(scope="module")
+def taskset(tmp_path_factory: pytest.TempPathFactory) -> TaskSet:
+    return build("wikifilm", write_pages(tmp_path_factory.mktemp("films") / "pages.jsonl"), None, 0)
+
+
+@pytest.fixture(scope="module")
+def facts() -> FilmFacts:
+    return read_facts(PAGES)
+
+
+def all_tasks(taskset: TaskSet) -> Iterator[Task]:
+    for split in SPLITS:
+        yield from taskset.tasks(split)
+
+
+def film(text: str, title: str = "X") -> Film | None:
+    return read_film(Passage(title, text))
+
+
+def person(text: str, title: str = "Ann Lee") -> Person:
+    found = read_director(Passage(title, text))
+    assert found is not None
+    return found
+
+
+def test_the_facts_of_directors_are_read_from_their_pages(facts: FilmFacts) -> None:
+    directors = {one.director.title: one.director for one in facts.films if one.director}
+    assert directors["Holger Brandvik"] == Person(
+        title="Holger Brandvik",
+        birth=Date(1894, 3, 4),
+        birthplace=("Aalborg", "Denmark"),
+        death=Date(1960, 10, 17),
+        deathplace=("Copenhagen", "Denmark"),
+        nationality="Danish",
+        father=None,
+    )
+    assert directors["Wade Tollister"].birth == Date(1949, 5, 3)  # more exact than "(born 1949)"
+    assert directors["Wade Tollister"].birthplace == ("Tulsa", "Oklahoma")
+    assert directors["Odile d'Arvois"].birthplace == ("Lyon",)
+    assert directors["Per O'Fallin, Jr."].deathplace == ("Oslo",)
+    assert directors["Maud Ellery Penhallow"].death == Date(1988, 12, 12)  # no dash, no space
+    assert directors["Lev Baranchuk"].death == Date(1999, 3)
+    assert {title: one.father for title, one in directors.items() if one.father} == {
+        "Aila Korvenmaa": "Eero Korvenmaa",
+        "Lev Baranchuk": "Foma Baranchuk",
+    }
+
+
+def test_facts_that_a_page_does_not_state_clearly_are_not_used(facts: FilmFacts) -> None:
+    directors = {one.director.title: one.director for one in facts.films if one.director}
+    assert directors["Ruprecht Aldinger"].birth is None  # "c. 1880"
+    assert directors["K. T. Velayudham"].birth is None  # two dates
+    assert directors["Maud Ellery Penhallow"].nationality is None  # two nationalities
+    assert "Bram Hoek" not in directors  # born after the film
+    films = {one.film.title: one.film for one in facts.films}
+    assert films["The Twin Bells"].director is None and films["The Grey Heron"].director is None
+    assert "The Heron Saga" not in films
+
+
+@pytest.mark.parametrize(
+    ("text", "year", "director"),
+    [
+        ("X is a 1953 German film written, produced and directed by Jan de Vos from a play.", 1953, "Jan de Vos"),
+        ("X( 1953) is a German film directed by acclaimed Italian film director Ugo Po.", 1953, "Ugo Po"),
+        ("X is a lost 1914 short directed by and starring Ann Lee.", 1914, "Ann Lee"),
+        ("X is an upcoming horror film directed by Ann Lee.", None, "Ann Lee"),
+        ("X is a 1953 film directed by the Quay Brothers.", 1953, None),
+        ("X is a 1953 film directed by Ann Lee's brother.", 1953, None),
+        ("X is a 1953 film directed by Ann and Éva Lee.", 1953, None),
+        ("X is a 1953 film co-directed by Ann Lee.", 1953, None),
+        ("X is a 1953 film written by Ann Lee and Bo Ek. It was directed by Lee.", 1953, None),
+        ("X is a 1953 film directed by Ann Lee. It was made again, directed by Bo Ek.", 1953, None),
+        ("X is a 1953-54 film directed by Ann Lee.", None, "Ann Lee"),
+    ],
+)
+def test_the_director_and_the_year_of_a_film(text: str, year: int | None, director: str | None) -> None:
+    assert film(text) == Film("X", year, director)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X is a 1953 film series directed by Ann Lee.",
+        "X is the 1953 soundtrack of a film directed by Ann Lee.",
+        "X is an American film actor, who was directed by Ann Lee.",
+        "X is an American film director. His films were directed by Ann Lee.",
+        "X is a village.",
+        "X",
+    ],
+)
+def test_pages_about_something_else_are_no_films(text: str) -> None:
+    assert film(text) is None
+
+
+def test_a_year_in_the_title_that_differs_makes_the_year_unknown() -> None:
+    text = "X is a 1977 film directed by Ann Lee."
+    assert film(text, "X (1980 film)") == Film("X (1980 film)", None, "Ann Lee")
+
+
+@pytest.mark.parametrize(
+    ("text", "birth", "place"),
+    [
+        ("(3 May 1918 in Graz, Austria \u2013 1980) was a film director.", Date(1918, 5, 3), ("Graz", "Austria")),
+        ("(June 8, 1923, Rostov-on-Don - 1980) was a film director.", Date(1923, 6, 8), ("Rostov-on-Don",)),
+        ("(born 1918 or 1919) is a director.", None, ()),
+        ("is a director. Born in Rome, Lee began early.", None, ("Rome",)),
+        ("is a director. She was born in Brooklyn, New York and raised in Newark.", None, ("Brooklyn", "New York")),
+        ("is a director. She was born in Ryde, Isle of Wight.", None, ("Ryde", "Isle of Wight")),
+        ("is a director. Her son was born in Rome.", None, ()),
+        ("(born 1918 in Rome) is a director. She was born in Oslo.", Date(1918), ()),
+        ("(born Eva Ek (1900\u20131905); 24 May 1886 \u2013 1 May 1962) was a director.", Date(1886, 5, 24), ()),
+    ],
+)
+def test_the_birth_of_a_person(text: str, birth: Date | None, place: tuple[str, ...]) -> None:
+    found = person(f"Ann Lee {text}")
+    assert (found.birth, found.birthplace) == (birth, place)
+
+
+@pytest.mark.parametrize(
+    ("text", "nationality"),
+    [
+        ("is a prolific Danish film director.", "Danish"),
+        ("is a South Korean filmmaker.", "South Korean"),
+        ("was a Greek-American director.", None),
+        ("was a French-born American director.", None),
+        ("was an English Australian director.", None),
+        ("is a director of French films.", None),
+    ],
+)
+def test_the_nationality_of_a_person(text: str, nationality: str | None) -> None:
+    assert person(f"Ann Lee {text}").nationality == nationality
+
+
+@pytest.mark.parametrize(
+    ("text", "father"),
+    [
+        ("She is the daughter of writer Bo Lee and niece of Ed Lee.", "Bo Lee"),
+        ("She is the daughter of Eva Lee and the producer Bo Lee.", None),
+        ("She is the daughter of actress Eva Lee.", None),
+        ("She is the daughter of Eva Ek.", None),
+        ("She is married to Cy Ek, who is the son of Bo Lee.", None),
+        ("Her father was the film actor Bo Ek.", "Bo Ek"),
+        ("Her father died in Paris.", None),
+    ],
+)
+def test_the_father_of_a_person(text: str, father: str | None) -> None:
+    assert person(f"Ann Lee is a Danish director. {text}").father == father
+
+
+def test_every_fact_of_an_answer_stands_in_a_supporting_page(taskset: TaskSet) -> None:
+    for task in all_tasks(taskset):
+        supporting, answers, hops = (task.data[name] for name in ("supporting", "answers", "hops"))
+        kind = task.id.split("/")[1]
+        assert len(supporting) == {"1-hop": 1, "2-hop": 2, "comparison": 2, "bridge-comparison": 4}[kind]
+        pages = " ".join(TEXTS[title] for title in supporting)
+        if answers[0] in ("yes", "no"):
+            first, second = hops[2:4]
+            assert (answers[0] == "yes") == (first == second) and first in pages and second in pages
+        else:
+            assert any(answer in pages for answer in answers) or answers[0] in supporting, task.id
+
+
+def test_an_answer_that_the_page_does_not_contain_is_not_used(facts: FilmFacts) -> None:
+    assert facts.answers(("Tulsa",), "Wade Tollister") == ("Tulsa",)
+    assert facts.answers(("Oslo",), "Wade Tollister") == ()
+    ordinal = Passage("Íñigo Larrabe", "Íñigo Larrabe (born 3rd of May 1918) is a Spanish film director.")
+    questions = build_questions(read_facts([ordinal, *PAGES]))
+    ids = [question.id for each in questions.values() for question in each]
+    assert "2-hop/nationality/Midnight at Tolosa" in ids and "2-hop/birth-date/Midnight at Tolosa" not in ids
+
+
+def test_a_two_hop_question_names_the_film_and_not_the_director(taskset: TaskSet) -> None:
+    for task in all_tasks(taskset):
+        text, supporting = task.messages[0].text, task.data["supporting"]
+        if task.id.split("/")[1] == "2-hop":
+            assert supporting[0] in text and supporting[1] not in text
+
+
+def test_the_answer_of_a_comparison_follows_from_the_years(taskset: TaskSet) -> None:
+    seen = set()
+    for task in all_tasks(taskset):
+        if "comparison/" not in task.id or "/country/" in task.id:
+            continue
+        one, other = task.data["supporting"][:2]
+        first, second = map(int, task.data["hops"][-3:-1])
+        wants_later = any(word in task.messages[0].text for word in ("later", "recently", "younger"))
+        assert task.data["answers"][0] == (other if (second > first) == wants_later else one)
+        seen.add((wants_later, task.data["answers"][0] == one))
+    assert len(seen) == 4
+
+
+def test_no_film_and_no_person_is_in_two_classes(facts: FilmFacts) -> None:
+    names: dict[str, set[str]] = {}
+    for owner, questions in build_questions(facts).items():
+        names[owner] = set()
+        for question in questions:
+            fathers = question.answers if "/father/" in question.id else ()
+            directors = question.answers if "/director/" in question.id else ()
+            names[owner] |= {name_key(name) for name in (*question.supporting, *fathers, *directors)}
+    assert all(names.values())
+    assert not names["train"] & names["test"]
+    assert not names["train"] & names["validation"] and not names["validation"] & names["test"]
+
+
+@pytest.mark.skipif(not SHARED.is_file(), reason=f"the benchmark's pages are not in {SHARED}")
+def test_no_name_of_a_real_test_question_is_in_a_training_question() -> None:
+    questions = build_questions(read_facts(read_pages(SHARED)[:1500]))
+    trained = {name for one in questions["train"] for name in (*one.supporting, *one.hops[:-1])}
+    tested = {name for one in questions["test"] for name in one.supporting}
+    assert len(tested) > 100 and not trained & tested
+
+
+def test_the_seed_orders_the_training_questions_only(tmp_path: Path, taskset: TaskSet) -> None:
+    other = build("wikifilm", write_pages(tmp_path / "copy.jsonl"), None, 1)
+    ids = [[task.id for task in each.tasks("train")] for each in (taskset, other)]
+    assert ids[0] != ids[1] and sorted(ids[0]) == sorted(ids[1])
+    for split in SPLITS[1:]:
+        assert [task.messages for task in taskset.tasks(split)] == [task.messages for task in other.tasks(split)]
+
+
+def test_every_test_question_is_in_the_split_of_its_kind(taskset: TaskSet) -> None:
+    assert taskset.evaluation == KINDS and taskset.validation == "validation"
+    for kind in KINDS:
+        assert all(task.id.startswith(f"{kind}/{kind}/") for task in taskset.tasks(kind))
+    assert {task.id.split("/")[1] for task in taskset.tasks("train")} == set(KINDS)
+
+
+def answers_of(taskset: TaskSet, id: str) -> tuple[str, ...]:
+    return next(task.data["answers"] for task in all_tasks(taskset) if task.id.endswith(id))
+
+
+def test_right_answers_in_other_formats_are_accepted(taskset: TaskSet) -> None:
+    dates = answers_of(taskset, "2-hop/birth-date/Two Rivers Meet")
+    assert all(exact_match_score(text, dates) for text in ("3 May 1949", "May 3, 1949", "1949-05-03", "may 3 1949."))
+    assert not any(exact_match_score(text, dates) for text in ("1949", "May 1949", "5 March 1949"))
+    places = answers_of(taskset, "1-hop/birthplace/Wade Tollister")
+    assert places == ("Tulsa", "Tulsa, Oklahoma")
+    assert "United States" in answers_of(taskset, "1-hop/nationality/Wade Tollister")
+    assert answers_of(taskset, "1-hop/director/Letters to Halden") == ("Per O'Fallin, Jr.", "Per O' Fallin, Jr.")
+    assert any("Nine Lanterns" in task.data["answers"] for task in all_tasks(taskset))
+
+
+def test_searching_the_titles_finds_the_pages_and_is_measured(taskset: TaskSet, run_attempts: Any) -> None:
+    shown = sum(message.role == "assistant" for message in EXAMPLES)
+    task = next(task for task in taskset.tasks("2-hop") if "Two Rivers Meet" in task.id)
+
+    def script(prompt: str) -> str:
+        turn = prompt.count("<|im_start|>assistant") - 1 - shown
+        queries = ["Two Rivers Meet", "Wade Tollister"]
+        if turn < len(queries):
+            call = {"name": "search", "arguments": {"query": queries[turn]}}
+            return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        return f"<answer>{task.data['answers'][0]}</answer>"
+
+    (trajectory,) = run_attempts(taskset, [task], script)
+    assert trajectory.rewards == {"em": 1.0, "f1": 1.0, "pages_read": 1.0}
+    (result,) = trajectory.turns[0].results
+    assert 1 <= len(result.data) <= 3 and result.data[0] == "Two Rivers Meet"
+    assert "directed by Wade Tollister" in result.parts[0].text
+    (guess,) = run_attempts(taskset, [task], lambda prompt: "<answer>Oslo</answer>")
+    assert guess.rewards["em"] == guess.rewards["pages_read"] == 0.0
+
+
+def test_a_search_shows_the_beginning_of_a_page_from_which_the_facts_are_read() -> None:
+    long = Passage("X", "X is a 1953 film directed by Ann Lee. " + "It is long. " * 60 + "It was directed by Bo Ek.")
+    short = shorten(long)
+    assert long.text.startswith(short.text) and len(short.text) <= SHOWN and short.text.endswith("long.")
+    assert film(short.text) == Film("X", 1953, "Ann Lee")
+    assert film(long.text) == Film("X", 1953, None)
+    ((found,),) = ShortPages(BM25Index([long])).search(["film"])
+    assert found == short
+    assert len(shorten(Passage("X", "word " * 500)).text) in range(SHOWN - 6, SHOWN)
+    assert len(shorten(Passage("X", "w" * 5000)).text) == SHOWN
+
+
+def test_the_films_and_persons_of_the_example_are_in_no_page() -> None:
+    shown = " ".join(message.text for message in EXAMPLES)
+    assert not any(title in shown for title in TEXTS)
+    assert EXAMPLES[-1] == Message.assistant("<answer>Visby</answer>")
+
+
+def questions_row(number: int, pages: tuple[Passage, ...]) -> dict[str, Any]:
+    """Return a row in the format of 2WikiMultihopQA's train.json; the test file has neither answer nor evidences."""
+    context = [[page.title, [sentence + "." for sentence in page.text.split(".") if sentence]] for page in pages]
+    return {"_id": f"q{number}", "type": "compositional", "question": "Who?", "context": context}
+
+
+def official(folder: Path) -> Path:
+    (folder / "dev.json").write_text(json.dumps([questions_row(1, PAGES[:20]), questions_row(2, PAGES[10:])]))
+    return folder / "dev.json"
+
+
+def hyperlinks(folder: Path) -> Path:
+    rows = [
+        {"id": str(number), "title": page.title, "sentences": [page.text[:30], page.text[30:]], "mentions": []}
+        for number, page in enumerate(PAGES)
+    ]
+    path = folder / "para_with_hyperlink.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def whole_folder(folder: Path) -> Path:
+    official(folder)
+    (folder / "id_aliases.json").write_text('{"Q_id": "Q1", "aliases": ["not a page"]}')
+    return folder
+
+
+@pytest.mark.parametrize("write", [official, whole_folder])
+def test_the_pages_of_official_files_give_the_same_questions(
+    write: Callable[[Path], Path], tmp_path: Path, taskset: TaskSet
+) -> None:
+    found = build("wikifilm", write(tmp_path), None, 0)
+    for split in SPLITS:
+        assert {task.messages for task in found.tasks(split)} == {task.messages for task in taskset.tasks(split)}
+
+
+def test_the_file_of_paragraphs_with_hyperlinks_can_be_read(tmp_path: Path) -> None:
+    pages = read_pages(hyperlinks(tmp_path))
+    assert [page.title for page in pages] == list(TEXTS)
+    assert pages[0].text.split() == f"{PAGES[0].text[:30].strip()} {PAGES[0].text[30:].strip()}".split()
+
+
+def test_another_corpus_can_be_searched(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Two Rivers Meet", "text": "Another page."}))
+    found = build("wikifilm", write_pages(tmp_path / "pages.jsonl"), str(tmp_path / "corpus.jsonl"), 0)
+    assert found.retrieval is not None
+    assert found.retrieval("2-hop")["recall@3"] < 0.2
+
+
+GOOD = {"title": "X", "text": "X is a 1953 film directed by Ann Lee."}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ('{"title": "X", "text": ', "broken JSON"),
+        (json.dumps(GOOD) + '\n{"title": "Y"}', "row 2.*no text"),
+        (json.dumps(GOOD) + '\n{"text": "Y"}', "row 2.*no title"),
+        ('{"title": "X", "sentences": "one"}', "row 1.*sentences"),
+        ('{"context": [["X"]]}', "row 1.*context"),
+        ("[1]", "row 1.*object"),
+        ("", "empty file"),
+        (json.dumps(GOOD), "more pages about films"),
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(rows: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text(rows)
+    with pytest.raises(InvalidInput, match=expected) as refused:
+        build("wikifilm", path, None, 0)
+    assert "\n" not in str(refused.value) and str(path) in str(refused.value)
+
+
+def test_missing_data_and_empty_folders_are_refused(tmp_path: Path) -> None:
+    for data, expected in ((None, "--data"), (tmp_path, "no JSON files"), (tmp_path / "none.json", "none.json")):
+        with pytest.raises(InvalidInput, match=expected):
+            build("wikifilm", data, None, 0)
+
+
+def test_blank_and_odd_titles_do_not_stop_the_rules() -> None:
+    odd = [Passage(title, text) for title in ("", "(film)", "?!", "映画") for text in (PAGES[0].text, PAGES[15].text)]
+    assert len(read_facts([*odd, *PAGES]).films) >= len(read_facts(PAGES).films)
+
+
+def test_the_examples_in_the_docstrings_are_right() -> None:
+    names = [module.name for module in pkgutil.iter_modules(agent_r1.tasksets.wikifilm.__path__)]
+    modules = [importlib.import_module(f"agent_r1.tasksets.wikifilm.{name}") for name in names]
+    results = [doctest.testmod(module) for module in modules]
+    assert sum(result.failed for result in results) == 0 < sum(result.attempted for result in results)
