@@ -28,11 +28,30 @@ from agent_r1.inference.llama_decode import LlamaDecoder
 PREFILL_MULTIPLE = 16
 """The number of new tokens in a prefill pass is padded to a multiple of this number."""
 
-PREFILL_CHUNK = 256
-"""Maximum number of tokens of one sequence in a prefill pass. More tokens take several passes (chunked prefill)."""
 
-PREFILL_TOKENS = 512
-"""Number of tokens in a prefill pass. The number of rows in a pass is this number divided by the padded length."""
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """The sizes of prefill passes.
+
+    Attributes:
+        chunk: the maximum number of tokens of one sequence in a pass. More tokens take several passes (chunked
+            prefill). A shared beginning of prompts is computed once in whole chunks.
+        tokens: the number of tokens in a pass. The number of rows in a pass is this number divided by the padded
+            length, and at least 1. Rows that are not needed are padding.
+    """
+
+    chunk: int
+    tokens: int
+
+
+WIDE_PASS = PrefillShape(chunk=256, tokens=512)
+"""For small models and for GPUs: the cost of a pass hardly depends on its number of tokens."""
+
+NARROW_PASS = PrefillShape(chunk=64, tokens=64)
+"""For large models on a CPU: every token costs time, also padding, and 64 tokens keep the processor busy."""
+
+LARGE_MODEL = 10_000_000
+"""Number of parameters from which on a model is large on a CPU."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -52,11 +71,11 @@ class PrefillChunk:
     cached: int
     token_ids: tuple[int, ...]
 
-    def split(self) -> list[PrefillChunk]:
-        """Divide the chunk into chunks of at most ``PREFILL_CHUNK`` tokens."""
+    def split(self, size: int) -> list[PrefillChunk]:
+        """Divide the chunk into chunks of at most ``size`` tokens."""
         return [
-            PrefillChunk(self.slot, self.cached + start, self.token_ids[start : start + PREFILL_CHUNK])
-            for start in range(0, len(self.token_ids), PREFILL_CHUNK)
+            PrefillChunk(self.slot, self.cached + start, self.token_ids[start : start + size])
+            for start in range(0, len(self.token_ids), size)
         ]
 
     @property
@@ -66,6 +85,15 @@ class PrefillChunk:
         The arithmetic of a chunk depends only on these two numbers and on the tokens of its sequence.
         """
         return round_up(len(self.token_ids), PREFILL_MULTIPLE), round_up(self.cached, LENGTH_MULTIPLE)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCopy:
+    """A copy of the keys and values of the first ``tokens`` tokens from one slot to another slot."""
+
+    source: CacheSlot
+    target: CacheSlot
+    tokens: int
 
 
 class ModelRunner:
@@ -81,6 +109,8 @@ class ModelRunner:
         self.rows = rows
         self.blocks: list[CacheBlock] = []
         self._llama = LlamaDecoder.of(model)
+        is_large = model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL
+        self.prefill_shape = NARROW_PASS if is_large else WIDE_PASS
 
     @property
     def vocab_size(self) -> int:
@@ -92,15 +122,17 @@ class ModelRunner:
         return len(self.blocks) - 1
 
     @torch.inference_mode()
-    def copy_prefix(self, source: CacheSlot, target: CacheSlot, tokens: int) -> None:
-        """Copy the keys and values of the first ``tokens`` tokens from the slot ``source`` to the slot ``target``."""
-        origin, destination = self.blocks[source.block], self.blocks[target.block]
-        destination.reserve(tokens + 1)
-        for index, (keys, values) in enumerate(zip(origin.keys, origin.values, strict=True)):
-            target_keys, target_values = destination.layer(index, keys)
-            target_keys[target.row, :, :tokens] = keys[source.row, :, :tokens]
-            target_values[target.row, :, :tokens] = values[source.row, :, :tokens]
-        destination.lengths[target.row] = tokens
+    def copy_prefixes(self, copies: Sequence[PrefixCopy]) -> None:
+        """Copy the keys and values of prefixes from slot to slot."""
+        for copy in copies:
+            source, target, tokens = copy.source, copy.target, copy.tokens
+            origin, destination = self.blocks[source.block], self.blocks[target.block]
+            destination.reserve(tokens + 1)
+            for index, (keys, values) in enumerate(zip(origin.keys, origin.values, strict=True)):
+                target_keys, target_values = destination.layer(index, keys)
+                target_keys[target.row, :, :tokens] = keys[source.row, :, :tokens]
+                target_values[target.row, :, :tokens] = values[source.row, :, :tokens]
+            destination.lengths[target.row] = tokens
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
@@ -113,13 +145,13 @@ class ModelRunner:
             block.lengths[chunk.slot.row] = chunk.cached
             block.reserve(chunk.cached + len(chunk.token_ids) + 1)
         # The first portions of all chunks run before the second portions. Portions of equal padded shape run together.
-        for portions in itertools.zip_longest(*(chunk.split() for chunk in chunks)):
+        for portions in itertools.zip_longest(*(chunk.split(self.prefill_shape.chunk) for chunk in chunks)):
             by_shape: dict[tuple[int, int], list[PrefillChunk]] = {}
             for portion in portions:
                 if portion is not None:
                     by_shape.setdefault(portion.padded_shape, []).append(portion)
             for (new, context), equal in sorted(by_shape.items()):
-                rows = max(1, PREFILL_TOKENS // new)
+                rows = max(1, self.prefill_shape.tokens // new)
                 for start in range(0, len(equal), rows):
                     self._prefill_pass(equal[start : start + rows], rows, new, context)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from agent_r1.core.inference import Completion, FinishReason, PolicyVersionSpan, SamplingParams
 from agent_r1.inference.kv_cache import CacheSlot
-from agent_r1.inference.model_runner import PrefillChunk
+from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +51,23 @@ class _Session:
     token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """The work of a prefill. The four lists are in the order in which the work has to be done.
+
+    Attributes:
+        compute: chunks that continue a session, and new sequences that share no prefix with another sequence.
+        prefix_copies: copies of prefixes of ``compute`` or of earlier sequences.
+        remainders: the chunks after the copied prefixes.
+        copies: copies of whole sequences.
+    """
+
+    compute: list[PrefillChunk] = field(default_factory=list)
+    prefix_copies: list[PrefixCopy] = field(default_factory=list)
+    remainders: list[PrefillChunk] = field(default_factory=list)
+    copies: list[PrefixCopy] = field(default_factory=list)
+
+
 class Scheduler:
     """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
@@ -62,10 +79,13 @@ class Scheduler:
         rows: number of slots in a block.
         max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
         add_block: function that allocates a block of the KV cache and returns the index of the block.
+        prefix_multiple: the length of a shared beginning of prompts is rounded down to a multiple of this number. With
+            the number of tokens in a prefill chunk, sharing changes no bit, because the chunks remain the same.
     """
 
-    def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int]) -> None:
+    def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int], prefix_multiple: int) -> None:
         self._rows, self._max_blocks, self._add_block = rows, max_blocks, add_block
+        self._prefix_multiple = prefix_multiple
         self._num_blocks = 0
         self._version = 0
         self._free: deque[CacheSlot] = deque()
@@ -135,11 +155,10 @@ class Scheduler:
         for slot in [slot for slot, request in self._running.items() if request.is_cancelled]:
             del self._running[slot]
 
-    def plan_prefill(self) -> tuple[list[PrefillChunk], list[tuple[CacheSlot, PrefillChunk]]]:
-        """Return the chunks to compute, and the pairs (source slot, chunk to copy from this slot).
+    def plan_prefill(self) -> PrefillPlan:
+        """Return the chunks to compute and the prefixes to copy, so that nothing is computed twice.
 
-        Compute first and copy afterwards, because a source slot can be prefilled in the same decode step. After
-        computing and copying, the slot of every running request holds all tokens of its sequence but the last token.
+        After the plan, the slot of every running request holds all tokens of its sequence but the last token.
         """
         new: list[PrefillChunk] = []
         for slot, request in self._running.items():
@@ -152,18 +171,32 @@ class Scheduler:
                 session.token_ids = needed
                 new.append(PrefillChunk(slot, cached, needed[cached:]))
         # The prefix cache no longer contains slots that will be overwritten, so all of its entries are valid.
+        plan = PrefillPlan()
         for chunk in new:
             if chunk.cached == 0 and chunk.token_ids:
-                self._prefix_cache.setdefault(chunk.token_ids, chunk.slot)
-        compute: list[PrefillChunk] = []
-        copy: list[tuple[CacheSlot, PrefillChunk]] = []
-        for chunk in new:
-            source = self._prefix_cache.get(chunk.token_ids, chunk.slot) if chunk.cached == 0 else chunk.slot
-            if source == chunk.slot:
-                compute.append(chunk)
+                self._plan_new_sequence(chunk, plan)
             else:
-                copy.append((source, chunk))
-        return compute, copy
+                plan.compute.append(chunk)
+        return plan
+
+    def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> None:
+        """Add the prefill of an empty slot to ``plan``, and the slot to the prefix cache."""
+        tokens = chunk.token_ids
+        source = self._prefix_cache.setdefault(tokens, chunk.slot)
+        if source != chunk.slot:
+            plan.copies.append(PrefixCopy(source, chunk.slot, len(tokens)))
+            return
+        lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
+        for length in reversed(lengths):
+            source = self._prefix_cache.get(tokens[:length], chunk.slot)
+            if source != chunk.slot:
+                plan.prefix_copies.append(PrefixCopy(source, chunk.slot, length))
+                plan.remainders.append(PrefillChunk(chunk.slot, length, tokens[length:]))
+                return
+        plan.compute.append(chunk)
+        # Only computed chunks are entered: the prefixes of remainders are not complete when prefixes are copied.
+        for length in lengths:
+            self._prefix_cache[tokens[:length]] = chunk.slot
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
         """Yield, for each block with running requests, its index and the pairs (row, request)."""

@@ -10,6 +10,7 @@ import torch
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference import model_runner
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.model_runner import ModelRunner
 from agent_r1.inference.torch_engine import TorchEngine
@@ -276,6 +277,35 @@ def test_chunked_prefill_of_a_long_prompt_gives_the_same_logprobs(tiny_model):
         return {"all": [(prompt, done)]}
 
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
+
+
+@pytest.mark.parametrize("large_from", [model_runner.LARGE_MODEL, 0], ids=["small", "large"])
+def test_prompts_with_the_same_beginning_compute_it_once_with_the_same_bits(tiny_model, monkeypatch, large_from):
+    monkeypatch.setattr(model_runner, "LARGE_MODEL", large_from)
+    beginning = tuple(index % 50 for index in range(256))
+    other = (*beginning[:128], 7, *beginning[129:])  # shares 128 tokens with the first prompts
+    prompts = [(*beginning, 5, 6), (*beginning, 8, 9), (*beginning, 8, 9), (*beginning, 1), (*other, 2, 3)]
+    computed = []
+    prefill = ModelRunner.prefill
+
+    def count_tokens(runner, chunks):
+        computed.append(sum(len(chunk.token_ids) for chunk in chunks))
+        prefill(runner, chunks)
+
+    monkeypatch.setattr(ModelRunner, "prefill", count_tokens)
+
+    async def complete(*prompts):
+        engine = engine_of(tiny_model)
+        params = SamplingParams(max_tokens=8, seed=0)
+        done = await asyncio.gather(*(engine.generate(Prompt(ids), params) for ids in prompts))
+        await engine.close()
+        return done
+
+    together = asyncio.run(complete(*prompts))
+    # The last token of a prompt is not prefilled. In chunks of 64 tokens, the last prompt shares 128 tokens.
+    _probe, *computed = computed
+    assert sum(computed) == 257 + 1 + 0 + 0 + 257 - (0 if large_from else 128)
+    assert together == [completion for ids in prompts for completion in asyncio.run(complete(ids))]
 
 
 def test_the_kv_cache_stays_within_its_memory(tiny_model):
