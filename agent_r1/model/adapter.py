@@ -10,6 +10,7 @@ import copy
 import json
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ ADAPTER = "default"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter in the format of peft."""
 
-_MATRICES = (f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}.")
+_MATRICES = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
 _SAVED_PREFIX = "base_model.model."
 
 
@@ -212,7 +213,10 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _inject(model: PreTrainedModel, lora: Any) -> None:
-    """Add an adapter with the settings ``lora`` of peft to the model in place. Its matrices are at least in float32."""
+    """Add an adapter with the settings ``lora`` of peft to the model in place. Its matrices are at least in float32.
+
+    Raise ValueError if the settings select a variant of LoRA, such as DoRA.
+    """
     peft = import_extra("peft", "lora")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft notes that layers of GPT-2 are transposed
@@ -220,7 +224,23 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
     for name, parameter in model.named_parameters():
         if _is_matrix(name):
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    for name, layer in _adapted_layers(model):
+        if layer.lora_variant:
+            raise ValueError(f"a variant of LoRA in {name}")
+        layer.forward = partial(_forward, layer)
     model.eval()
+
+
+def _forward(layer: Any, inputs: Tensor) -> Tensor:
+    """Return x W + (alpha / rank) (x A) B for the ``inputs`` x of an adapted layer: (.., d) -> (.., e).
+
+    peft computes the same with more operations, which take three times as long.
+    """
+    outputs = layer.base_layer(inputs)
+    a, b = (part[ADAPTER].weight.to(inputs.dtype).t() for part in (layer.lora_A, layer.lora_B))  # (d, rank), (rank, e)
+    low_rank = inputs.reshape(-1, inputs.shape[-1]) @ a  # (N, rank)
+    flat = outputs.reshape(-1, outputs.shape[-1])  # (N, e)
+    return torch.addmm(flat, low_rank, b, alpha=layer.scaling[ADAPTER]).view_as(outputs)
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -245,7 +265,7 @@ def _bad_targets(model: nn.Module, config: LoraConfig) -> InvalidInput:
 
 def _is_matrix(name: str) -> bool:
     """Return whether a name of a parameter is the name of a matrix of the adapter."""
-    return any(part in name for part in _MATRICES)
+    return name.endswith(_MATRICES)
 
 
 def _saved_name(name: str) -> str:

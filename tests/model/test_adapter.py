@@ -104,7 +104,7 @@ def test_an_unchanged_peft_opens_the_adapter(tmp_path: Path) -> None:
     make_model().save_pretrained(tmp_path / "base")
     model = adapted(base=str(tmp_path / "base"))
     save_weights(tmp_path / "adapter", model, trained_weights(model))
-    assert distance(peft.PeftModel.from_pretrained(make_model().eval(), str(tmp_path / "adapter")), model) == 0
+    assert distance(peft.PeftModel.from_pretrained(make_model().eval(), str(tmp_path / "adapter")), model) < 1e-5
     opened: Any = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "adapter"))
     assert distance(opened.merge_and_unload(), model) < 1e-5
     assert distance(load_model(str(tmp_path / "adapter"), torch.float32), model) == 0
@@ -142,6 +142,11 @@ def test_copies_share_the_frozen_weights_and_nothing_else() -> None:
         assert pointers >= frozen - {head} and not pointers & own, role
     assert {p.dtype for p in copies["compute"].parameters()} == {torch.bfloat16}
     assert copies["engine"].lm_head.weight is not model.lm_head.weight  # casting one must not cast the other
+    before = logits(model)
+    for tensor in trained_weights(copies["engine"]).values():
+        tensor.zero_()
+    assert torch.equal(logits(model), before) and not torch.equal(logits(copies["engine"]), before)
+    assert torch.equal(logits(copies["engine"]), logits(copies["reference"]))
 
 
 def test_weights_of_another_adapter_are_refused() -> None:
@@ -168,6 +173,7 @@ def test_if_peft_is_missing_one_line_says_what_to_install(monkeypatch: pytest.Mo
         ({"base_model_name_or_path": None}, "add base_model_name_or_path to adapter_config.json"),
         ({"base_model_name_or_path": "./gone"}, "whose model ./gone cannot be found; put it back"),
         ({"r": 3}, "name a LoRA adapter of this model"),
+        ({"use_dora": True}, "a variant of LoRA in model.layers.0.self_attn.q_proj"),
         ({"peft_type": "IA3"}, "name a LoRA adapter of this model"),
     ],
 )

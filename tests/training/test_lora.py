@@ -88,7 +88,7 @@ def test_the_exports_compute_what_the_run_ended_with(whole: Callable[..., Whole]
     scale = float(adapted.abs().max())
     assert distance(merged(ids).logits, adapted) < 1e-5 * scale < 0.1 < distance(adapted, before)
     ours = load_model(str(find_trained_model(folder)), torch.float32)
-    assert torch.equal(ours(ids).logits, adapted)
+    assert distance(ours(ids).logits, adapted) < 1e-5 * scale
     with closing(RunReader(folder)) as reader:
         assert list(reader.versions())[-1].checksum == weights_checksum(ours)
 

@@ -13,8 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Conf
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
+from agent_r1.model.adapter import add_adapter, count_adapter
+from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import hidden_states, token_scores
-from agent_r1.model.pass_memory import PassShape, kv_bytes_per_token, pass_bytes
+from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes
 from agent_r1.training import build
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.memory_estimate import GIB, MemoryPlan, available_memory, pass_shape, plan_memory
@@ -92,6 +94,44 @@ def test_weights_count_once_for_each_copy() -> None:
     assert fixed(algorithm="ppo") == (2, 6, 6)  # and the critic
     assert fixed(algorithm="reinforce++") == (2, 3, 3)  # and the reference
     assert fixed(trainer__dtype="bfloat16", engine__dtype="bfloat16") == (1, 3, 3)  # two copies of half the size
+
+
+@pytest.mark.parametrize("make", [qwen, gpt2])
+def test_a_pass_that_trains_an_adapter_takes_what_it_saves(make: Any) -> None:
+    model, lora = make(3), {"trainer__lora__rank": 4}
+    estimated = pass_bytes(shape_of(model, **lora))
+    add_adapter(model, LoraConfig(rank=4), seed=0, base="")
+    saved = saved_bytes(model, 16, 128)
+    assert saved < estimated < 1.6 * saved and estimated < pass_bytes(shape_of(make(3)))
+
+
+def test_with_lora_frozen_weights_exist_once_and_the_rest_is_of_the_size_of_the_adapter() -> None:
+    model = qwen()
+    weights, lora = 4 * model.num_parameters(), LoraConfig(rank=4)
+    adapter = 4 * adapter_weights(model, lora) / weights
+    assert adapter_weights(model, lora) == count_adapter(add_adapter(qwen(), lora, seed=0, base="")) > 0
+
+    def fixed(**settings: Any) -> tuple[float, float, float]:
+        plan = plan_memory(model, config_of(trainer__lora__rank=4, **settings), 128, PLENTY)
+        names = "further weights", "gradients", "copies"
+        return tuple(use_of(plan, name) / weights for name in names)  # type: ignore[return-value]
+
+    one = pytest.approx((adapter, 3 * adapter, 3 * adapter))
+    assert fixed() == one  # the engine's; gradient and two moments; adapter and moments to save
+    assert fixed(algorithm="ppo") == pytest.approx((2 * adapter, 6 * adapter, 6 * adapter))  # and the critic's
+    assert fixed(algorithm="reinforce++") == one  # the reference has none
+    assert fixed(engine__dtype="bfloat16")[0] == pytest.approx(0.5 + adapter / 2)  # an engine of another type
+    adapted = add_adapter(qwen(), lora, seed=0, base="")
+    plans = [plan_memory(one, config_of(trainer__lora__rank=4), 128, PLENTY) for one in (model, adapted)]
+    assert plans[0] == plans[1]  # an adapter that is already in memory changes nothing
+
+
+def test_lora_is_advised_if_nothing_else_suffices() -> None:
+    model, settings = qwen(), {"trainer__activation_checkpointing": True, "trainer__micro_tokens": 64}
+    settings |= {"trainer__dtype": "bfloat16", "engine__dtype": "bfloat16", "engine__kv_cache_gib": 0.1}
+    needed = plan_memory(model, config_of(**settings, trainer__lora__rank=16), 64, PLENTY).total
+    with pytest.raises(InvalidInput, match=r"give .*--engine\.kv_cache_gib 0\.1 --trainer\.lora\.rank 16, or take"):
+        plan_memory(model, config_of(trainer__micro_tokens=64), 64, needed)
 
 
 def test_the_kv_cache_holds_the_attempts_that_run_together_within_its_limit() -> None:
