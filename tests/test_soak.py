@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).parent / "faults" / "soak.py"
 
 
 def soak(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--minutes", "0.1", "--deadline", "5", *options]
+    command = [sys.executable, str(SCRIPT), "--minutes", "0.05", "--deadline", "5", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
