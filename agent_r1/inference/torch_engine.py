@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
 from agent_r1.core.tasks import shared_task
-from agent_r1.core.threads import WorkerThread, settle
+from agent_r1.core.threads import WorkerThread, run_in_thread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
@@ -129,12 +129,16 @@ class TorchEngine:
             self._wake()
 
     async def close(self) -> None:
-        """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError."""
+        """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError.
+
+        This waits until the worker thread has ended: if the process exits while the thread is inside torch, the process
+        aborts.
+        """
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
         self._fail_all("the engine was closed")
-        self._worker.close()
+        await run_in_thread(lambda: self._worker.close(wait=True))
 
     def _validate(self, prompt: Prompt, params: SamplingParams) -> None:
         if self._is_closed:

@@ -183,3 +183,20 @@ def test_the_default_kv_cache_takes_at_most_half_of_the_available_memory(monkeyp
         )
         assert kv_cache_bytes(EngineConfig(), cpu) == expected * 2**30
     assert kv_cache_bytes(EngineConfig(kv_cache_gib=0.5), cpu) == 2**29
+
+
+def test_a_closed_engine_has_no_thread_left(tiny_model):
+    """A daemon thread that is inside torch while the interpreter ends aborts the process."""
+
+    async def generate_and_close():
+        engine = engine_of(tiny_model)
+        thread = engine._worker._thread
+        running = asyncio.create_task(engine.generate(Prompt((1, 2, 3)), SamplingParams(max_tokens=400)))
+        while engine.num_generated_tokens == 0:
+            await asyncio.sleep(0)
+        await engine.close()
+        assert not thread.is_alive()
+        with pytest.raises(EngineError, match="closed"):
+            await running
+
+    asyncio.run(generate_and_close())
