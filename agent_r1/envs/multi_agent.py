@@ -84,9 +84,9 @@ It must draw random numbers only from the given generator.
 class Match:
     """One match of a game.
 
-    ``players`` are the environments of the players. Each environment has to be opened once and to be closed. The
-    episodes of all players fail if the game raises, exceeds ``seconds``, or does not return one finite number per
-    player.
+    ``players`` are the environments of the players. The caller must open each environment once, and close it at the
+    end. The episodes of all players fail if the game raises an exception, takes longer than ``seconds``, or does not
+    return one finite score for each player.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
@@ -123,7 +123,10 @@ class Match:
 
 @dataclass(slots=True, eq=False)
 class PlayerEnv:
-    """The environment of one player in one match. It is also the player's only episode."""
+    """The environment of one player in one match.
+
+    A match is one episode, so the same object is also the player's episode.
+    """
 
     player: Player
     tools: tuple[ToolSpec, ...] = ()

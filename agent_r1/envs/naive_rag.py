@@ -27,8 +27,8 @@ class NaiveRag:
         retrieve: the search tool. ``query`` must be its only required argument.
         system: a system message that replaces the system message of the task. If None, the task's system message is
             kept.
-        examples: messages that follow the system message in every prompt, such as passages with a question, and the
-            answer to the question.
+        examples: messages that follow the system message in every prompt. An example can be a user message with
+            passages and a question, followed by an assistant message with the answer.
         max_output: the largest number of characters of the passages in the prompt. Use the value of the agent's
             ToolEnv.
 
@@ -57,8 +57,8 @@ class NaiveRag:
 
         Raises:
             InvalidInput: if the task has no user message.
-            AgentR1Error: if the retrieval fails. With an error message instead of passages, the score of the baseline
-                would be too low.
+            AgentR1Error: if the retrieval fails. A prompt with an error message instead of passages would make the
+                score of the baseline too low.
         """
         messages = list(opening_messages(task, self._system, self._examples))
         users = [index for index, message in enumerate(messages) if message.role == "user"]

@@ -62,11 +62,12 @@ class ToolEnv:
         call_rewards: a sync function that returns process rewards for one call. The episode fails in the same cases as
             with ``turn_rewards``. The function is also called if the result of the call is an explanation
             (``result.ok`` is then False). It is not called for calls that are not run.
-        sandbox: the sandbox of code written by the policy that runs outside the tools, such as in a tool server, or the
-            text ``"none: .."`` with a reason if such code is not isolated. Leave it out if no such code runs outside
-            tools that have a ``sandbox`` of their own.
+        sandbox: the isolation of code that the policy writes and that no tool with its own ``sandbox`` runs. An example
+            is code that runs in a tool server. Give a sandbox, or the text ``"none: .."`` with a reason if such code
+            is not isolated. Leave ``sandbox`` out if there is no such code.
 
-    A name of a reward must be used on one level only: for calls, for turns or for the trajectory.
+    Rewards exist on three levels: for calls, for turns and for the trajectory. Rewards on different levels must have
+    different names.
 
     Raises:
         InvalidInput: if two tools or two rewards have the same name, or a limit is not positive.

@@ -49,8 +49,8 @@ class UserEnv:
     """The environment of an agent with tools that talks to a user.
 
     The tool calls of an action are run. An action without calls is a message to the user. The user's reply is an
-    observation, like the result of a tool. The user ends the conversation (terminal). After ``max_turns`` actions the
-    episode is truncated.
+    observation, like the result of a tool. When the user ends the conversation, the episode ends (terminal).
+    After ``max_turns`` actions the episode is truncated.
 
     Args:
         tools, rewards, system, sandbox: see :class:`~agent_r1.envs.tool_env.ToolEnv`.

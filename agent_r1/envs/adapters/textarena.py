@@ -59,7 +59,10 @@ class TextArena:
         self.env = GameEnv("textarena", f"{__name__}:TextArenaGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
-        """Return ``train`` tasks of the split train and ``test`` tasks of the split test, with different seeds."""
+        """Return tasks of the splits "train" and "test". The seed of the game is different in each task.
+
+        ``train`` and ``test`` are the numbers of tasks of these splits.
+        """
         return seeded_tasks(self.game, (), train, test, seed)
 
 
@@ -74,7 +77,10 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Return the game with its action wrappers only, because the other wrappers repeat all earlier messages."""
+        """Make the TextArena game ``game`` with ``options``, and return it with only some of its default wrappers.
+
+        Wrappers of actions are kept. The other wrappers are left out, because they repeat all earlier messages.
+        """
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():
             if issubclass(wrapper, self._textarena.ActionWrapper):
