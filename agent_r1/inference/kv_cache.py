@@ -113,7 +113,10 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer. They are allocated on first use, with dtype, K and D of ``like``."""
+        """Return the keys and values of the layer with number ``index``.
+
+        The first use allocates these tensors. They get dtype, K and D from ``like`` (R, K, T, D).
+        """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
             self.keys.append(like.new_zeros(shape))
@@ -142,7 +145,10 @@ def _grow(tensor: Tensor, capacity: int) -> Tensor:
 
 
 class _CacheView:
-    """The methods of transformers' cache that models call in a forward pass, except ``update``."""
+    """The base class of the caches that are passed to a transformers model.
+
+    In a forward pass, a model calls the methods of this class, and the method ``update`` of a subclass.
+    """
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # models only derive positions from this number, and the runner passes positions
@@ -170,8 +176,9 @@ class DecodeCache(_CacheView):
 class PrefillCache(_CacheView):
     """The cache of a prefill pass: T new tokens for each sequence. The sequences can be in several blocks.
 
-    The keys and values of the new tokens are written to the slots. Each layer gets ``context`` columns before the new
-    columns: the keys and values of ``cached[i]`` tokens from the slot of sequence i, then zeros as padding.
+    The keys and values of the new tokens are written to the slots. The attention of a layer gets ``context`` earlier
+    columns, followed by the columns of the new tokens. The earlier columns of sequence i are the keys and values of the
+    first ``cached[i]`` tokens in its slot, followed by zeros as padding.
     """
 
     def __init__(
@@ -180,9 +187,10 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values (R, K, T, D) of a layer, and return them with their context.
+        """Write the new keys and values of a layer to the slots. Return them joined with the earlier columns.
 
-        The returned keys and values have the shape (R, K, context + T, D).
+        ``key`` and ``value`` have the shape (R, K, T, D). The returned keys and values have the shape
+        (R, K, context + T, D).
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)

@@ -25,7 +25,7 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The modules of one decoder layer. Weights that are loaded into the model are therefore used here too.
+    """The modules of one decoder layer. They belong to the model, so new weights of the model are used here too.
 
     ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
     """
@@ -60,10 +60,11 @@ class LlamaDecoder:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
-        """Return the decode step of ``model``, or None if only the model's own forward pass is known to be right.
+        """Return the decode step of ``model``, or None if this class does not support the model.
 
-        That is the case for other architectures, for layers with a sliding window, for activations other than SiLU,
-        and for linear layers that were replaced, by adapters or quantized ones.
+        These models are not supported: models with an architecture that is not in ``LLAMA_LIKE``, with a sliding
+        window, or with an activation other than SiLU. Models with an adapter and quantized models are not supported
+        either, because their linear layers were replaced.
         """
         config = model.config
         layer_types = getattr(config, "layer_types", None) or ()
@@ -80,7 +81,7 @@ class LlamaDecoder:
         """Append one token to each row of ``block``, and return the last hidden states (R, E).
 
         Args:
-            token_ids: (R,).
+            token_ids: (R,), the new token of each row.
             mask: (R, 1, 1, L), which is added to the attention scores.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
@@ -134,7 +135,10 @@ def _linear(states: Tensor, linear: nn.Linear) -> Tensor:
 
 
 def _rms_norm(states: Tensor, norm: Any) -> Tensor:
-    """Return states / sqrt(mean of their squares + eps) * weight, computed in fp32 up to the weight."""
+    """Return the RMS norm of ``states``: states / sqrt(mean of their squares + eps) * weight.
+
+    The division is computed in fp32. The multiplication by the weight is computed in the data type of ``states``.
+    """
     wide = states.to(torch.float32)
     variance = wide.pow(2).mean(-1, keepdim=True)
     return norm.weight * (wide * torch.rsqrt(variance + norm.variance_epsilon)).to(states.dtype)

@@ -35,7 +35,7 @@ class PrefillShape:
 
     Attributes:
         chunk: the maximum number of tokens of one sequence in a pass. More tokens take several passes (chunked
-            prefill). A shared beginning of prompts is computed once in whole chunks.
+            prefill). If several prompts begin with the same chunks, these chunks are computed once.
         tokens: the number of tokens in a pass. The number of rows in a pass is this number divided by the padded
             length, and at least 1. Rows that are not needed are padding.
     """

@@ -56,10 +56,11 @@ class PrefillPlan:
     """The work of a prefill. The four lists are in the order in which the work has to be done.
 
     Attributes:
-        compute: chunks that continue a session, and new sequences that share no prefix with another sequence.
-        prefix_copies: copies of prefixes of ``compute`` or of earlier sequences.
-        remainders: the chunks after the copied prefixes.
-        copies: copies of whole sequences.
+        compute: chunks that are computed first. They continue a session, or are a new sequence without a known prefix.
+        prefix_copies: the copies of prefixes. The sources are sequences of ``compute`` and sequences that were already
+            in the KV cache.
+        remainders: the chunks that follow a copied prefix. They are computed after the copy.
+        copies: the copies of whole sequences, for new sequences that are equal to another sequence.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)
@@ -79,8 +80,8 @@ class Scheduler:
         rows: number of slots in a block.
         max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
         add_block: function that allocates a block of the KV cache and returns the index of the block.
-        prefix_multiple: the length of a shared beginning of prompts is rounded down to a multiple of this number. With
-            the number of tokens in a prefill chunk, sharing changes no bit, because the chunks remain the same.
+        prefix_multiple: if two prompts share a beginning, its length is rounded down to a multiple of this number. Use
+            the number of tokens of a prefill chunk. Then sharing changes no bit, because the chunks remain the same.
     """
 
     def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int], prefix_multiple: int) -> None:
@@ -180,7 +181,11 @@ class Scheduler:
         return plan
 
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> None:
-        """Add the prefill of an empty slot to ``plan``, and the slot to the prefix cache."""
+        """Add the prefill of a new sequence to ``plan``.
+
+        A prefix that another slot holds is copied from there. If the whole sequence is computed, its prefixes are added
+        to the prefix cache. The sequence itself is always in the prefix cache afterwards.
+        """
         tokens = chunk.token_ids
         source = self._prefix_cache.setdefault(tokens, chunk.slot)
         if source != chunk.slot:
