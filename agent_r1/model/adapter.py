@@ -38,12 +38,12 @@ _SAVED_PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
     """Add a new adapter to the model in place, freeze all other weights, and return the model.
 
-    The adapter's matrices are in float32, or in a more precise type that the model has. The outputs of the model do not
-    change, because B is 0.
+    The adapter's matrices are in float32, or in the model's type if that type is more precise. The outputs of the model
+    do not change, because B is 0.
 
     Args:
-        seed: the seed of A.
-        base: the name or the folder of the model without the adapter, which is saved with the adapter.
+        seed: the seed of the random numbers in A.
+        base: the name or the folder of the model without the adapter. ``base`` is saved with the adapter.
 
     Raises:
         InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
@@ -131,9 +131,9 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy ``weights``, which are the :func:`trained_weights` of an equal model, into the model.
+    """Copy ``weights`` into the model. They come from :func:`trained_weights` of a model with the same architecture.
 
-    Raise RuntimeError if names or shapes differ.
+    Raise RuntimeError if the names or the shapes differ from the names and shapes in the model.
     """
     if not has_adapter(model):
         model.load_state_dict(dict(weights))
@@ -152,7 +152,7 @@ def count_adapter(model: nn.Module) -> int:
 
 
 def copy_sharing_frozen(module: M) -> M:
-    """Return a copy of a module. The frozen parameters of the copy share their memory with the module's."""
+    """Return a copy of a module. Frozen parameters are not copied: the module and its copy share their memory."""
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
         for parameter in module.parameters()
@@ -175,10 +175,11 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model without an adapter that computes the same: W + (alpha / rank) A B replaces W.
+    """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    The weights of the result are in float32 or a more precise type, because bfloat16 would round off most of A B.
-    Weights that are not changed share their memory with the model's if the type is the same.
+    The copy has no adapter and computes the same outputs. Its weights are in float32 or a more precise type, because
+    bfloat16 would round off most of A B. A weight that changes neither its value nor its type is not copied: the model
+    and the result share its memory.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():
@@ -191,9 +192,10 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Write ``weights``, which are :func:`trained_weights` of the model, to ``folder``.
+    """Write ``weights`` to ``folder``. They come from :func:`trained_weights` of the model.
 
-    The adapter of an adapted model is written in the format of peft, any other model in the format of transformers.
+    If the model has an adapter, only the adapter is written, in the format of peft. Otherwise the model is written, in
+    the format of transformers.
     """
     if not has_adapter(model):
         model.save_pretrained(folder, state_dict=dict(weights))
@@ -204,7 +206,10 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 
 
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights that :func:`save_weights` wrote for an adapted model, with the names in this model."""
+    """Return the weights of the adapter that :func:`save_weights` wrote to ``folder``.
+
+    The keys are the names of the weights in ``model``, which must have an adapter with the same settings.
+    """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}
     if names.keys() != saved.keys():
@@ -213,8 +218,9 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _inject(model: PreTrainedModel, lora: Any) -> None:
-    """Add an adapter with the settings ``lora`` of peft to the model in place. Its matrices are at least in float32.
+    """Add an adapter to the model in place. ``lora`` are its settings, an object of peft.
 
+    The matrices of the adapter are in float32 or a more precise type.
     Raise ValueError if the settings select a variant of LoRA, such as DoRA.
     """
     peft = import_extra("peft", "lora")
@@ -234,7 +240,7 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
 def _forward(layer: Any, inputs: Tensor) -> Tensor:
     """Return x W + (alpha / rank) (x A) B for the ``inputs`` x of an adapted layer: (.., d) -> (.., e).
 
-    peft computes the same with more operations, which take three times as long.
+    This function replaces peft's own forward method, which needs more operations and takes three times as long.
     """
     outputs = layer.base_layer(inputs)
     a, b = (part[ADAPTER].weight.to(inputs.dtype).t() for part in (layer.lora_A, layer.lora_B))  # (d, rank), (rank, e)
@@ -244,7 +250,7 @@ def _forward(layer: Any, inputs: Tensor) -> Tensor:
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the adapted layers of a model, which are layers of peft, with their names."""
+    """Yield the pair (name, layer) of each layer of a model to which peft added matrices."""
     if has_adapter(model):
         layer_type = import_extra("peft.tuners.lora", "lora").LoraLayer
         yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))

@@ -46,7 +46,10 @@ class SentenceEncoder:
         return int(self.model.config.hidden_size)
 
     def fingerprint(self) -> str:
-        """Return the sha256 of what determines a vector: weights, vocabulary, pooling and ``max_tokens``."""
+        """Return a sha256 that identifies the encoder. Encoders with equal hashes compute equal vectors.
+
+        The hash covers the weights, the vocabulary, the pooling and ``max_tokens``.
+        """
         # Leave out the pooler, which is not used. If the files lack its weights, they are random after every load.
         weights = tensors_checksum((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
         vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()))

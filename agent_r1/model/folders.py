@@ -56,9 +56,9 @@ def find_folder(name: str, kind: Kind) -> Path:
 
 
 def _named_folder(name: str, source: NamedModel) -> Path:
-    """Return the folder of a model with a known name: from its package if that is installed, else from the hub.
+    """Return the folder of a model with a known name: from its package if the package is installed, else from the hub.
 
-    So the weights do not depend on whether the hub can be reached at the moment.
+    An installed package is always used, even if the hub can be reached. So the weights do not depend on the connection.
     """
     file = _package_file(source.package)
     if file is not None:
@@ -71,7 +71,10 @@ def _named_folder(name: str, source: NamedModel) -> Path:
 
 
 def _package_file(package: Package) -> Path | None:
-    """Return the file that holds the model; None if the package is not installed. The package is not imported."""
+    """Return the file of an installed package that holds its model, without importing the package.
+
+    Return None if the package is not installed. Raise InvalidInput if the installed package lacks the file.
+    """
     spec = find_spec(package.module)
     if spec is None:
         return None
@@ -83,7 +86,10 @@ def _package_file(package: Package) -> Path | None:
 
 @cache  # because the checksums of 540 MB take about a second
 def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
-    """Return the Hugging Face folder made from ``file``. It is made once, in ``folder``, and verified by checksums."""
+    """Convert the model in ``file`` to a Hugging Face folder, and return this folder.
+
+    The result is kept below ``folder``. Later calls verify its checksums and do not convert the model again.
+    """
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()
     origin: Origin = {"conversion": CONVERSION, "sha256": checksum}

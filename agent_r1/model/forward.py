@@ -67,11 +67,12 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
 def token_scores(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`token_logprobs`, and the entropy (N,), in nats, of the same distributions.
+    """Return (log-probabilities, entropies) of the distributions that the hidden states (N, H) predict.
 
-    ``targets`` has one token for each position (N,), or m tokens (N, m). The log-probabilities have the shape of
-    ``targets``. The entropy has a gradient only if ``entropy_gradient``. The gradient needs memory for one more table
-    of the size of the logits.
+    ``targets`` holds one token for each position, with the shape (N,), or m tokens, with the shape (N, m). The
+    log-probabilities are computed as in :func:`token_logprobs`, and have the shape of ``targets``. The entropies are in
+    nats, and have the shape (N,). They have a gradient only if ``entropy_gradient`` is true. This gradient needs memory
+    for one more tensor of the size of the logits.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -105,11 +106,11 @@ def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
 def top_tokens(
     model: PreTrainedModel, hidden: Tensor, count: int, temperature: float, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the k most likely tokens after each hidden state (N, H), and their log-probabilities: (N, k) and (N, k).
+    """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state.
 
-    Only tokens below ``vocabulary`` are returned, so that they are also tokens of a model with fewer embeddings. k is
-    ``count``, or the number of these tokens. The logits are computed in chunks, as in :func:`token_logprobs`, and have
-    no gradient.
+    ``hidden`` has the shape (N, H), and both results have the shape (N, k). Only tokens with an id below ``vocabulary``
+    are returned, so that a model with fewer embeddings knows them too. k is ``count``, or the number of such tokens if
+    there are fewer. The logits are computed in chunks, as in :func:`token_logprobs`, and have no gradient.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

@@ -106,10 +106,11 @@ def _name(name: str) -> str:
 
 
 def _in_halves(values: np.ndarray, name: str, config: LlamaConfig) -> np.ndarray:
-    """Return the weights of queries and keys with the rows of each head in the order of transformers.
+    """Return the values of the tensor ``name`` of a GGUF file, with the rows in the order of transformers.
 
-    Rotary embeddings rotate pairs of rows. GGUF files keep the rows of a pair next to each other: 0 1 0 1 0 1.
-    Transformers keeps the first rows of all pairs before the second rows: 0 0 0 1 1 1. Other weights are unchanged.
+    The order differs only for the weights of queries and keys, because rotary embeddings rotate pairs of their rows.
+    GGUF files keep the rows of a pair next to each other: 0 1 0 1 0 1. Transformers keeps the first rows of all pairs
+    before the second rows: 0 0 0 1 1 1. All other tensors are returned unchanged.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:
@@ -144,6 +145,9 @@ def _tokenizer(metadata: Metadata, token_type: Any) -> PreTrainedTokenizerFast:
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
-    """Return how text is split before the merges: by GPT-2's pattern; for SmolLM, first before and after each digit."""
+    """Return the pre-tokenizer ``name``, which splits a text before byte pairs are merged.
+
+    A text is split by the pattern of GPT-2. For "smollm", each digit is separated first.
+    """
     byte_level = ByteLevel(add_prefix_space=False)
     return Sequence([Digits(individual_digits=True), byte_level]) if name == "smollm" else byte_level

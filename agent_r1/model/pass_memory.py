@@ -141,7 +141,10 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 class _AliveBytes(TorchDispatchMode):
-    """Counts the bytes of all living tensors that operations have made. ``peak`` is the largest count so far."""
+    """A counter of the bytes of tensors that torch operations made and that still exist.
+
+    ``peak`` is the largest count so far.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,9 +59,10 @@ class MixedPrecision(Generic[M]):
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return ``weights`` with a module that computes in ``dtype``.
+    """Return the pair of ``weights`` and a copy that computes in ``dtype``.
 
-    In this module, the submodules named in ``keep`` keep their data type.
+    In the copy, the submodules named in ``keep`` keep their data type. For float32 there is no copy, and ``weights``
+    itself computes.
     """
     if dtype == "float32":
         return MixedPrecision(weights, weights)

@@ -45,7 +45,9 @@ class ValueModel(nn.Module):
         mask: Tensor | None = None,
         logprobs: Tensor | None = None,
     ) -> Tensor:
-        """Return the value of each state (B, T). The state at position t consists of the tokens up to and including t.
+        """Return the values (B, T), one for each position of each sequence.
+
+        The value at position t is the prediction after the tokens up to and including t.
 
         For ``ids``, ``positions`` and ``mask``, see :func:`agent_r1.model.forward.hidden_states`. ``logprobs`` (B, T)
         are the log-probabilities with which the tokens were sampled; 0 for tokens that were not sampled.
