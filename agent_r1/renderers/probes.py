@@ -48,7 +48,7 @@ def comparable(message: Message) -> tuple[object, ...]:
 
 
 class RenderText(Protocol):
-    """A function that returns a conversation as text. It raises UnsupportedChat if the template cannot render it."""
+    """A function that renders a conversation as text. Raises UnsupportedChat if the template cannot render it."""
 
     def __call__(
         self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = (), *, add_generation_prompt: bool = False

@@ -88,7 +88,7 @@ class Renderer(Protocol):
         ...
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
-        """Return how many of the first sampled tokens belong to the action."""
+        """Return the number of sampled tokens, counted from the first, that belong to the action."""
         ...
 
     def spoken_text(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:

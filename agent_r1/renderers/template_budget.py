@@ -113,7 +113,10 @@ class Budget:
 
 
 def _require_small(operator: str, left: float, right: float) -> None:
-    """Raise BudgetExceeded if the result could be an integer with more than MAX_INTEGER_BITS bits."""
+    """Raise BudgetExceeded if the result of ``left operator right`` could be too large an integer.
+
+    An integer is too large if it has more than MAX_INTEGER_BITS bits.
+    """
     if isinstance(left, int) and isinstance(right, int):
         bits = {"**": left.bit_length() * max(right, 0), "*": left.bit_length() + right.bit_length()}
         if bits.get(operator, 0) > MAX_INTEGER_BITS:

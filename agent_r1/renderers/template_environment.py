@@ -231,9 +231,9 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return ``value``, a list, tuple or dictionary of a template, and spend the number of its values.
+    """Spend one step for each value in a list, tuple or dictionary of a template, and return the container.
 
-    The values of inner containers are counted too. A container that occurs twice is counted twice.
+    The values of inner containers are counted too. An inner container that occurs twice is counted twice.
     """
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
@@ -242,7 +242,7 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return ``value``, which a template searches or slices, and spend the cost of one pass over the value."""
+    """Spend the cost of one pass over a value, before a template searches or slices the value. Return the value."""
     context.environment.budget.spend(_steps_through(value), len(value) if isinstance(value, str) else 0)
     return value
 
@@ -292,7 +292,7 @@ def _counting(node: nodes.Node) -> nodes.Node:
 
 
 def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    """Return the expression ``node | name(*args)``."""
+    """Return a syntax tree for ``node | name(*args)``, which passes the value of ``node`` to the filter ``name``."""
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 

@@ -272,7 +272,7 @@ class TemplateRenderer:
         return self._token_indices(action_ids, [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
-        """Return how many of the first sampled tokens belong to the action.
+        """Return the number of sampled tokens, counted from the first, that belong to the action.
 
         All tokens belong to the action, except the tokens after a text that ends the action in this format. The caller
         can drop the later tokens, because the probabilities of earlier tokens do not depend on later tokens.
@@ -300,7 +300,10 @@ class TemplateRenderer:
         return None if output.end is None else start + output.end
 
     def _parse_output(self, action_ids: tuple[int, ...], tools: Tools) -> tuple[int, ParsedOutput]:
-        """Return the number of characters of the reasoning, and the parsed text after the reasoning."""
+        """Return (start, output). ``start`` is the number of characters of the reasoning, which begins the action.
+
+        ``output`` is the result of parsing the text after the reasoning.
+        """
         text = self._decode(self._without_end(action_ids))
         _, rest = self._split_reasoning(text, self._opens_reasoning)
         return len(text) - len(rest), self.tool_format.parse(rest, tools)

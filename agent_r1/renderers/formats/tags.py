@@ -51,7 +51,14 @@ _FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
 
 @dataclass(frozen=True, slots=True)
 class _Delimiters:
-    """The texts before and after a call or an answer, their patterns, and the stop strings that end the element.
+    """The delimiters of one kind of element. An element is a call or an answer in the text of an action.
+
+    Attributes:
+        opening: the text that is written before the element.
+        closing: the text that is written after the element.
+        open_pattern: the pattern that finds the opening delimiter in a text.
+        close_pattern: the pattern that finds the closing delimiter in a text.
+        stops: the stop strings that can end the element.
 
     Example:
         _Delimiters.of("search").opening == "<search>" and _Delimiters.of("```python").opening == "```python\\n"
@@ -73,9 +80,9 @@ class _Delimiters:
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        """Return the patterns for a text that grows.
+        """Return the patterns that find the element in the text of an action that is still being sampled.
 
-        In such a text, a closing fence is complete after the end of its line.
+        In such a text, a closing fence counts only after the end of its line, because more text can follow the fence.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)

@@ -64,13 +64,19 @@ class Glm(ToolFormat):
 
 
 def _split_function(block: str) -> _CallParts | str:
-    """Return the parts of a Qwen3.5 call, or the reason why the call cannot be read."""
+    """Return (tool name, text of the arguments, pattern of an argument) of a Qwen3.5 call.
+
+    If the call cannot be read, return the reason as text.
+    """
     found = _FUNCTION.fullmatch(block)
     return (found[1].strip(), found[2], _PARAMETER) if found else "a call is <function=NAME> .. </function>"
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return the parts of a GLM call, or the reason why the call cannot be read."""
+    """Return (tool name, text of the arguments, pattern of an argument) of a GLM call.
+
+    If the call cannot be read, return the reason as text.
+    """
     name, mark, rest = block.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         return "a call begins with the name of a tool, alone on its line"
