@@ -1,4 +1,4 @@
-"""The cache of vectors and faiss indexes. The key is a hash of the inputs."""
+"""The cache of vectors and faiss indexes. The name of a folder in the cache is a hash of the inputs (``Origin``)."""
 
 from __future__ import annotations
 

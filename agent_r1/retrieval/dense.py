@@ -45,8 +45,11 @@ class DenseIndex:
 def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
     """Return a dense index over ``passages``. The vectors of the passages are cached in ``config.cache``.
 
-    Raises InvalidInput if the encoder cannot be loaded or the cache cannot be written. Also if faiss is needed and not
-    installed, or refuses the factory string.
+    If ``config.faiss`` is set, a faiss index is made with this factory string, and is cached too.
+
+    Raises:
+        InvalidInput: the encoder cannot be loaded; the cache cannot be written; or faiss has to make an index, and is
+            not installed or refuses the factory string.
     """
     if config.faiss:
         import_faiss()  # raises before the passages are encoded, which can take an hour

@@ -160,8 +160,11 @@ def _passage_text(passage: Passage) -> PassageText:
 
 
 class _DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection if its first request does not arrive in time, so that slow clients do not
-    occupy the server."""
+    """The HTTP/1.1 protocol of uvicorn, with a time limit for the first request of a connection.
+
+    If the first request does not arrive in time, the connection is closed, so that slow clients do not occupy the
+    server.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -189,8 +192,8 @@ class RetrievalServer:
 
     Args:
         port: the port to listen on; 0 for any free port.
-        allowed_hosts: host names that the server accepts in requests. If empty: loopback names for a loopback address,
-            else any name.
+        allowed_hosts: host names that the server accepts in requests. If empty, a server on a loopback address accepts
+            only loopback names, and any other server accepts all names.
     """
 
     def __init__(

@@ -18,17 +18,18 @@ class Vectors(Protocol):
     """Searchable vectors, numbered from 0."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
-        """Return one list for each row of ``queries`` (n, width) float32: the numbers of the ``k`` nearest vectors.
+        """Return, for each query, the numbers of the ``k`` nearest vectors, nearest first.
 
-        The nearest vector has the largest inner product with the query and comes first. A list can be shorter than
-        ``k``.
+        ``queries`` is a float32 array of shape (n, width), with one query in each row. The nearest vector has the
+        largest inner product with the query. A list can be shorter than ``k``.
         """
         ...
 
 
 class TorchVectors:
-    """Exact search over the rows of ``matrix`` (vectors, width) float32. A memory map is accepted.
+    """An exact search over the vectors in the rows of ``matrix``.
 
+    ``matrix`` is a float32 array of shape (vectors, width), and can be a memory map.
     Vectors of equal score come in the order of their numbers.
     """
 
