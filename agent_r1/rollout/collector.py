@@ -64,9 +64,9 @@ class Collector:
         run: the name of the run, which is a part of the id of each attempt.
         limits: the limits of the attempts.
         seed: the root seed. The seed of each attempt is derived from the root seed.
-        greedy: makes one additional attempt for each group; None: there is no additional attempt. The sample index of
-            this attempt is the size of the group. The attempt is scored alone, so that scorers do not compare the
-            group with this attempt.
+        greedy: a second rollout, which makes one additional attempt for each group. If None, there is no additional
+            attempt. The sample index of the additional attempt is the size of the group. It is scored alone, so that
+            scorers do not compare the group with it.
         models: the models that environments can query, by role.
     """
 

@@ -37,9 +37,10 @@ class Exchange:
 class History:
     """An unfinished episode: its opening messages, its exchanges, and the policy's notes on summarized exchanges.
 
+    ``messages`` are the opening messages with the notes at the end, followed by the messages of the exchanges.
+
     Example:
-        History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.").messages
-        is ("Who?" with the notes below it, call, page)
+        History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.")
     """
 
     start: Messages
