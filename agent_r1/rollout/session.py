@@ -340,7 +340,10 @@ def _truncate(completion: Completion, length: int) -> Completion:
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:
-    """Await ``closing`` for at most CLOSE_SECONDS. Log a failure as a warning that names ``action``."""
+    """Await the coroutine ``closing`` for at most CLOSE_SECONDS.
+
+    If it fails or takes longer, log a warning that contains the text ``action``.
+    """
     try:
         with isolate(RuntimeError):
             async with asyncio.timeout(CLOSE_SECONDS):

@@ -56,18 +56,20 @@ class StalenessController:
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:
-        """Wait until the group is allowed to start, and return the version of the weights at its start.
+        """Wait until the group of ``request`` is allowed to start. Return the version of the weights at this time.
 
-        A call of ``request_refill`` or ``on_step_end`` can end the wait. After the last step, no group starts.
+        A call of ``request_refill`` or ``on_step_end`` can end the wait. A group that is not allowed to start before
+        the end of the last step never starts.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return how many groups of the run are certainly taken up to ``max_staleness`` steps after the current step.
+        """Return the number of groups that are certain to be used, counted from the beginning of the run.
 
-        The groups of the current step and of all earlier steps are included.
+        The count includes all earlier steps, the current step and the next ``max_staleness`` steps. Refills that were
+        not requested yet are not counted.
         """
         ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step

@@ -105,9 +105,9 @@ def _from_openai(given: Mapping[object, object]) -> Message:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return the rewards of a scorer for one trajectory, by name.
+    """Return the rewards that a scorer gave one trajectory, by name, with validated values.
 
-    A number becomes a float, and a tuple of numbers a tuple of floats. A reward that is Unscored becomes None.
+    Numbers become floats, also inside a tuple. A reward that is Unscored becomes None.
 
     Raises:
         TypeError: a reward is neither a number, nor a tuple of numbers, nor Unscored, nor None.

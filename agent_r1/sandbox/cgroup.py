@@ -1,7 +1,7 @@
 """A cgroup around one sandbox, if this machine permits cgroups.
 
-The cgroup limits the memory of all processes in the sandbox and of the files in /tmp together. The limit of the address
-space, in contrast, applies to each process separately and does not include the files in /tmp.
+The cgroup limits one sum: the memory of all processes in the sandbox plus the size of the files in /tmp. The sandbox
+also limits the address space. This other limit applies to each process separately and ignores the files in /tmp.
 """
 
 from __future__ import annotations
@@ -107,10 +107,9 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """Yield the cgroups of this process and their versions.
+    """Yield (folder, version) for each cgroup of this process in which the cgroup of a sandbox could be made.
 
-    The cgroup of a sandbox is made inside a cgroup of this process. Otherwise a memory limit of this process would not
-    include the memory of the sandbox.
+    If the cgroup of a sandbox were made elsewhere, a memory limit of this process would not include the sandbox.
     """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -125,9 +124,10 @@ def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
 
 
 def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
-    """Write the memory limit in bytes. Return whether the limit could be set.
+    """Write the memory limit, in bytes, to the limit files of the cgroup in ``path``.
 
-    The kernel creates the files of a cgroup. A limit without a file is left out.
+    The kernel creates these files, and some kernels create only some of them. A missing file is skipped. Return
+    whether the first file in ``version.limits`` exists, which is required.
     """
     names = [name for name in version.limits if (path / name).exists()]
     for name in names:

@@ -20,5 +20,8 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that waits for a free slot and keeps the slot until its end."""
+    """Return a context manager that lets at most MAX_CONCURRENT ``with`` blocks of an event loop run together.
+
+    A further block begins when another block has ended.
+    """
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

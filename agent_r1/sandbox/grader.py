@@ -25,7 +25,10 @@ _WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
 
 
 async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
-    """Return the verdict of :meth:`Sandbox.grade`. The limits apply to each of the two processes."""
+    """Run the tests against the candidate in two processes, and return the verdict (see :meth:`Sandbox.grade`).
+
+    The limits in ``confinement`` apply to each of the two processes.
+    """
     nonce = secrets.token_hex(16)
     tests_end, candidate_end = socket.socketpair()
     with tests_end, candidate_end:
@@ -46,10 +49,11 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
 
 
 def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
-    """Return the verdict if the tests did not pass.
+    """Return the verdict for a candidate that did not pass, from the results of the two processes.
 
-    If the candidate's process failed, the reason is the error of that process, otherwise the error of the tests'
-    process. If one of the two processes could not start, there is no verdict (``passed`` is None).
+    If one of the two processes could not start, ``passed`` is None. Otherwise ``passed`` is False. Then the reason is
+    the error of the candidate's process if this process failed. If it did not fail, the reason is the error of the
+    tests' process.
     """
     for result in (candidate, tests):
         if result.status is ExecutionStatus.NOT_STARTED:

@@ -149,9 +149,9 @@ class Confinement:
 
 
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Yield the options for read-only mounts and the folders above the mounts.
+    """Yield the bubblewrap options that mount ``paths`` read-only, and that first create the folders above them.
 
-    Without these options, only root could read the folders, because bubblewrap would create the folders for root.
+    Without options for these folders, bubblewrap would create them in such a way that only root could read them.
     """
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):
@@ -161,15 +161,19 @@ def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
 
 
 def interpreter() -> list[str]:
-    """Return the path of the running Python binary (never of a shim), and the parent folder of its standard library."""
+    """Return two paths: the running Python binary, and the parent folder of its standard library.
+
+    If a shim started Python, the first path is the binary and not the shim.
+    """
     standard = Path(os.__file__).resolve().parents[1]
     return [os.path.realpath(sys.executable), str(standard)]
 
 
 def _python() -> list[str]:
-    """Return the Python command with a short import path and without bytecode files.
+    """Return the command that starts Python in the sandbox, with its options.
 
-    The import path contains neither site-packages nor the user's folder nor the current folder.
+    The options remove site-packages, the user's folder and the current folder from the import path. Another option
+    stops Python from writing bytecode files.
     """
     return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8"]
 

@@ -29,8 +29,8 @@ def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
     The machine is probed once per process. The cgroup is optional; all other layers are required.
 
     Raises:
-        InvalidInput: if a program or Python package that the sandbox needs is missing, or a required layer does not
-            work. Also if ``config.packages`` contains a folder that does not exist.
+        InvalidInput: if a program or Python package that the sandbox needs is missing, a required layer does not
+            work, or a folder in ``config.packages`` does not exist.
     """
     for folder in config.packages:
         if not folder.is_dir():
@@ -56,7 +56,12 @@ def _verify_machine() -> frozenset[IsolationLayer]:
 
 
 def refusal(got: str, do: str) -> InvalidInput:
-    """Return the error for a machine on which the sandbox cannot be used."""
+    """Return the error for a machine on which the sandbox cannot be used.
+
+    Args:
+        got: the reason.
+        do: the remedy. The error also names ``--sandbox none`` as an alternative.
+    """
     accept = "or accept the risk with --sandbox none (in Python: SandboxConfig(level='none'))"
     return InvalidInput("sandbox 'bubblewrap'", got=got, do=f"{do}, {accept}")
 

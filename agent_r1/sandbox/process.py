@@ -298,7 +298,10 @@ async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[i
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[int]:
-    """Yield the file descriptor of a file in memory that cannot be changed. The position is the start of the file."""
+    """Yield the file descriptor of a new file in memory that contains ``content`` and cannot be changed.
+
+    Reading begins at the start of the file.
+    """
     file = os.memfd_create("agent-r1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(file, content)

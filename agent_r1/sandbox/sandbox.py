@@ -23,9 +23,10 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return the isolation of a sandbox of level ``none`` in this process, or None if no such sandbox exists.
+    """Return the text ``Sandbox.isolation`` of a sandbox without isolation (level ``none``) that this process uses.
 
-    A sandbox is also found if no tool or environment declares it.
+    Return None if all sandboxes of this process are isolated. This function also finds a sandbox that no tool or
+    environment declares.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -33,14 +34,17 @@ def find_unconfined_sandbox() -> str | None:
 
 
 def sandbox_level(declaration: object) -> str | None:
-    """Return the isolation that a Sandbox or a text declares, or None for any other object."""
+    """Return the isolation that a tool or an environment declares, as text, without raising an error.
+
+    A declaration is a Sandbox, or a text that is returned unchanged. For any other object, return None.
+    """
     if isinstance(declaration, Sandbox):
         return declaration.isolation
     return declaration if isinstance(declaration, str) else None
 
 
 def validate_sandbox(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, or None if the declaration is None.
+    """Return the isolation that a tool or an environment declares, as text; None if the declaration is None.
 
     Raises:
         InvalidInput: if the declaration is neither a Sandbox, nor text, nor None.

@@ -45,8 +45,8 @@ _LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these argumen
 def filter_program() -> bytes:
     """Return the filter as a BPF program for ``bwrap --seccomp``.
 
-    A system call of another architecture kills the process. The function needs ``pyseccomp``, which is None in this
-    module if pyseccomp or libseccomp is missing.
+    The filter kills a process that makes a system call of another architecture. Call this function only if
+    ``pyseccomp`` in this module is not None: it is None if the package pyseccomp or the library libseccomp is missing.
     """
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in DENIED:

@@ -67,7 +67,7 @@ def decode_value(data: Any) -> Any:
 
 
 def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
-    """Encode each text part as a string, and each media part as an object with the fields of the part."""
+    """Encode the parts of a message: a text part as a string, a media part as an object with the part's fields."""
     return [part.text if isinstance(part, Text) else {"sha256": part.sha256, "mime": part.mime} for part in parts]
 
 
@@ -77,7 +77,10 @@ def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Encode all fields of a message. The OpenAI format has no place for the raw text and the parse errors of calls."""
+    """Encode all fields of a message.
+
+    The OpenAI format is not used, because it has no fields for the raw text of a call and its parse error.
+    """
     return {
         "role": message.role,
         "parts": encode_parts(message.parts),

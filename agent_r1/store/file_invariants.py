@@ -164,9 +164,10 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 
 
 def last_closed_row(files: RunFiles) -> int:
-    """Return the number of the last row that a seal outside of the database covers; 0 if there is no such seal.
+    """Return the number of the last ledger row that a seal outside of the database covers.
 
-    The manifests and the seal file must be valid.
+    These seals are in the seal file and in the manifests of the checkpoints and the model, which must be valid. Return
+    0 if there is no such seal.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]

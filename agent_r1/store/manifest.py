@@ -31,7 +31,7 @@ class CorruptCheckpoint(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """The size in bytes, and the hash, of one file in a manifest."""
+    """One file in a manifest: its size in bytes and its sha256."""
 
     size: int
     sha256: str

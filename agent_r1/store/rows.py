@@ -1,4 +1,4 @@
-"""Encoding of events as rows, and of numbers and rewards as column values."""
+"""Encoding for the run database: events become rows; numbers and rewards become column values."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def decode_reward(value: float | str | None) -> RewardValue:
 
 
 def event_rows(event: Event, segment: int, connection: sqlite3.Connection) -> Iterator[Rows]:
-    """Yield the rows that record one event in a segment. The rows of earlier events must already exist."""
+    """Yield the rows that record one event in a segment.
+
+    The rows of all earlier events must already be in the database of ``connection``.
+    """
     match event:
         case AttemptStarted(attempt, split, version):
             key = attempt_key(attempt)

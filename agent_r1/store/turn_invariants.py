@@ -53,7 +53,10 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int) -> 
 
 
 def _decode_content(content: bytes) -> tuple[PolicyVersionSpan, ...]:
-    """Return the version spans of a turn. All other content is decoded too, so that damaged content raises an error."""
+    """Decode the stored content of a turn, and return only its version spans.
+
+    Everything else is decoded to find damage: damaged content raises an error.
+    """
     action, observation, results, version_spans, (_call_ends, _calls_with_rewards) = unpack_document(content)
     _ = decode_action(action), decode_messages(observation), [decode_result(result) for result in results]
     return decode_version_spans(version_spans)

@@ -123,7 +123,10 @@ def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def changed_schema(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each table, index, view or trigger that is missing, additional or changed."""
+    """Yield one line for each difference between the schema of a database and the schema of this version of agent-r1.
+
+    A difference is a table, index, view or trigger that is missing, additional or changed.
+    """
     with closing(sqlite3.connect(":memory:")) as reference:
         reference.executescript(TABLES)
         found, expected = _schema_of(connection), _schema_of(reference)

@@ -176,7 +176,10 @@ def _lock(folder: Path) -> int:
 
 
 def _holder(folder: Path) -> str:
-    """Return " (process ID)" for the process that holds the lock, or "" on systems that do not list locks."""
+    """Return a text such as " (process 4711)" that names the process that holds the lock on a run.
+
+    Return "" if the system does not list locks.
+    """
     found = folder.stat()
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError):

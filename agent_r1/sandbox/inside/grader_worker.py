@@ -33,7 +33,10 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """An object in the other process. It can be passed back, but not compared or inspected."""
+    """A placeholder for an object that stays in the other process.
+
+    The placeholder can be passed back to that process, but it cannot be compared or inspected.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -122,13 +125,19 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a defaultdict, as a plain dictionary if its factory is not in FACTORIES."""
+    """Encode a defaultdict. If its factory is not in FACTORIES, encode it as a plain dictionary.
+
+    ``inner`` encodes the keys and the values.
+    """
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a scalar of numpy. A ``longdouble`` is rounded to a float of Python, which ``item()`` would not do."""
+    """Encode a scalar of numpy as the Python value that ``inner`` encodes.
+
+    A ``longdouble`` is rounded to a Python float. The method ``item()`` would return it unchanged.
+    """
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
 
@@ -335,9 +344,10 @@ def serve(connection: int, source: str) -> None:
 
 
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
-    """Run the tests. The functions that they call are executed in the candidate's process.
+    """Run the tests. The candidate's functions that the tests call are executed in the candidate's process.
 
-    The output on stderr ends with the nonce if all tests pass, and with the nonce and a reason if the tests are faulty.
+    The last text on stderr tells the result. If all tests pass, it is the nonce. If the tests are faulty, it is the
+    nonce followed by the reason. If the candidate fails, the nonce is not written.
     """
     defined = receive(connection)["defined"]
     missing = [name for name in calls if name not in defined]

@@ -1,7 +1,8 @@
 """Attacks that are attempted against each isolation layer, inside the sandbox, before the first use of the sandbox.
 
-An attempt was blocked if it raises an exception or returns False. ``targets`` contains the path of a secret file and an
-open port, both outside the sandbox, and the limits. The full list of attacks is in tests/sandbox/attacks.py.
+Each attack is a function. The attack was blocked if the function raises an exception or returns False. Its argument
+``targets`` contains the path of a secret file outside the sandbox, an open port outside the sandbox, and the limits of
+the sandbox. The full list of attacks is in tests/sandbox/attacks.py.
 """
 
 import ctypes
@@ -100,7 +101,10 @@ ATTEMPTS: dict[str, tuple[Callable[[Any], bool], ...]] = {
 
 
 def probe(targets: Any) -> None:
-    """Print one line per layer: the name of the layer, and "broken" if an attempt succeeded, otherwise "holds"."""
+    """Attempt all attacks of this module, and print one line per isolation layer.
+
+    The line is the name of the layer and "broken" if an attack succeeded, or "holds" if all attacks were blocked.
+    """
     for layer, attempts in ATTEMPTS.items():
         result = "holds"
         for attempt in attempts:

@@ -79,7 +79,10 @@ def format_error(error: BaseException, source: str, name: str) -> str:
 
 
 def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
-    """Run source code. Return the letter and the text of the report."""
+    """Run source code, a cell or a whole program, and return its report as (letter, text).
+
+    The module docstring lists the letters of ``kind`` and of the report.
+    """
     try:
         try:
             run_program(source, name, names) if kind == b"p" else run_cell(source, name, names)
