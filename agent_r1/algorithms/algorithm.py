@@ -231,9 +231,12 @@ class Algorithm(Component):
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
 
-        w is ``loss_weight``, c ``importance_weight``, s ``sft_weight`` and d ``drift_weight``
-        (:class:`agent_r1.algorithms.types.TokenWeights`), D the divergence from the teacher
-        (:class:`agent_r1.algorithms.loss_terms.Distillation`). c is 0 on tokens that ``off_policy_mask`` masks.
+        - w, c, s, d: ``loss_weight``, ``importance_weight``, ``sft_weight`` and ``drift_weight`` of
+          :class:`agent_r1.algorithms.types.TokenWeights`. c is 0 on tokens that ``off_policy_mask`` masks.
+        - r, A: the importance ratio and the advantage.
+        - H: the entropy of the policy.
+        - KL: the estimated divergence of the policy from the reference policy.
+        - D: the divergence from the teacher (:class:`agent_r1.algorithms.loss_terms.Distillation`).
 
         Args:
             tokens: The outputs of the models for the n tokens of the micro-batch, with gradient.
@@ -328,9 +331,10 @@ class Algorithm(Component):
     def _apply_token_rules(
         self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return whether the token mask keeps each token, (N,) bool, and the weight of the KL-Cov penalty, (N,).
+        """Return (kept, penalty weight), each with one element per token: (N,).
 
-        The weight is None without KL-Cov, or if the loss mask includes no token.
+        ``kept`` (bool) says whether the token mask keeps the token. The penalty weight is the weight of the KL-Cov
+        penalty. It is None if the algorithm does not use KL-Cov, or if the loss mask includes no token.
         """
         kept, drift_weight = torch.ones_like(loss_mask), None
         if (self.token_mask is None and self.kl_cov is None) or not bool(loss_mask.any()):
@@ -343,7 +347,10 @@ class Algorithm(Component):
         return kept, drift_weight
 
     def _correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return the importance weight of each token: (N,); 1 on observations, or if there is no correction."""
+        """Return the importance weight of each token: (N,).
+
+        The weight is 1 on observations. Without a correction, the weight of every token is 1.
+        """
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
         if self.correction is None or old_logprobs is None:
             return weight
@@ -371,15 +378,19 @@ class Algorithm(Component):
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return the outputs, with the values after actions reduced to the actions of ``turns`` (D,)."""
+    """Return the outputs, in which the critic's values after actions are kept only for D of the S turns.
+
+    ``turns`` (D,) holds the numbers of these turns.
+    """
     values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[turns])
     return replace(outputs, values=values)
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return the targets for the actions of all ``count`` turns, from targets for the actions of ``turns`` (D,).
+    """Return the critic's targets with one target after the action of each of ``count`` turns.
 
-    The other turns have weight 0.
+    ``targets`` holds targets after the actions of D turns only. ``turns`` (D,) holds the numbers of these D turns. In
+    the result, the other turns have weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

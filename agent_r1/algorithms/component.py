@@ -21,7 +21,10 @@ LARGEST = 10**9
 
 
 class Component(BaseModel):
-    """A part of an algorithm with its settings. Alternative components have different values of ``name``."""
+    """A part of an algorithm with its settings, such as the policy loss.
+
+    If several classes can be used for the same part, each class has its own ``name``, such as "clip" for PPO's loss.
+    """
 
     model_config = ConfigDict(
         frozen=True,

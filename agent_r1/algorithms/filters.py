@@ -63,7 +63,7 @@ class Filters(Component):
             yield partial(top_variance, share=self.top_variance)
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return for each sample the reason why the loss excludes the sample, or None."""
+        """Return one entry per sample: the reason why the loss excludes the sample, or None if it is not excluded."""
         active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
         by_filter = [filter_fn(samples) for filter_fn in active]
         return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]
@@ -99,7 +99,10 @@ def drop_constant_groups(selection: Selection) -> Selection:
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection without the samples whose reason is not None. These samples are added to ``excluded``."""
+    """Return the selection, with some of its samples moved to its excluded attempts.
+
+    ``reasons`` holds one entry per sample: a reason to exclude the sample, or None to keep the sample.
+    """
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
     kept = tuple(sample for sample, reason in judged if reason is None)
@@ -107,13 +110,20 @@ def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
 
 
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
-    """Return a reason for each sample with a token that was sampled more than ``bound`` updates ago, else None."""
+    """Return one entry per sample: a reason to exclude the sample if it is stale, else None.
+
+    A sample is stale if one of its tokens was sampled more than ``bound`` updates ago. ``version`` is the number of the
+    current weights.
+    """
     ages = [version - sample.version for sample in samples]
     return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
 
 
 def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return a reason for each sample whose group has no greedy attempt with a return, else None."""
+    """Return one entry per sample: a reason to exclude the sample if its group has no greedy return, else None.
+
+    The greedy return is the return of the group's greedy attempt.
+    """
     return [
         None
         if sample.greedy_return is not None
@@ -123,15 +133,15 @@ def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
 
 
 def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return a reason for each sample whose trajectory was truncated, else None."""
+    """Return one entry per sample: a reason to exclude the sample if its trajectory was truncated, else None."""
     return ["overlong" if sample.trajectory.truncated else None for sample in samples]
 
 
 def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return a reason for each sample with an empty turn, else None.
+    """Return one entry per sample: a reason to exclude the sample if it has an empty turn, else None.
 
-    A turn is empty if all calls of the turn are unreadable, or if the turn has no calls and the text is empty or cut
-    off.
+    A turn with calls is empty if all its calls are unreadable. A turn without calls is empty if its text is empty or
+    cut off.
     """
     return ["empty turn" if any(map(_is_empty, sample.trajectory.turns)) else None for sample in samples]
 
@@ -144,16 +154,16 @@ def _is_empty(turn: Turn) -> bool:
 
 
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
-    """Return a reason for each sample whose return is below ``threshold``, else None."""
+    """Return one entry per sample: a reason to exclude the sample if its return is below ``threshold``, else None."""
     returns, _ = _returns(samples)
     return [None if is_success else "unsuccessful" for is_success in reaches(returns, threshold).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return a reason for each sample whose group is not among the groups with the largest variance of returns.
+    """Return one entry per sample: a reason to exclude the sample if its group is removed, else None.
 
-    The result is None for the other samples. ``share`` is the share of the groups to keep. At least one group is kept.
-    Among groups of equal variance, the earlier groups are kept.
+    The groups with the largest variance of returns are kept, and the other groups are removed. ``share`` is the share
+    of groups to keep. At least one group is kept. Among groups of equal variance, the earlier groups are kept.
     """
     if not samples:
         return []
@@ -166,6 +176,6 @@ def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | 
 
 
 def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """Return the return and the group of each sample: (samples,), (samples,)."""
+    """Return (returns, groups): two tensors with the return and the group number of each sample."""
     returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

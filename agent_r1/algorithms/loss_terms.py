@@ -113,7 +113,10 @@ class RewardShaping(Component):
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return the penalty (0 or negative) of each trajectory for its action tokens and its turns: (M,)."""
+        """Return the penalty (0 or negative) of each trajectory for its numbers of action tokens and turns: (M,).
+
+        ``lengths`` (M,) holds the numbers of action tokens. Each number is divided by the largest number in the group.
+        """
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
         # the penalty as a share of the mean return of the group: (M,)
@@ -307,7 +310,12 @@ class Correction(Component):
         return f"each token times {weight}; w = pi_old / mu of the {self.level}"
 
     def weight(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return the importance weight of each token, from its log(pi_old / mu) and its unit: (n,), (n,) -> (n,)."""
+        """Return the importance weight of each of n tokens: (n,).
+
+        Args:
+            log_ratio: (n,) log(pi_old / mu) of each token.
+            unit: (n,) the number of the unit of each token. The tokens of a unit get the same weight.
+        """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
             return ratio.clamp(max=self.high)
@@ -346,16 +354,22 @@ class Rejection(Component):
         )
 
     def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return whether each token is accepted, from its log(pi_old / mu) and its unit: (n,), (n,) -> (n,) bool."""
+        """Return whether each of n tokens is accepted: (n,) bool.
+
+        Args:
+            log_ratio: (n,) log(pi_old / mu) of each token.
+            unit: (n,) the number of the unit of each token. A unit is accepted or rejected as a whole.
+        """
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
         return (ratio >= self.low) & (ratio <= self.high)
 
 
 def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return log(pi_old / mu) and the unit of each of the n action tokens: (n,) and (n,).
+    """Return (log-ratios, units) of the n action tokens of a batch. Both tensors have the shape (n,).
 
-    mu is the sampler's policy. Observations are left out, because observations were not sampled.
+    The log-ratio of a token is log(pi_old / mu), with the trainer's policy pi_old before the update and the sampler's
+    policy mu. The unit is the number of the token, turn or trajectory, depending on ``level``.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)

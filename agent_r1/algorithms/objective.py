@@ -24,8 +24,9 @@ def objective(algorithm: Algorithm) -> str:
 def inactive_terms(algorithm: Algorithm, optimizer_steps: int, max_staleness: int) -> str:
     """Return one sentence that names the settings without an effect on the gradient, or "".
 
-    Settings of the loss have no effect if r is always 1: with one optimizer step per batch and samples without
-    staleness. In all other cases, and if the loss does not depend on r or the advantage is 0, the result is "".
+    Settings of the loss, such as the clip, have no effect if the importance ratio r is always 1. This is the case with
+    one optimizer step per batch and samples without staleness. Otherwise the result is "". The result is also "" if the
+    loss does not depend on r, or if the advantage is always 0.
 
     Args:
         algorithm: The algorithm.

@@ -19,9 +19,9 @@ from agent_r1.data.segments import segment_sum
 class Vespo(PolicyLoss):
     """VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
 
-    The source is 2602.10693, section 3.4 (``vespo`` in TRL). W is the product of the token ratios of the unit, and not
-    the geometric mean. phi is 1 at W = 1, and tends to 0 for very small and very large W. k and lambda depend on the
-    sign of A.
+    The source is 2602.10693, section 3.4 (``vespo`` in TRL). W is the product of the importance ratios of all
+    tokens of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for very small and very large W. k and lambda
+    depend on the sign of A.
     """
 
     name: Literal["vespo"] = "vespo"

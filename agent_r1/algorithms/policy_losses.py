@@ -222,10 +222,10 @@ class Dppo(PolicyLoss):
 
 
 class Gmpo(PolicyLoss):
-    """GMPO: -A times the geometric mean of the unit's clipped token ratios (2507.20673, equation 4).
+    """GMPO: -A times the geometric mean of clipped token ratios (2507.20673, equation 4).
 
-    Each token's log-ratio is clipped before the mean is computed: from above if A > 0, from below if A <= 0. A clipped
-    token has no gradient.
+    The mean is over the tokens of a turn or trajectory. Each token's log-ratio is clipped before the mean is computed:
+    from above if A > 0, from below if A <= 0. A clipped token has no gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"

@@ -94,10 +94,13 @@ def find_algorithm(name: str) -> Algorithm | None:
 
 
 def parameters(algorithm: Algorithm) -> dict[str, object]:
-    """Return every parameter of an algorithm by dotted key. The value of a component with a name is this name.
+    """Return every parameter of an algorithm by dotted key.
+
+    The key of a component, such as ``loss``, has the name of the component as its value.
 
     Example:
-        parameters(GRPO)["loss"], parameters(GRPO)["loss.clip_low"] == "clip", 0.2
+        parameters(GRPO)["loss"] == "clip"
+        parameters(GRPO)["loss.clip_low"] == 0.2
     """
     return {key: value for key, value in _parameters(algorithm, "") if key not in DESCRIPTIVE}
 
@@ -132,9 +135,10 @@ def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return a preset, renamed to ``name``, if ``settings`` holds every component. Otherwise return None.
+    """Return a base for rebuilding the algorithm ``name`` of a stored run, or None if ``settings`` lacks a component.
 
-    The caller replaces every component by the settings, so any preset can be used.
+    The base is a preset, renamed to ``name``. The caller replaces all components of the base by ``settings``, so any
+    preset can be the base.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -184,8 +188,8 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the new value of the field ``name`` of a component.
 
-    ``given`` holds the given value of the field (key ""), and the values of parameters of the field's component (by
-    dotted key).
+    The field holds a plain value or another component. ``given`` holds the settings for the field: the key "" has a new
+    value for the field itself. Other keys, such as ``clip_low``, change parameters of the component in the field.
     """
     value: Any = dict(component)[name]
     options = choices(component, name)
@@ -203,9 +207,11 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the component with the name ``value``, None for "none", or ``value`` if the field holds no component.
+    """Return the new content of a field to which a setting gives ``value``.
 
-    Raise InvalidInput if the field holds components and none of them has this name.
+    If the field can hold components (``options``), ``value`` is the name of a component, and this component is
+    returned. If the field is optional, the name "none" gives None. If the field holds a plain value, ``value`` is
+    returned. Raise InvalidInput if the field can hold components and none of them has this name.
     """
     if optional and value in (None, NONE):
         return None

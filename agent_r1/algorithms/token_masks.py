@@ -103,8 +103,8 @@ class ClipCov(TokenMask):
     """A mask of a few random tokens with a large covariance of advantage and log-probability: Clip-Cov (2505.22617).
 
     Tokens with a large covariance reduce the entropy of the policy most. The masked tokens are drawn from the tokens
-    with low < cov < high (:func:`covariance`). ``share`` of all tokens is masked, and at least one token, if there are
-    enough tokens to draw from.
+    with low < cov < high (:func:`covariance`). The number of masked tokens is ``share`` times the number of all
+    tokens, but at least 1. If there are fewer tokens to draw from, all of them are masked.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -176,7 +176,10 @@ class OffPolicyMask(Component):
         return f"without tokens with A < 0 of trajectories whose mean of log(mu / pi) is above {self.threshold:g}"
 
     def kept(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return whether each of the n tokens has a policy loss: (n,) bool. The tokens are of whole trajectories."""
+        """Return whether each of the n tokens has a policy loss: (n,) bool.
+
+        The n tokens must include all tokens of each trajectory, because the rule uses a mean over the trajectory.
+        """
         sampler_logprobs = require(tokens.sampler_logprobs, "the sampler's log-probabilities")
         trajectory = require(tokens.trajectory, "the trajectory of each token")
         moved = segment_mean(sampler_logprobs - tokens.logprobs.detach(), trajectory)[trajectory]  # (n,)

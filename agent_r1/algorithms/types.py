@@ -21,8 +21,8 @@ Metrics = Mapping[str, Tensor]
 class StateValues:
     """One number for each state that a critic sees: a value, a target, or a loss weight.
 
-    Advantages are computed at the states before tokens. The states after actions are needed only for bootstrapping: the
-    value of a truncated episode after its last action.
+    Advantages are computed at the states before tokens. The states after actions are needed only for bootstrapping: if
+    an episode was truncated, the value after its last action estimates the rewards that are missing.
     """
 
     before_token: Tensor
@@ -33,7 +33,10 @@ class StateValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """The k tokens that a model finds most likely at the position of each of the N tokens of a batch. On the CPU."""
+    """The k tokens that a model finds most likely, at the position of each of the N tokens of a batch.
+
+    The tensors are on the CPU.
+    """
 
     ids: Tensor
     """(N, k) int64 token ids."""
@@ -41,7 +44,7 @@ class TopTokens:
     """(N, k) float64: the log-probabilities of these tokens."""
 
     def select(self, mask: Tensor) -> TopTokens:
-        """Return the rows of the tokens of ``mask`` (N,)."""
+        """Return only the rows at which ``mask`` (N,) is true."""
         return TopTokens(self.ids[mask], self.logprobs[mask])
 
 

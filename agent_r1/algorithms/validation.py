@@ -140,7 +140,10 @@ def _rewards(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _without_effect(algorithm: Algorithm) -> Iterator[str]:
-    """Yield a reason for each setting that no code reads, and for each window that contains no number."""
+    """Yield a message for each setting that other settings make useless or contradict.
+
+    For example, the upper bound of a window can be below the lower bound.
+    """
     correction, rejection, kl = algorithm.correction, algorithm.rejection, algorithm.kl
     if correction is not None and correction.rule == "truncate" and correction.low != Correction().low:
         yield "correction.low has no effect if ratios are truncated: give correction.rule window"

@@ -44,7 +44,10 @@ class Advantage(Component, ABC):
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return ``output``, or raise TypeError if this output of a model was not computed (None)."""
+    """Return ``output``. Raise TypeError if ``output`` is None: the output of the model was not computed.
+
+    The error contains ``description``, which names the output.
+    """
     if output is None:
         raise TypeError(f"the algorithm needs {description}")
     return output

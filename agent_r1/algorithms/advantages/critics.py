@@ -64,7 +64,7 @@ class WithCritic(Advantage):
         return torch.where(batch.truncated, after_last, 0.0)  # (M,)
 
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
-        """Return the advantage of each turn by GAE over turns, and the value of each turn: (S,), (S,).
+        """Return (advantages, values) of GAE over turns. Both have the shape (S,): one number per turn.
 
         The value of a turn is V of the state before the first token of the turn.
         """
@@ -76,10 +76,11 @@ class WithCritic(Advantage):
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
         """Return value targets for the states before tokens and for the states after actions.
 
-        States before tokens have the targets ``target`` (N,) and the weights ``weight`` (N,). The target of a state
-        after an action is the return of the next turn in ``turn_returns`` (S,), or 0 after the last turn. The state
-        after the last turn of a truncated trajectory has no known target, so its weight is 0. If ``bootstrap`` is off,
-        all states after actions have weight 0.
+        The arguments give the targets and weights of the states before tokens: ``target`` (N,) and ``weight`` (N,).
+        The state after the action of a turn has the return of the next turn as its target. ``turn_returns`` (S,) holds
+        the return of each turn. After the last turn of a trajectory, the target is 0. If the trajectory was truncated,
+        this last target is not known, so its weight is 0. If ``bootstrap`` is off, all states after actions have weight
+        0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)

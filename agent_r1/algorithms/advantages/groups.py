@@ -152,10 +152,12 @@ class WhitenedGroup(Advantage):
 
 
 class SeparateRewards(Advantage):
-    """A = whiten(sum_k weight_k * standardize(R_k)) over the rewards k of different names: GDPO (2601.05242).
+    """A = whiten(sum_k weight_k * standardize(R_k)): GDPO (2601.05242).
 
-    standardize(R_k) is the group-relative advantage that reward k alone would give. If the rewards were summed before
-    standardizing, different rewards could cancel, and a reward with a large variance would hide the other rewards.
+    The sum is over the names k of rewards. R_k is the sum of the rewards with the name k in a trajectory.
+    standardize(R_k) is the group-relative advantage that these rewards alone would give. If the rewards were summed
+    before standardizing, different rewards could cancel, and a reward with a large variance would hide the other
+    rewards.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"

@@ -38,10 +38,10 @@ class AgainstRole(Advantage):
     def track(
         self, baselines: Mapping[str, float], roles: Sequence[str], returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the baseline of each trajectory, (M,) float64, and the new baseline of each role.
+        """Return (the baseline of each trajectory, the new running mean of each role).
 
-        The baseline of a trajectory is the running mean over earlier trajectories of its role, without the return of
-        the trajectory itself. The baseline of a new role is 0.
+        The first result has the shape (M,) and the type float64. The baseline of a trajectory is the running mean of
+        the returns of earlier trajectories with the same role. The baseline of a new role is 0.
 
         Args:
             baselines: The running mean by role, before the batch.

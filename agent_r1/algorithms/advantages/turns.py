@@ -96,8 +96,8 @@ class SameTurn(TurnRelative):
 class SameState(TurnRelative):
     """A_t = A(R) + turn_weight * A(G_t): GiGPO (2505.10978, equation 8).
 
-    A(R) compares the trajectories of a group, A(G_t) the turns of a group in the same state. Two turns are in the same
-    state if the last messages of the environment before these turns are equal, word for word.
+    A(R) compares the trajectories of a group. A(G_t) compares the turns of a group that are in the same state. Two
+    turns are in the same state if the last messages of the environment before these turns are equal, word for word.
     """
 
     name: Literal["same_state"] = "same_state"
@@ -141,10 +141,11 @@ class SameHistory(TurnRelative):
     """A_t = weighted mean over k of (G_t - mean G) / std G among turns with the same last k states.
 
     The estimator is HGPO (2602.22817), computed as in the recipe of verl-agent. The last k states of a turn include
-    the state before the turn. A larger k compares turns that are more similar, but fewer turns. A k has weight 0 if no
-    other turn has the same last k states, or if all returns G of the turns with these states are equal. The weight is
-    also 0 if the turn has fewer than k states. std is the standard deviation of a population (without Bessel's
-    correction).
+    the state before the turn. A larger k compares turns that are more similar, but fewer turns.
+
+    For one turn, a number k has weight 0 in three cases: no other turn of the group has the same last k states; all
+    turns with these states have equal G; or the turn has fewer than k states. std is the standard deviation of a
+    population (without Bessel's correction).
     """
 
     name: Literal["same_history"] = "same_history"

@@ -28,14 +28,17 @@ def has_variance(x: Tensor, key: Tensor, tolerance: float = MIN_STD) -> Tensor:
 
 
 def center(x: Tensor, key: Tensor) -> Tensor:
-    """Return x - mean x of the group: (N,), the advantage of Dr.GRPO (2503.20783); exactly 0 in a constant group."""
+    """Return each element minus the mean of its group: (N,). This is the advantage of Dr.GRPO (2503.20783).
+
+    The result is exactly 0 in a constant group (all elements are equal).
+    """
     return torch.where(has_variance(x, key), x - segment_mean(x, key)[key], 0.0)
 
 
 def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
-    """Return x - mean x of the other elements of the group: (N,), the advantage of RLOO (2402.14740).
+    """Return each element minus the mean of the other elements of its group: (N,).
 
-    The result is exactly 0 in a constant group.
+    This is the advantage of RLOO (2402.14740). The result is exactly 0 in a constant group (all elements are equal).
     """
     # x - mean of the other elements = (x - mean of the group) * count / (count - 1)
     count = segment_count(key)[key]  # (N,)
@@ -43,10 +46,11 @@ def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
 
 
 def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return x - weighted mean x of the group: (N,); exactly 0 in a constant group.
+    """Return each element minus the weighted mean of its group: (N,).
 
-    If ``weight`` (N,) is the length of each trajectory, the result is the advantage of OPO (2505.23585). If the squared
-    gradient of a trajectory is proportional to its length, no other baseline gives a gradient with a smaller variance.
+    The result is exactly 0 in a constant group (all elements are equal). If ``weight`` (N,) is the length of each
+    trajectory, the result is the advantage of OPO (2505.23585). If the squared gradient of a trajectory is proportional
+    to its length, no other baseline gives a gradient with a smaller variance.
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
@@ -67,9 +71,10 @@ def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
 
 
 def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return (x - mean x) / (std x + epsilon), with mean and std of the group: (N,); exactly 0 in a constant group.
+    """Return (x - mean x) / (std x + epsilon) for each element x: (N,). The mean and std are over the element's group.
 
-    The result is the group-relative advantage of GRPO (2402.03300, section 4.1.2).
+    This is the group-relative advantage of GRPO (2402.03300, section 4.1.2). The result is exactly 0 in a constant
+    group (all elements are equal).
     """
     return divide_by_std(center(x, key), x, key, epsilon)
 
