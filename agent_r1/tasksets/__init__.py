@@ -21,7 +21,8 @@ class TaskSetEntry:
     Attributes:
         description: one line about the task set.
         build: builds the task set from (data, corpus, seed). ``data`` is a file, a folder or the name of a data set on
-            the hub. ``corpus`` is a file or the address of a retrieval server. None means: not given.
+            the hub. ``corpus`` is a file or the address of a retrieval server. Each of the two is None if the user
+            did not give it.
     """
 
     description: str
@@ -42,8 +43,8 @@ def build(
     """Build the task set called ``name``.
 
     Raises:
-        InvalidInput: no task set has this name, its files cannot be used, or its sandbox level is not available on this
-            machine. Also if a sandbox level is given for a task set that runs no code.
+        InvalidInput: no task set has this name, its files cannot be used, its sandbox level is not available on this
+            machine, or a sandbox level is given although the task set runs no code.
     """
     if name not in TASKSETS:
         do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()

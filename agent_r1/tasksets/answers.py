@@ -11,7 +11,7 @@ from agent_r1.rewards.answers import gold_answers
 
 
 def answer(text: str) -> Message:
-    """Return a final message of the assistant that has ``text`` between the tags of the answer."""
+    """Return the final message of an episode: a message of the assistant with ``<answer>text</answer>``."""
     return Message.assistant(f"<answer>{text}</answer>")
 
 
@@ -22,10 +22,12 @@ def answer_solutions(
 
     Args:
         task: the question. Every entry of ``task.data["answers"]`` is a right answer.
-        searches: the messages with tool calls before the answer, one per turn, fewer than ``max_turns``.
+        searches: messages with tool calls that the solutions send before the answer, one message per turn. There are
+            fewer messages than ``max_turns``.
         other: a wrong answer, for example the answer of another task.
         max_turns: the largest number of turns of an episode.
-        full: for some rewards, by name, the value that every right answer gets and no wrong answer gets.
+        full: values of rewards, by name. Every right solution must reach these values, and no wrong solution may
+            reach any of them.
     """
     first, *aliases = gold_answers(task)
     gold = (

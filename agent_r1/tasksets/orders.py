@@ -89,9 +89,10 @@ class OrderDatabase:
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """Return the number of an order, without spaces and in upper case, and the order.
+        """Find the order whose number is the text ``order``. Return (number, order).
 
-        Raises ValueError if no order has the number.
+        The returned number is in upper case and without spaces around it, as in the database. Raises ValueError if no
+        order has the number.
         """
         number = order.strip().upper()
         if number not in self.orders:
@@ -193,11 +194,13 @@ def customer_instructions(task: Task) -> str:
 
 
 def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
-    """Return ``served`` (1.0 if both parts are 1.0) and its parts ``state`` and ``told``, each 1.0 or 0.0.
+    """Return three rewards by name. Each is 1.0 or 0.0.
 
-    ``state`` is 1.0 if the database is as the customer asked. ``told`` is 1.0 if the conversation ended and the agent
-    stated the right price. The statements to the customer must name the price of the customer's order, and no price of
-    another order. Questions, thoughts and calls are not statements.
+    - ``state``: 1.0 if the database is as the customer asked
+    - ``told``: 1.0 if the conversation ended and the agent told the customer the right price. The agent's statements
+      must name the price of the customer's order, and no price of another order. Questions, thoughts and calls are not
+      statements
+    - ``served``: 1.0 if both other rewards are 1.0
     """
     orders: Database = task.data["orders"]
     wish: Wish = task.data["wish"]

@@ -8,9 +8,10 @@ from agent_r1.core.trajectory import Trajectory
 
 
 def share_of_pages(trajectory: Trajectory, titles: Collection[str]) -> float:
-    """Return the share of the pages with these titles that the searches of an attempt returned, in [0, 1].
+    """Return which share of the given titles the searches of an attempt found, from 0 to 1.
 
-    The ``data`` of a search result are the titles of its pages.
+    A title is found if a search returned the page with this title. The ``data`` of a search result must be the titles
+    of the returned pages.
     """
     found = {title for turn in trajectory.env_turns for result in turn.results for title in result.data or ()}
     needed = set(titles)

@@ -1,7 +1,7 @@
 """Divide the questions of a benchmark into training, validation and test questions.
 
-The score on the validation questions decides which checkpoint is the best. The scores in the table are the scores on
-the test questions.
+The score on the validation questions decides which checkpoint is the best. An evaluation reports the score on the test
+questions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[st
             are also the split ``WHOLE``, in an order that does not depend on ``seed``.
         seed: orders the training questions.
         read: reads the questions of one file, folder or split on the hub.
-        tested: the parts of a data set on the hub to test on; the first part that exists is used.
+        tested: names of splits of a data set on the hub. The first of them that exists has the test questions.
 
     Raises:
         InvalidInput: a row cannot be read, a folder has no questions, a question of a folder is in two splits, or a
@@ -132,12 +132,14 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
 def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
     """Return the questions of each split of a data set on the hub.
 
-    The test questions are the first part of ``tested`` that the data set has, because papers report the score of this
-    part. The validation questions are a tenth of the training questions (at most 128), so that the choice of the
-    checkpoint does not depend on test questions. If the data set has only one split, or ``data`` names one split
-    (``@SPLIT``), the questions of this split are divided by :func:`divide`.
+    ``tested`` lists names of splits. The first of them that the data set has gives the test questions, because papers
+    report the score on this split. The validation questions are a tenth of the split ``train`` (at most 128), so that
+    the choice of the checkpoint does not depend on test questions.
 
-    Raises InvalidInput if the data set has no training part or no part to test on.
+    If the data set has only one split, or ``data`` names one split (``@SPLIT``), :func:`divide` divides the questions
+    of this split.
+
+    Raises InvalidInput if the data set has no split ``train``, or none of the splits in ``tested``.
     """
     name = hub_name(data)
     there = hub_splits(name)
@@ -182,9 +184,9 @@ def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
 
 
 def hash_order(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
-    """Return the questions in the order of the hashes of ``salt`` and their texts.
+    """Return the questions in an order that looks random but is the same on every machine.
 
-    The order is the same on every machine.
+    The questions are sorted by a hash of ``salt`` and their text. Another ``salt`` gives another order.
     """
     return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
 

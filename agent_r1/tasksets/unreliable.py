@@ -54,9 +54,10 @@ Fortune = Literal["fresh", "old", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The probabilities that a search fails and that a search returns an outdated page.
+    """Two probabilities for a search: that it fails, and that it returns an outdated page.
 
-    The probabilities do not apply to the search that surely returns the true edition (see ``FRESH``).
+    One of every three searches for a page surely returns the true page (see ``FRESH``). The probabilities apply to the
+    other two searches.
 
     Example:
         Rates(failed=0.2, old=0.2)
@@ -68,7 +69,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split: the questions of the TinyWiki split ``questions``, and the rates of the search."""
+    """A split.
+
+    Attributes:
+        questions: the name of the TinyWiki split with the same questions.
+        rates: how often a search fails or returns an outdated page.
+    """
 
     questions: str
     rates: Rates
@@ -119,9 +125,10 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, time: int) -> str:
-    """Return the text of the page that search number ``time`` for ``title`` returns. The numbers begin with 1.
+    """Return the text that a search for the page ``title`` returns: the true page or an outdated edition of it.
 
-    Raises ConnectionError if the search fails.
+    ``time`` says which search for this page it is in the episode; the first is 1. Raises ConnectionError if the search
+    fails.
     """
     match search_outcome(task, title, time):
         case "failed":
@@ -133,7 +140,10 @@ def edition(task: Task, title: str, time: int) -> str:
 
 
 def search_outcome(task: Task, title: str, time: int) -> Fortune:
-    """Return the outcome of search number ``time`` for a page. The numbers begin with 1."""
+    """Return the outcome of a search for a page: "failed", "old" (an outdated edition) or "fresh" (the true page).
+
+    ``time`` says which search for this page it is in the episode; the first is 1.
+    """
     if time == _surely_fresh(task, title, time):
         return "fresh"
     rates: Rates = task.data["rates"]
@@ -144,9 +154,10 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the number of the search that surely returns the true edition, in the block that contains ``time``.
+    """Return the number of a search that surely returns the true page.
 
-    The searches for a page are counted from 1. Three searches form a block: 1 to 3, 4 to 6, and so on.
+    The searches for a page are counted from 1, and every three searches form a block: 1 to 3, 4 to 6, and so on. Each
+    block contains one such search. The function returns the one in the block of search number ``time``.
     """
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
@@ -157,10 +168,11 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """Return a wiki with only one page: the outdated edition that search number ``time`` for ``title`` can return.
+    """Return the outdated edition that search number ``time`` for the page ``title`` can return.
 
-    No relation has its true value. In the first four outdated editions, a relation never has the same value twice. The
-    editions of the first 66 searches all differ. Therefore no outdated edition is returned twice in these searches.
+    The edition is a wiki with only this page. It has the values of the true page, but no relation has its true value.
+    In the first four outdated editions of a page, a relation never has the same value twice. In the first 66 searches
+    for a page, no outdated edition is returned twice.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
@@ -236,7 +248,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return the number of searches for a page until two searches have returned the true edition."""
+    """Return how many searches for a page an agent needs until two of them have returned the true page."""
     fresh = time = 0
     while fresh < 2:
         time += 1

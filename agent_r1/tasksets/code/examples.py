@@ -26,10 +26,11 @@ class Example:
 
 
 def example_from_assertion(source: str) -> Example:
-    """Return the example in an assertion.
+    """Return an assertion as an example.
 
-    For ``assert f(1) == 2`` the call and the expected value are the two sides. For another assertion, the condition
-    must be true. Raises SyntaxError if ``source`` is not one assertion.
+    For ``assert f(1) == 2``, the call is ``f(1)`` and the expected value is ``2``. For an assertion without ``==``, the
+    call is the condition as a bool, and the expected value is True. Raises SyntaxError if ``source`` is not one
+    assertion.
 
     Example:
         >>> example_from_assertion("assert not odd(2)")

@@ -28,8 +28,8 @@ class CodeScorer:
     - ``passed``: 1 if the final solution passes the exam; 0 if the solution fails or there is no solution; None if the
       solution could not be graded, because the sandbox or the tests failed
     - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0
-    - ``first_passed``: the same as ``passed``, for the first code that was given to ``run_tests``; for the final
-      solution if no code was given to ``run_tests``
+    - ``first_passed``: graded like ``passed``, but for the first code that the agent gave to ``run_tests``; equal to
+      ``passed`` if the agent gave no code to ``run_tests``
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -96,13 +96,13 @@ def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return how often the first code of an attempt passed, and how often a failed first code was fixed.
+    """Return how often the first code of an attempt passed the exam, and how often a failed first code was fixed.
 
     - ``first_pass_rate``: the share of the attempts whose first code passed
     - ``no_second_try_rate``: of the attempts whose first code failed, the share that submitted code only once
     - ``fix_rate``: of the attempts whose first code failed and that submitted code again, the share that passed
 
-    Attempts that could not be graded are ignored. A rate is left out if it would be a share of no attempts.
+    Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]

@@ -14,10 +14,10 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return the function that returns the reference solutions of a task.
+    """Return a function that returns the reference solutions of a given task.
 
-    The right solutions end with the solution of the problem, with or without a trial before. The wrong solutions end
-    with a function that returns None, or contain the right solution in a wrong form.
+    The right solutions end with the solution of the problem; some first call ``run_tests``. Some wrong solutions end
+    with a function that returns None. Others have a wrong form, such as the right code outside of a Python block.
     """
 
     def of(task: Task) -> ReferenceSolutions:

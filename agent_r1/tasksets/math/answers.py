@@ -45,7 +45,9 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Return the index of the closing brace by the index of its opening brace. Escaped braces are ignored.
+    """Return a dictionary from the index of each opening brace to the index of its closing brace.
+
+    Escaped braces and braces without a partner are left out.
 
     One pass over the text finds all pairs. A separate search for each box would take quadratic time if a policy writes
     many boxes that are not closed.

@@ -48,7 +48,10 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
 
 
 def match_shape(gold: str, said: str) -> str:
-    """Return the gold answer. If the gold answer is a vector and ``said`` is a tuple, return the vector as a tuple."""
+    """Return the gold answer in the notation of the answer ``said``, so that the two can be compared.
+
+    A vector becomes a tuple if ``said`` is a tuple. Every other gold answer is returned unchanged.
+    """
     found = _VECTOR.fullmatch(gold.strip())
     if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
         return gold
@@ -81,10 +84,10 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the names of the operations that an answer leaves to compute.
+    """Return the names of the operations that an answer does not carry out: "arithmetic" for ``17 + 1``.
 
-    An answer with letters is symbolic and can be a sum of terms. In such an answer, only named operations such as
-    ``gcd`` are returned.
+    An answer with letters can be a sum of terms that cannot be computed. For such an answer, only named operations
+    such as ``gcd`` are returned.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)
@@ -113,6 +116,7 @@ def _kind(answer: str) -> str:
 def _may_equal(gold: str, said: str) -> bool:
     """Return whether an answer of the kind ``said`` can equal a gold answer of the kind ``gold``.
 
+    A kind is, for example, "set", "tuple" or "interval"; a single number or expression has the kind "one".
     A set can be written without braces, as a list or as its only element. For all other answers, the kinds must be the
     same.
     """

@@ -81,9 +81,9 @@ def repeating_decimal(answer: str) -> str:
 
 
 def strip_notation(text: str) -> str:
-    """Return a text without spaces, braces and layout commands, in lower case and with simple fractions as ``a/b``.
+    """Return a text in a simpler notation, in which two answers can be compared as texts.
 
-    Two results are compared to find out whether two answers have the same text.
+    Spaces, braces and layout commands are removed. Simple fractions become ``a/b``, and letters become lower case.
     """
     text = _FRACTION.sub(_over, text)
     bare = re.sub(r"\\(?:left|right|text|mathrm|mathbf|displaystyle)\b|\\[,!;: ]|\^\{?\\circ\}?|[\s{}$]", "", text)

@@ -35,7 +35,7 @@ class Checked:
 
     Attributes:
         correct: whether the answer is right; None if the comparison failed.
-        reason: why the answer was refused or the comparison failed; "" for another result.
+        reason: why the answer was refused or the comparison failed; "" if neither happened.
 
     Example:
         Checked(None, "score timed out")
@@ -52,10 +52,10 @@ class AnswerChecker:
         self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Return whether the answer ``said`` to ``question`` is right.
+        """Compare an agent's answer (``said``) with the gold answer of a question, and return the result.
 
-        If the comparison fails, math-verify compares the gold answer with itself. If the gold answer equals itself,
-        ``said`` is wrong; otherwise ``correct`` of the result is None.
+        If the comparison fails, math-verify compares the gold answer with itself. If this second comparison succeeds,
+        the agent's answer is wrong. If it also fails, ``correct`` of the result is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

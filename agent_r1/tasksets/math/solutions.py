@@ -13,7 +13,7 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return the function that returns the reference solutions of a task.
+    """Return a function that returns the reference solutions of a given task.
 
     The right solutions state the gold answer. Some wrong solutions state, for example, the answer of another problem,
     the gold answer plus one, or an expression of the question. Other wrong solutions have no complete box.
@@ -88,7 +88,10 @@ def uncomputed_sum(answer: str) -> str:
 
 
 def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
-    """Return the expressions of a question that are not equal to the answer after normalization."""
+    """Return the mathematical expressions of a question, for wrong solutions that copy one of them.
+
+    An expression that equals the gold answer, after both are normalized, is left out.
+    """
     return tuple(
         each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))
     )

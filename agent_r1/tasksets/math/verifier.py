@@ -24,7 +24,10 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Return whether ``said`` is right, and the reason why its form is refused ("" if the form is acceptable)."""
+        """Compare the answer ``said`` with the gold answer, and return (correct, reason).
+
+        If the form of ``said`` is refused, ``correct`` is False and ``reason`` says why. Otherwise ``reason`` is "".
+        """
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
         if refused is not None:
@@ -34,7 +37,7 @@ class Verifier:
     def is_computable(self, gold: str, said: str) -> bool:
         """Return whether math-verify finds the gold answer equal to itself, and can therefore compute the gold answer.
 
-        The gold answer is normalized in the same way as in :meth:`check`.
+        The gold answer is first normalized as in :meth:`check`, for which ``said`` is also needed.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

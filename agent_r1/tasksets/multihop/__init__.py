@@ -51,8 +51,8 @@ class Questions:
 
     Attributes:
         splits: the questions of each split.
-        evaluation: the splits that are columns of the table.
-        whole: the split of all questions; None if there is no such split.
+        evaluation: the names of the splits that an evaluation reports.
+        whole: the name of the split that contains all questions; None if there is no such split.
     """
 
     splits: Splits[Question]
@@ -66,8 +66,8 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
     Args:
         name: the name of the task set, such as ``hotpotqa``.
         data: a file of questions, a folder with a file per split (see ``splits``), or a data set on the hub (see
-            ``hub``). For a mixture of data sets, a TOML file (see ``mixture``).
-        corpus: the corpus to search (see ``retrieval.open``). If None: the passages in the files of questions.
+            ``hub``). A mixture of data sets is given as a TOML file (see ``mixture``).
+        corpus: the corpus to search (see ``retrieval.open``); None for the passages in the files of questions.
         seed: determines the order of the training questions and, for a mixture, which questions are used.
 
     Raises:
@@ -113,13 +113,13 @@ def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
 
 
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
-    """Return the function that returns the reference solutions of a task.
+    """Return a function that returns the reference solutions of a given task.
 
     The right solutions give the answer, with or without a search. The wrong solutions give, for example, the answer of
-    another question.
+    another question, or a copy of the question.
 
-    The expected rewards do not contain sub-match. If a question contains its answer, the wrong solution that copies the
-    question gets the full sub-match.
+    The reward ``sub_match`` is not used to check these solutions. If a question contains its answer, even a copy of the
+    question gets the full ``sub_match``, although it is a wrong solution.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
@@ -135,9 +135,10 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 def recall_function(
     splits: Splits[Question], retriever: Retriever, k: int = TOP_K
 ) -> Callable[[str], Mapping[str, float]] | None:
-    """Return a function that measures the recall of the supporting titles in a split, among ``k`` passages.
+    """Return a function that takes the name of a split and measures the recall of its questions (see :func:`recall`).
 
-    Return None if no question of the task set has supporting titles.
+    The recall says how many of the supporting titles are among the ``k`` passages that the retriever returns. Return
+    None if no question of the task set has supporting titles.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None

@@ -1,7 +1,7 @@
 """A mixture of data sets, described by a TOML file.
 
-The file names the data sets of the training, validation and test questions. Each test data set is a column of the
-table. An example of a file:
+The file names the data sets of the training, validation and test questions. An evaluation reports each test data set
+separately. An example of a file:
 
 [train.hotpotqa]
 data = "hotpot_train_v1.1.json"
@@ -62,7 +62,12 @@ class MixtureFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Questions by split. ``tests`` are the splits that are columns of the table: the names of the test data sets."""
+    """The questions of a mixture, by split.
+
+    Attributes:
+        splits: the questions of each split. The test questions of each data set are a split of their own.
+        tests: the names of the splits with test questions, which are the names of the test data sets.
+    """
 
     splits: Splits[Question]
     tests: tuple[str, ...]
@@ -98,10 +103,10 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Return the questions of each portion of a split.
+        """Draw the questions of each portion of a split. Return them by the name of the portion's data set.
 
         ``salt`` determines which questions are drawn, and their order. The questions in ``held`` belong to other splits
-        and are not drawn. Raises InvalidInput if a portion has too few questions.
+        and are not drawn. Raises InvalidInput if a data set has too few questions for its portion.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 

@@ -1,4 +1,7 @@
-"""The words of ``people``: names by class, the values of facts, and the wordings of pages and questions."""
+"""The words of ``people``: the names of people, the values of facts, and the wordings of pages and questions.
+
+The surnames are divided into three classes: train, validation and test.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +72,9 @@ class Relation:
     Attributes:
         name: the name of the relation.
         pages: wordings of a fact on a page.
-        questions: wordings of a question; ``{x}`` is the person that the last relation of the chain belongs to.
-        noun: for a relation to a person: the noun in "the {noun} of {x}"; "" for a relation to a value.
-        values: for a relation to a value: the possible values; () for a relation to a person.
+        questions: wordings of a question for the value of the relation; ``{x}`` stands for the person.
+        noun: the noun in "the {noun} of {x}" if the relation is to a person; "" if it is to a value.
+        values: the possible values if the relation is to a value; () if it is to a person.
         held_out_page: a wording that no page of training uses.
         held_out_question: a wording that no question of training uses.
     """

@@ -45,7 +45,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A walk from ``start`` along relations; ``values[i]`` is the value of relation ``i``.
+    """A chain of facts. The first fact is about ``start``. Each further fact is about the value of the fact before it.
+
+    Fact ``i`` consists of relation ``i`` and value ``i``. The last value is the answer to the question.
 
     Example:
         Chain("Clara Hale", (teacher, birthplace), ("Adam Nash", "Lisbon")): Clara's teacher was born in Lisbon.
@@ -61,7 +63,10 @@ class Chain:
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """The titles of the pages with the facts of the chain, in the order of the chain. A title is a name."""
+        """The titles of the pages with the facts of the chain, in the order of the facts.
+
+        The title of a page is the name of its person.
+        """
         return (self.start, *self.values[:-1])
 
 
@@ -77,9 +82,9 @@ class World:
         )
 
     def chain(self, hops: int, last: frozenset[str], rng: random.Random) -> Chain | None:
-        """Draw a walk of ``hops`` facts over different people. The last relation must be one of ``last``.
+        """Draw a chain of ``hops`` facts in which no person occurs twice. The last relation must be one of ``last``.
 
-        Return None if the drawn walk cannot be completed; the caller can draw again.
+        Return None if the drawn chain cannot be completed; the caller can draw again.
         """
         at = start = rng.choice(sorted(self.facts))
         relations, values, visited = [], [], {start}
@@ -99,10 +104,10 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class WorldKey:
-    """The key that determines a world. Equal keys give equal worlds on every machine.
+    """The key from which a world of people is generated. Equal keys give equal worlds on every machine.
 
     Attributes:
-        owner: the class of the people's surnames: train, validation or test.
+        owner: the class of surnames that the people have: train, validation or test.
         number: the name of the world within its class.
         held_out_wordings: whether the pages use the wordings that no page of training uses.
         held_out_relations: whether every page has facts of the two relations that no page of training has.
@@ -119,7 +124,7 @@ class WorldKey:
 
 @lru_cache(maxsize=256)
 def open_world(key: WorldKey) -> World:
-    """Return the world that a key determines."""
+    """Return the world of a key: its people with their facts, drawn with the key as the random seed."""
     rng = random.Random(f"people/{key.owner}/{key.number}")
     names = _draw_names(key.owner, rng)
     facts = {}
@@ -140,7 +145,7 @@ def open_world(key: WorldKey) -> World:
 
 
 def _draw_names(owner: str, rng: random.Random) -> list[str]:
-    """Draw different full names.
+    """Draw different full names for the people of a world.
 
     Several people have the same first name or surname, so that a search for one person also finds other people.
     """

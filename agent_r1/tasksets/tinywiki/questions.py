@@ -50,10 +50,12 @@ class Split:
     """How the questions of a split are drawn.
 
     Attributes:
-        owner: the class of the wikis; ``UNSEEN`` for test wikis with the unseen relation.
+        owner: the class of the wikis: train, validation or test; or ``UNSEEN``: test wikis that contain a relation
+            that no other wiki contains.
         wikis: the number of wikis that the questions are about.
         tasks: the number of questions.
-        kinds: pairs of a wording and a number of hops. The kinds repeat in this order over the questions.
+        kinds: pairs of a wording and a number of hops. Successive questions take the next pair, and after the last
+            pair the first pair again.
         relation: a relation that every chain must contain; None for any relations.
 
     Example:
@@ -113,7 +115,10 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return a task with a random question about a wiki. The question is not yet in ``asked`` and is added to it."""
+    """Return task number ``index`` of a split, with a random question that is not yet in ``asked``.
+
+    The question is added to ``asked``.
+    """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
     rng = random.Random(f"{prefix}/{split}/{index}")

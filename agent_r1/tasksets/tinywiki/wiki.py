@@ -26,13 +26,15 @@ FACTS_PER_PAGE = 5
 
 
 def fact_class(entity: str, relation: str, value: str) -> int:
-    """Return the number of the class of a fact (see ``CLASSES``)."""
+    """Return the class of a fact as a number: 0 for train, 1 for validation, 2 for test (see ``CLASSES``)."""
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A walk from ``start`` along ``relations``; ``values[i]`` is the value of relation ``i``.
+    """A chain of facts. The first fact is about ``start``. Each further fact is about the value of the fact before it.
+
+    Fact ``i`` consists of relation ``i`` and value ``i``. The last value is the answer to the question.
 
     Example:
         Chain("Alba", ("mayor", "capital"), ("Bruno", "Corin")): the capital of the mayor of Alba is Corin.
@@ -79,7 +81,7 @@ class Wiki:
         )
 
     def chain(self, hops: int, rng: random.Random) -> Chain:
-        """Draw a walk of ``hops`` facts that repeats neither an entity nor a relation."""
+        """Draw a chain of ``hops`` facts in which no entity and no relation occurs twice."""
         while True:
             walk = self._walk(hops, rng)
             if len({walk.start, *walk.values}) == hops + 1 and len(set(walk.relations)) == hops:
@@ -99,7 +101,8 @@ class Wiki:
 def open_wiki(name: str) -> Wiki:
     """Return the wiki with the given name. Equal names give equal wikis on every machine.
 
-    The part of the name before the first slash is the class of the wiki, or ``UNSEEN``.
+    The part of the name before the first slash is the class of the wiki: ``train``, ``validation``, ``test``, or
+    ``UNSEEN`` for a test wiki with a relation that no other wiki contains.
 
     Example:
         open_wiki("test/0")
@@ -111,13 +114,16 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a wiki that contains only facts of the class with the number ``owner``."""
+    """Draw a random wiki. All its facts have the class number ``owner`` (see :func:`fact_class`)."""
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of one page: values by relation. The values differ from each other and from the title."""
+    """Draw the facts of one page. Return the value of each relation.
+
+    The values differ from each other and from the title.
+    """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]

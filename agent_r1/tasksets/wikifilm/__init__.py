@@ -1,4 +1,7 @@
-"""``wikifilm``: questions about films and their directors. The agent searches the pages of Wikipedia that are given."""
+"""``wikifilm``: questions about films and their directors. The agent searches pages of Wikipedia.
+
+The user gives the pages from which the questions are built.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
     Args:
         data: the pages that the questions are built from (see ``pages.read_pages``).
-        corpus: the corpus to search (see ``retrieval.open``). If None: the pages of ``data``, by BM25.
+        corpus: the corpus to search (see ``retrieval.open``); None for the pages of ``data``, searched with BM25.
         seed: orders the training questions.
 
     Raises:
@@ -76,7 +79,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def _splits(data: Path, questions: Mapping[str, tuple[Question, ...]], seed: int) -> Splits[Question]:
-    """Return the questions by split. The test questions have one split for each kind.
+    """Return the questions by split. The test questions of each kind, such as ``2-hop``, are a split of their own.
 
     Raises InvalidInput if there are no training or no test questions.
     """
@@ -93,7 +96,10 @@ def _splits(data: Path, questions: Mapping[str, tuple[Question, ...]], seed: int
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the pages with the facts of a question that the searches of the attempt returned."""
+    """Return which share of the needed pages the searches of an attempt found, from 0 to 1.
+
+    The needed pages are the pages with the facts from which the answer follows.
+    """
     return share_of_pages(trajectory, task.data["supporting"])
 
 

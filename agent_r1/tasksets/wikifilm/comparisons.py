@@ -21,12 +21,15 @@ YEARS_APART = 2
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of two films by a year.
+    """A way to compare two films by a year, and the wordings of its questions.
+
+    In the wordings, ``{a}`` and ``{b}`` stand for the titles of the two films.
 
     Attributes:
-        first: questions whose answer is the film with the earlier year; ``{a}`` and ``{b}`` are the films.
-        last: questions whose answer is the film with the later year.
-        year: returns the year of a film; None if the pages do not state it.
+        name: the name of the comparison.
+        first: wordings of questions that ask for the film with the earlier year.
+        last: wordings of questions that ask for the film with the later year.
+        year: returns the year of a film that is compared, or None if the pages do not state the year.
         reads_directors: whether the years are on the pages of the directors.
 
     Example:
@@ -92,7 +95,12 @@ class _Pair:
     reads_directors: bool
 
     def question(self, id: str, text: str, answers: tuple[str, ...], found: tuple[str, str]) -> Question:
-        """Return a question about the films. ``found`` are the years or the nationalities that are compared."""
+        """Return a question about the two films.
+
+        Args:
+            text: the wording, in which ``{a}`` and ``{b}`` are replaced by the titles of the films.
+            found: the two years or the two nationalities that the question compares.
+        """
         films = (self.one, self.other)
         directors = [one.director.title for one in films if one.director] if self.reads_directors else []
         text = text.format(a=self.one.film.title, b=self.other.film.title)
@@ -101,7 +109,10 @@ class _Pair:
 
 
 def compare_films(films: Sequence[DirectedFilm]) -> Iterator[Question]:
-    """Yield the questions that compare two of the films. Each film begins at most one question of each comparison."""
+    """Yield the questions that compare two of ``films``: by their years, or by the countries of their directors.
+
+    For each comparison, a film is the first of the two films in at most one question.
+    """
     for comparison in COMPARISONS:
         yield from _by_year(films, comparison)
     yield from _by_country(films)
@@ -126,7 +137,10 @@ def _by_year(films: Sequence[DirectedFilm], comparison: Comparison) -> Iterator[
 
 
 def _by_country(films: Sequence[DirectedFilm]) -> Iterator[Question]:
-    """Yield yes/no questions, with about as many answers "yes" as "no"."""
+    """Yield questions that ask whether the directors of two films are from the same country.
+
+    About half of the questions have the answer "yes", and the other half have the answer "no".
+    """
     nations = {
         one.film.title: nation for one in films if one.director and (nation := one.director.nationality) is not None
     }
@@ -159,5 +173,8 @@ def _distinct(one: DirectedFilm, other: DirectedFilm) -> bool:
 
 
 def _hash_order(films: Sequence[DirectedFilm], salt: str) -> list[DirectedFilm]:
-    """Return the films in an order that looks random and is the same on every machine."""
+    """Return the films in an order that looks random and is the same on every machine.
+
+    Films are sorted by a hash of title and ``salt``, so another ``salt`` gives another order.
+    """
     return sorted(films, key=lambda one: hashlib.sha256(f"{salt}|{one.film.title}".encode()).digest())
