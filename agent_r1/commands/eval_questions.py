@@ -17,13 +17,15 @@ from agent_r1.training.progress import Progress
 def with_unseen_questions(
     taskset: TaskSet, config: EvalConfig, trained: TrainSettings | None, progress: Progress
 ) -> TaskSet:
-    """Return the task set with the questions to evaluate on.
+    """Return the task set, changed so that it is evaluated on questions that the run was not trained on.
 
-    - If the evaluation reads the path of the run's training data, the task set is unchanged: the questions are the test
-      splits.
-    - If the evaluation reads another path, the training questions of the run are removed.
-    - In all cases except the first, a task set with the split ``whole`` is evaluated on this split. The split ``whole``
-      contains all questions; a task set has this split if its data are one file.
+    - If the run was trained on the data at the path ``config.data``, the task set is returned unchanged. It is then
+      evaluated on its test splits.
+    - If the run was trained on data at another path, the training questions of the run are removed.
+    - Otherwise no questions are removed.
+
+    In the second and the third case, a task set with the split ``whole`` is evaluated on this split. The split
+    ``whole`` contains all questions. A task set has this split if its data are one file.
 
     Args:
         trained: the configuration of the run that is evaluated; None if the model does not belong to a run.
