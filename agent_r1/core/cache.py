@@ -46,7 +46,10 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether the folder contains exactly the files that were made for this origin, by their checksums."""
+    """Return whether the folder was made from ``origin`` and still contains exactly the files that were written then.
+
+    The manifest in the folder holds the origin and the checksums of the files.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         return manifest == {"origin": dict(origin), "files": _checksums(folder)}
@@ -74,7 +77,7 @@ def _write_manifest(folder: Path, origin: Origin) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file by its path in the folder, except of the manifest."""
+    """Return the sha256 of each file in the folder, by the path of the file. The manifest is left out."""
     checksums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:

@@ -73,7 +73,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
-    """Tokens of a completion, from index ``start`` to the next span, sampled with weights of version ``version``."""
+    """Consecutive tokens of a completion that were sampled with the weights of one version.
+
+    ``start`` is the index of the first of these tokens. The span ends where the next span starts.
+    """
 
     start: int
     version: int

@@ -23,7 +23,11 @@ represented by a new object.
 
 
 class ProtectedTask(asyncio.Task[T]):
-    """An asyncio task that only code in the scope of the task, or in an enclosing scope, can cancel."""
+    """An asyncio task that code can cancel only from the scope of the task, or from an enclosing scope.
+
+    A scope is a list of calls of user code, each made inside the previous call. The scope of the run is empty, and
+    encloses all other scopes.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, T], scope: tuple[object, ...], **options: Any) -> None:
         super().__init__(work, **options)
@@ -35,7 +39,10 @@ class ProtectedTask(asyncio.Task[T]):
 
 
 def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return an asyncio task that runs ``work`` as a call of user code, in a new scope inside the caller's scope."""
+    """Return an asyncio task that runs ``work``, which is one call of user code, such as a call of a tool.
+
+    Code in this call cannot cancel any :class:`ProtectedTask` outside the call.
+    """
     return _protected_task(work, (*_scope.get(), object()))
 
 

@@ -161,9 +161,10 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns that a reward with ``count`` numbers applies to: all turns or ``env_turns``.
+        """Return the turns that a list of ``count`` rewards applies to, or None if the list fits no turns.
 
-        Return None if the number of turns is ``count`` in neither case.
+        The list applies to all turns if their number is ``count``. Otherwise it applies to ``env_turns`` if their
+        number is ``count``.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
