@@ -22,7 +22,7 @@ TokenScope = Literal["actions", "all"]
 
 @dataclass(slots=True)
 class _TokenColumns:
-    """The columns of a batch with one entry per token, while tokens are added."""
+    """The columns of a batch that have one entry per token, as lists to which tokens are added."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -102,10 +102,10 @@ def assemble_batch(
 
 
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
-    """Add the tokens of a sample to ``tokens``, and return the place of each turn of the sample.
+    """Add the tokens of a sample to ``tokens``, and return the place in the batch of each turn of the sample.
 
-    The turns with action tokens are numbered in the batch. ``first`` is the number of the sample's first such turn. A
-    turn without action tokens adds no tokens, and gets the number of the turn before it.
+    Only turns with action tokens have a number in the batch. The first such turn of the sample gets the number
+    ``first``. A turn without action tokens adds no tokens, and its place has the number of the turn before it.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)

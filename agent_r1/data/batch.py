@@ -18,7 +18,7 @@ RewardWeights = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """All rewards with one name: the weight of the rewards, and their weighted sum in each trajectory."""
+    """The rewards with the name ``name``: their weight, and their weighted sum in each trajectory."""
 
     name: str
     weight: float
@@ -28,7 +28,9 @@ class NamedReward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingBatch:
-    """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position. On the CPU.
+    """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position.
+
+    All tensors are on the CPU.
 
     Usually all N tokens are action tokens. So the advantage mask and the loss mask of paper 2511.14460 need no code:
     advantages and losses are computed for action tokens only. If an algorithm trains on observations, the batch also
@@ -85,49 +87,49 @@ class TrainingBatch:
 
     @property
     def token_trajectory(self) -> Tensor:
-        """(N,) the trajectory of each token."""
+        """The number of the trajectory of each token: (N,)."""
         return self.turn_trajectory[self.token_turn]  # token -> turn -> trajectory
 
     @property
     def token_group(self) -> Tensor:
-        """(N,) the group of each token."""
+        """The number of the group of each token: (N,)."""
         return self.trajectory_group[self.token_trajectory]
 
     @property
     def turn_group(self) -> Tensor:
-        """(S,) the group of each turn."""
+        """The number of the group of each turn: (S,)."""
         return self.trajectory_group[self.turn_trajectory]
 
     @property
     def previous_turn(self) -> Tensor:
-        """(S,) the previous turn of the same trajectory; -1 for the first turn of a trajectory."""
+        """For each turn, the number of the previous turn of its trajectory: (S,); -1 for a first turn."""
         return previous_within(self.turn_trajectory)
 
     @property
     def turn_rewards(self) -> Tensor:
-        """(S,) the sum of the rewards of each turn. The sum of the last turn includes the outcome reward."""
+        """The sum of the rewards of each turn: (S,). In the last turn, the sum includes the outcome reward."""
         return segment_sum(self.token_rewards, self.token_turn)
 
     @property
     def process_rewards(self) -> Tensor:
-        """(S,) the sum of the rewards of each turn, without the outcome reward."""
+        """The sum of the rewards of each turn, without the outcome reward: (S,)."""
         # the outcome reward is on the last action token of the trajectory, and so in the last turn
         outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcome_rewards)
         return self.turn_rewards - outcome
 
     @property
     def returns(self) -> Tensor:
-        """(M,) the return R of each trajectory: the sum of all its rewards."""
+        """The return R of each trajectory, which is the sum of all its rewards: (M,)."""
         return segment_sum(self.token_rewards, self.token_trajectory)
 
     @property
     def first_tokens(self) -> Tensor:
-        """(S,) the position of the first action token of each turn."""
+        """The position in the batch of the first action token of each turn: (S,)."""
         return segment_first(self.token_turn)
 
     @property
     def last_tokens(self) -> Tensor:
-        """(M,) the position of the last action token of each trajectory."""
+        """The position in the batch of the last action token of each trajectory: (M,)."""
         positions = torch.where(self.action_mask, torch.arange(len(self.ids)), -1)  # (N,)
         # observation tokens have position -1 here, so the maximum is the position of an action token
         initial = torch.full((len(self.outcome_rewards),), -1)
@@ -135,20 +137,20 @@ class TrainingBatch:
 
     @property
     def last_turns(self) -> Tensor:
-        """(M,) the last turn of each trajectory."""
+        """The number of the last turn of each trajectory: (M,)."""
         return segment_last(self.turn_trajectory)
 
     @property
     def token_loss_excluded(self) -> Tensor:
-        """(N,) bool: whether the loss excludes the trajectory of the token."""
+        """Whether the loss excludes the trajectory of each token: (N,) bool."""
         return torch.tensor([reason is not None for reason in self.loss_excluded])[self.token_trajectory]
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return the batch with each summary joined to the next action, and the last turn of each joined turn (D,).
+        """Return (batch, last turns): the batch with each summary turn joined to the turn of the next action.
 
         A summary does nothing in the environment, so a summary and the next action are one time step. A summary after
-        the last action of a trajectory is joined to this last action. So the S turns become D joined turns. The second
-        result holds, for each joined turn, the number of its last turn (among the S turns).
+        the last action of a trajectory is joined to this last action. So the S turns become D joined turns.
+        ``last turns`` (D,) holds for each joined turn the number of its last turn among the S turns.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary).
         """

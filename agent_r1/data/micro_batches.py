@@ -59,12 +59,15 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per sequence."""
+    """Return one block per sequence. A block is a tuple of sequences that must be in the same micro-batch."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per trajectory, for a loss that needs all tokens of a trajectory in one micro-batch."""
+    """Return one block per trajectory, for a loss that needs all tokens of a trajectory in one micro-batch.
+
+    A block is a tuple of sequences that must be in the same micro-batch.
+    """
     blocks: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:
         blocks.setdefault(sequence.trajectory, []).append(sequence)
@@ -72,11 +75,11 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[MicroBatch]:
-    """Yield micro-batches of at most ``max_tokens`` tokens, including padding, that together hold all sequences.
+    """Yield micro-batches that together hold all sequences, each with at most ``max_tokens`` tokens including padding.
 
-    A block is never divided. A block with more than ``max_tokens`` tokens is a micro-batch by itself. A block is added
-    to a micro-batch only if the share of padding remains below ``MAX_PADDING``. Blocks with branches need a tree
-    attention mask, so they never share a micro-batch with blocks without branches.
+    A block is a tuple of sequences, which is never divided. A block with more than ``max_tokens`` tokens is a
+    micro-batch by itself. A block is added to a micro-batch only if the share of padding remains below ``MAX_PADDING``.
+    Blocks with branches need a tree attention mask, so they never share a micro-batch with blocks without branches.
 
     Blocks without branches come first, then blocks with branches. In both parts, blocks are sorted by the length of
     their longest sequence, the longest first. Blocks of equal length keep the given order.
@@ -134,9 +137,10 @@ def _collate(sequences: Block) -> MicroBatch:
 
 
 def _tree_mask(subtree_ends: Sequence[Tensor], width: int) -> Tensor:
-    """Return the tree attention mask: (B, T, T) bool, true if token i attends to token j: j <= i < subtree_end of j.
+    """Return the tree attention mask: (B, T, T) bool. Element (b, i, j) says whether token i attends to token j.
 
-    A padding token attends at least to itself, so that every token attends to some token.
+    The element is true if j <= i < the end of the subtree of j, which ``subtree_ends`` holds. A padding token attends
+    at least to itself, so that every token attends to some token.
     """
     ends = pad_sequence(list(subtree_ends), batch_first=True, padding_value=width)[:, None, :]  # (B, 1, T)
     position = torch.arange(width)  # (T,)

@@ -29,7 +29,10 @@ def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum of each unit, for elements >= 0: (N,) -> (units,); 0 for a unit without elements."""
+    """Return the maximum of the elements of each unit: (N,) -> (units,); 0 for a unit without elements.
+
+    The elements must not be negative.
+    """
     return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
 
 
@@ -64,7 +67,9 @@ def previous_within(unit: Tensor) -> Tensor:
 
 
 def unique_ids(*keys: Tensor) -> Tensor:
-    """Return for each element an id of its combination of keys: (N,) for each key -> (N,). Ids are numbered from 0.
+    """Return for each of N elements the id of its combination of keys: (N,). Ids are numbered from 0.
+
+    Each of ``keys`` is a tensor (N,). Two elements have the same id if they are equal in every key.
 
     Example:
         unique_ids(tensor([4, 4, 9]), tensor([0, 1, 0])) is [0, 1, 2]

@@ -105,7 +105,8 @@ def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlac
 def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return causal sequences only, for models that ignore a custom attention mask.
 
-    A trajectory with branches is packed per turn, every other trajectory as a prefix tree.
+    A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`). Any other trajectory is packed by
+    :func:`pack_prefix_tree`, which then gives causal sequences.
     """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)
@@ -113,10 +114,12 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return a packing like ``packing``, but without long sequences with branches: over ``max_tokens()`` tokens.
+    """Return a function that packs like ``packing``, but makes no sequence with branches that is too long.
 
-    A trajectory with such a sequence is packed per turn: each sequence then holds only the prompt and the action of one
-    turn. The loss and the gradient are the same in both cases.
+    Such a sequence is too long if it has more than ``max_tokens()`` tokens.
+
+    If ``packing`` would make a sequence that is too long, the trajectory is packed per turn instead: each sequence then
+    holds only the prompt and the action of one turn. The loss and the gradient are the same in both cases.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -197,10 +200,10 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 
 
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
-    """Return the predictions of the ``count`` tokens from position ``start`` in the sequence.
+    """Return, for each of ``count`` consecutive tokens of a sequence, the positions that belong to its prediction.
 
-    The logits at position ``before`` predict the first token. ``batch_position`` is the position of the first token in
-    the batch.
+    The positions of a token are: the logits that predict the token, the token in the sequence, and the token in the
+    batch. For the first token, these positions are ``before``, ``start`` and ``batch_position``.
     """
     # the logits at position t - 1 predict token t
     logit_positions = (before, *range(start, start + count - 1))
@@ -215,9 +218,10 @@ def _column(rows: Sequence[tuple[int, ...]], column: int) -> Tensor:
 
 
 def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
-    """Return for each token the position in the sequence after the last token of the descendants of its turn.
+    """Return for each token of a sequence the position at which the subtree of its turn ends.
 
-    If the turn has no descendants, return the position after the last token of the turn.
+    The subtree of a turn is the turn and all its descendants in the tree of turns. It ends after its last token.
+    ``order`` holds the turns in the order in which they are in the sequence.
     """
     lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
     ends: dict[int, int] = {}

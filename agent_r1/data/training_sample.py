@@ -152,7 +152,7 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _WeightedReward:
-    """A reward times its weight, of the whole trajectory, of a turn, or of a call in a turn."""
+    """A reward of the whole trajectory, of a turn, or of a call in a turn. ``value`` is multiplied by the weight."""
 
     name: str
     value: float
