@@ -137,9 +137,10 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 
 
 def to_transition(observation: Observation) -> Transition:
-    """Return the transition to an observation. The observation becomes a user message if the game continues.
+    """Return the transition (outcome of the policy's action) that an observation of the game gives.
 
-    The reward of the observation is in ``results``, for :func:`episode_return`.
+    If the game continues, the text of the observation is shown to the policy as a user message. The reward of the
+    observation is in the transition's ``results``, from which :func:`episode_return` reads it.
     """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS
@@ -154,9 +155,10 @@ def _truncate(text: str) -> str:
 
 
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
-    """Return ``train`` tasks of the split train and ``test`` tasks of the split test. The seeds of their games differ.
+    """Return tasks of the splits "train" and "test". The seed of the game is different in each task.
 
-    Two calls with different values of ``seed`` have no task in common if each call returns at most 1,000,003 tasks.
+    ``train`` and ``test`` are the numbers of tasks of these splits. Two calls with different values of ``seed`` have no
+    task in common if each call returns at most 1,000,003 tasks.
     """
     first = seed * 1_000_003
     return [

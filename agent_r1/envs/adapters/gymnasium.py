@@ -30,8 +30,8 @@ class Gymnasium:
         timeout: the time limit of an action in seconds.
 
     Raises:
-        InvalidInput: if gymnasium is not installed or the environment does not exist. Also if the action space is
-            neither ``Discrete`` nor ``Text``, or does not fit ``actions``.
+        InvalidInput: in one of four cases: gymnasium is not installed; the environment does not exist; the action
+            space is neither ``Discrete`` nor ``Text``; ``actions`` does not fit the action space.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Gymnasium:
         self.env = GameEnv("gymnasium", f"{__name__}:GymnasiumGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return ``train`` tasks of the split train and ``test`` tasks of the split test, with different seeds.
+        """Return tasks of the splits "train" and "test". The environment's seed is different in each task.
 
-        ``instruction`` is the first message of each episode. If it is empty, the first message lists the names of the
-        actions.
+        ``train`` and ``test`` are the numbers of tasks of these splits. ``instruction`` is the first message of each
+        episode. If it is empty, the first message lists the names of the actions.
         """
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)

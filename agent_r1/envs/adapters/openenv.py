@@ -83,9 +83,10 @@ class OpenEnv:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return ``train`` tasks of the split train and ``test`` tasks of the split test, with different seeds.
+        """Return tasks of the splits "train" and "test". The environment's seed is different in each task.
 
-        ``instruction`` is the first message of each episode, unless it is empty.
+        ``train`` and ``test`` are the numbers of tasks of these splits. ``instruction`` is the first message of each
+        episode. If it is empty, the message is left out.
         """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
@@ -103,9 +104,10 @@ class OpenEnv:
             return OpenEnvEpisode(self, client, start, stack.pop_all())
 
     async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return a client and the result of its reset. ``stack`` closes the client.
+        """Connect to the server, reset its environment, and return (client, result of the reset).
 
-        If the server has no free session, try again until the time limit.
+        If the server has no free session, try again until the time limit. The client is closed when ``stack`` is
+        closed.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.timeout
@@ -126,7 +128,10 @@ class OpenEnv:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def wait_for(self, response: Awaitable[Any]) -> Any:
-        """Return the server's response. Raise AgentR1Error if the response exceeds the client's time limit."""
+        """Wait for a response of the server and return it.
+
+        Raise AgentR1Error if the client's time limit is exceeded.
+        """
         try:
             return await response
         except TimeoutError as error:

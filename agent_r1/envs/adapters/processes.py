@@ -48,7 +48,11 @@ class WorkerProcess:
         self._streams = await asyncio.open_connection(sock=connection)
 
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
-        """Create the object. ``name`` is ``module:class``; the module is imported in the worker process."""
+        """Create the object in the worker process, and return the outcome (success or failure).
+
+        ``name`` is ``module:class`` of the object. The worker process imports the module. ``keywords`` are the keyword
+        arguments of the class.
+        """
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
@@ -157,7 +161,7 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Return a worker process that has no object yet, and the connection to the process."""
+        """Fork a worker process, and return (process, connection to the process). The process has no object yet."""
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)

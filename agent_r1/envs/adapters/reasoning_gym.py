@@ -38,7 +38,7 @@ def reasoning_gym_tasks(
     instruction: str = _INSTRUCTION,
     run_answers: bool = False,
 ) -> list[Task]:
-    """Return ``train`` tasks of the split train and ``test`` tasks of the split test, all with different questions.
+    """Return tasks of the splits "train" and "test". No question occurs twice.
 
     Both splits come from one draw, because datasets with neighboring seeds have most of their questions in common.
 
@@ -53,8 +53,8 @@ def reasoning_gym_tasks(
             the policy then runs on this machine without a sandbox.
 
     Raises:
-        InvalidInput: if reasoning-gym is not installed, or the dataset does not exist or has too few different
-            questions. Also if the scorer of the dataset runs answers and ``run_answers`` is False.
+        InvalidInput: in one of four cases: reasoning-gym is not installed; the dataset does not exist; the dataset has
+            too few different questions; the scorer of the dataset runs answers and ``run_answers`` is False.
     """
     options = dict(options or {})
     entries = _create_dataset(dataset, options | {"seed": seed, "size": _OVERSAMPLING * (train + test)})
