@@ -56,7 +56,10 @@ NATIONALITY = re.compile(rf"\b(?:{'|'.join(sorted(COUNTRIES, key=len, reverse=Tr
 
 
 def country(nationality: str) -> str | None:
-    """Return the country to compare with the country of another nationality; None if it cannot be compared.
+    """Return the country of a nationality, so that two persons' countries can be compared.
+
+    The nationalities of the United Kingdom all have the same country. The result is None if the country was divided or
+    belongs to another country, because it then cannot be compared.
 
     Example:
         >>> country("Scottish") == country("British")

@@ -33,7 +33,7 @@ class Date:
     day: int = 0
 
     def written(self) -> tuple[str, ...]:
-        """Return the date in the formats that are right answers; the format of 2WikiMultihopQA's answers comes first.
+        """Return the date in each format that counts as a right answer. The first is the format of 2WikiMultihopQA.
 
         Example:
             ("29 September 1935", "September 29, 1935", "1935-09-29")
@@ -64,9 +64,9 @@ class FoundDate:
 
 
 def find_dates(text: str) -> Iterator[FoundDate]:
-    """Yield the dates of a text in their order. Days that no month has are left out.
+    """Yield the dates in a text, from its beginning to its end. A date with a day above 31 is left out.
 
-    A date can follow another one without a space, as in some passages of 2WikiMultihopQA.
+    A date can follow another date without a space, as in some passages of 2WikiMultihopQA.
 
     Example:
         >>> [found.date.written()[0] for found in find_dates("May 3, 1918June 1, 1970; a film of 1935")]

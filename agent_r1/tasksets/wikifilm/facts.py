@@ -34,12 +34,12 @@ class DirectedFilm:
 
 @dataclass(frozen=True, slots=True)
 class FilmFacts:
-    """The facts of a corpus.
+    """The facts that were read from the pages of a corpus.
 
     Attributes:
         films: the films, in the order of the corpus.
-        texts: the shown text of each page, by title.
-        classes: the class of each film and director (train, validation or test), by title.
+        texts: the text of each page that a search shows, by title.
+        classes: the split (train, validation or test) of each film and each director, by title of the page.
     """
 
     films: tuple[DirectedFilm, ...]
@@ -47,7 +47,11 @@ class FilmFacts:
     classes: Mapping[str, str]
 
     def answers(self, values: Sequence[str], title: str) -> tuple[str, ...]:
-        """Return the values, and how the page spells them; () if the page contains none of the values."""
+        """Return the right answers to a question about a fact on the page ``title``.
+
+        The answers are ``values``, followed by other spellings of these values on the page. Return () if the page
+        contains none of the values.
+        """
         spellings = [spelling for value in values if (spelling := as_spelled(value, self.texts[title]))]
         return tuple(dict.fromkeys((*values, *spellings))) if spellings else ()
 
@@ -75,7 +79,11 @@ def read_facts(pages: Iterable[Passage]) -> FilmFacts:
 
 
 def _director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
-    """Return the only director of this name who can have made the film; None if there is none, or several."""
+    """Return the facts of the film's director, or None if they are not known.
+
+    ``directors`` holds all directors with a page, by the key of their name. Return None in these cases: the film's page
+    does not name the director, not exactly one person has the name, or this person cannot have made the film.
+    """
     named = directors.get(name_key(film.director), []) if film.director else []
     return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None
 
@@ -92,7 +100,11 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 
 
 def _family(one: DirectedFilm) -> list[str]:
-    """Return the keys of the film, its title without an addition, the director and the director's father."""
+    """Return the keys of the names that must be in the same split as the film.
+
+    These names are the titles of the pages of the film and its director, the director's name, and the name of the
+    director's father.
+    """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)
     return [name_key(name) for name in names if name]

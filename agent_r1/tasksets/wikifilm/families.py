@@ -10,11 +10,13 @@ SHARES: Mapping[str, int] = {"train": 65, "validation": 10, "test": 25}
 
 
 def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
-    """Return the class of each name: train, validation or test.
+    """Return the split (train, validation or test) of each name in ``families``.
 
-    The names of a family are in the same class, and families that share a name are one family: a film, its director,
-    other films of the director, the father of the director. The hash of the first name in alphabetical order decides
-    the class, so it changes with the corpus only if a new page joins two families.
+    All names of a family are in the same split, and families that share a name count as one family. So a film, its
+    director, the director's father and the director's other films are in the same split.
+
+    The hash of the family's first name in alphabetical order decides the split. If the corpus gets further pages, the
+    split of a family changes only if its first name changes.
     """
     parent: dict[str, str] = {}
 
@@ -32,7 +34,10 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
 
 
 def class_of(name: str) -> str:
-    """Return the class of a family by its first name. The class is the same on every machine."""
+    """Return the split (train, validation or test) of the family whose first name is ``name``.
+
+    A hash of the name decides the split, so the split is the same on every machine.
+    """
     number = int.from_bytes(hashlib.sha256(f"wikifilm|{name}".encode()).digest()[:8], "big") % 100
     if number < SHARES["train"]:
         return "train"

@@ -88,7 +88,9 @@ def read_film(page: Passage) -> Film | None:
 
 
 def _year(title: str, start: str, before: str, after: str) -> int | None:
-    """Return the year in a definition; None if there is none, or another year is in the title.
+    """Return the release year from the first sentence of a film's page, such as "X (1953) is a comedy film".
+
+    Return None if the sentence states no year, or if the sentence and the title together state several years.
 
     Args:
         title: the title of the page, such as "X (1953 film)".
@@ -105,7 +107,10 @@ def _year(title: str, start: str, before: str, after: str) -> int | None:
 
 
 def _director(text: str) -> str | None:
-    """Return the name after "directed by". Return None if it occurs with several names or about another work."""
+    """Return the name of the film's director, which follows the words "directed by" on the film's page.
+
+    Return None if the words do not occur, if several names follow them, or if they are about another work.
+    """
     names: dict[str, str] = {}
     for match in _DIRECTED.finditer(text):
         *earlier, sentence = re.split(r"(?<=\w\w)[.;] ", text[: match.start()])
@@ -119,7 +124,9 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the name with which the text begins, without a description; None if there is no name or a second name.
+    """Return the name of the person with which the text begins, without a description before the name.
+
+    Return None if the text begins with no name, or with the names of several persons.
 
     Example:
         "Sergio Leone" for "Italian filmmaker Sergio Leone and starring ..."

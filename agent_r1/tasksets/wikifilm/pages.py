@@ -63,9 +63,9 @@ def _pages(row: JsonRecord) -> Iterator[Passage]:
 
 
 def shorten(page: Passage) -> Passage:
-    """Return the page with its first whole sentences that have at most ``SHOWN`` characters together.
+    """Return the page without the end of its text, so that the text has at most ``SHOWN`` characters.
 
-    If the first sentence is longer, it is cut after a word.
+    The text is cut after a sentence. If already its first sentence is too long, the text is cut after a word.
     """
     if len(page.text) <= SHOWN:
         return page
@@ -76,7 +76,7 @@ def shorten(page: Passage) -> Passage:
 
 @dataclass(frozen=True, slots=True)
 class ShortPages:
-    """A retriever that returns the shown part of the pages that another retriever finds."""
+    """A retriever that shortens the pages that another retriever finds (see :func:`shorten`)."""
 
     retriever: Retriever
 

@@ -35,10 +35,10 @@ _CHILD_OF = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The facts of a person's page; None or () if the page does not state a fact, or states it in two ways.
+    """The facts of a person's page. A fact is None or () if the page does not state it, or contradicts itself.
 
     Attributes:
-        birthplace: the parts of the place, the smallest part first, for example a town and its country.
+        birthplace: the parts of the place of birth, the smallest part first, for example a town and its country.
         deathplace: like ``birthplace``.
 
     Example:
@@ -90,7 +90,7 @@ class _Event:
 
 
 def _read_life(life: str) -> tuple[_Event, _Event]:
-    """Return the birth and the death in the words between a name and "is a director".
+    """Return (birth, death) of a director. ``life`` is the text between the director's name and "is a director".
 
     Example:
         "(14 January 1896 in Lviv - July 23, 1994)", "(born May 13, 1966)", "(Madrid, 14 June 1894 - 1974)"
@@ -110,7 +110,10 @@ def _read_life(life: str) -> tuple[_Event, _Event]:
 
 
 def _read_event(text: str, which: int) -> _Event:
-    """Return the date number ``which`` of a text, and the place directly after or before the date."""
+    """Return the birth or the death that a text states: a date, and the place directly after or before the date.
+
+    ``which`` is the index of this date among all dates of the text: 0 for the first date, -1 for the last date.
+    """
     dates = list(find_dates(text))
     if not dates:
         born_in = re.search(r"\bborn in ", text)
@@ -127,7 +130,7 @@ def _read_event(text: str, which: int) -> _Event:
 
 
 def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
-    """Yield the births or the deaths in sentences about the person.
+    """Yield the births (if ``verb`` is "born") or deaths ("died") of a person that the sentences of ``text`` state.
 
     Example:
         "Marin was born on 3 May 1918 in Rome, Italy, and died in Oslo." states a birth and a death.
@@ -157,7 +160,10 @@ def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
 
 
 def _agreed_date(events: Sequence[_Event]) -> Date | None:
-    """Return the most exact of the dates; None if there is none, or two of them contradict each other."""
+    """Return the most exact date among ``events``, which all describe the birth or the death of one person.
+
+    Return None if no event has a date, or if two dates contradict each other.
+    """
     dates = {event.date for event in events if event.date}
     if not dates:
         return None
@@ -166,7 +172,10 @@ def _agreed_date(events: Sequence[_Event]) -> Date | None:
 
 
 def _agreed_place(events: Sequence[_Event]) -> tuple[str, ...]:
-    """Return the most detailed of the places; () if there is none, or two of them are different places."""
+    """Return the most detailed place among ``events``, which all describe the birth or the death of one person.
+
+    Return () if no event has a place, or if two events have different places.
+    """
     places = [event.place for event in events if event.place]
     return max(places, key=len) if len({place[0] for place in places}) == 1 else ()
 
@@ -182,10 +191,10 @@ def _nationality(definition: str) -> str | None:
 
 
 def _father(text: str, name: str) -> str | None:
-    """Return the full name of the father.
+    """Return the full name of a person's father; None if the page does not state exactly one such name.
 
-    Return None if the page does not state it. A parent who is not called the father counts only if this parent alone
-    has the surname of the person, and is not an actress.
+    A page can state the parents without the word "father", as in "He was the son of X and Y". Then X counts as the
+    father if X is not called an actress, and has the person's surname, which Y does not have.
     """
     surname = name.split()[-1]
     names = {read_person(text[match.end() :]) for match in _HIS_FATHER.finditer(text)}

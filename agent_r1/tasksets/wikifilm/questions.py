@@ -20,11 +20,11 @@ KINDS = ("1-hop", "2-hop", "comparison", "bridge-comparison")
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A fact of a person that questions ask for.
+    """A fact about a person, such as the birthplace, for which questions ask.
 
     Attributes:
-        wordings: questions; ``{x}`` is the person or "the director of film ..".
-        answers: returns the right answers for a person; () if the page states no fact.
+        wordings: wordings of the question. ``{x}`` is replaced by the person's name or by "the director of film ..".
+        answers: returns the right answers for a person; () if the person's page does not state the fact.
 
     Example:
         Relation("birthplace", ("Where was {x} born?",), lambda person: ..)
@@ -44,7 +44,11 @@ def _date(date: Date | None) -> tuple[str, ...]:
 
 
 def _place(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return a place with no, one, .. or all larger places around it: ("Visby", "Visby, Sweden")."""
+    """Return the right answers for a place: its first part alone, then with one, two, .. further parts.
+
+    Example:
+        ("Visby", "Visby, Sweden") for the parts ("Visby", "Sweden")
+    """
     return tuple(", ".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
@@ -77,7 +81,10 @@ RELATIONS = (
 
 
 def build_questions(facts: FilmFacts) -> Mapping[str, tuple[Question, ...]]:
-    """Return the questions about the films, by the class of their films and directors (train, validation or test)."""
+    """Return the questions of each split (train, validation or test), by split.
+
+    A question belongs to the split that contains its films and directors.
+    """
     questions = {}
     for owner in SHARES:
         films = [one for one in facts.films if facts.classes[one.film.title] == owner]
@@ -86,7 +93,11 @@ def build_questions(facts: FilmFacts) -> Mapping[str, tuple[Question, ...]]:
 
 
 def _about_directors(films: Sequence[DirectedFilm], facts: FilmFacts) -> Iterator[Question]:
-    """Yield questions with one hop (the director of a film, or a fact of a director) and with two hops."""
+    """Yield the questions about the directors of ``films``, which have one hop or two hops.
+
+    A question with one hop asks who directed a film, or asks for a fact about a director. A question with two hops
+    asks for a fact about the director of a film, without the director's name.
+    """
     asked: set[str] = set()
     for one in films:
         title = one.film.title

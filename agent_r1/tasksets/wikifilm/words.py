@@ -100,7 +100,10 @@ def read_place(text: str) -> tuple[str, ...]:
 
 
 def _read_capitalized(text: str, particles: str) -> str:
-    """Return the words at the beginning of ``text`` that begin with a capital, with particles between these words."""
+    """Return the words with a capital letter at the beginning of ``text``.
+
+    Between such words, the result can contain lowercase words (such as "van") that are listed in ``particles``.
+    """
     of = _OF.match(text)
     at = end = of.end() if of else 0
     while word := _WORD.match(text, at):
