@@ -70,7 +70,10 @@ class CallBatcher:
         return await call.outcome
 
     async def _consume(self, queue: _Queue) -> None:
-        """Execute the pending calls until the queue is empty. The next call starts a new consumer."""
+        """Execute the pending calls in batches until the queue is empty.
+
+        The method then ends. The next call of the tool starts this method again in a new asyncio task.
+        """
         batch: list[_PendingCall] = []
         try:
             while queue.pending:

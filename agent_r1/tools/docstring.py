@@ -28,7 +28,9 @@ class Docstring:
 
 
 def parse_docstring(text: str) -> Docstring:
-    """Return the text before the first section (summary), and the entries of the section ``Args:`` (arguments).
+    """Parse a docstring into its summary and the descriptions of its arguments.
+
+    The summary is the text before the first section. The descriptions are the entries of the section ``Args:``.
 
     Example:
         >>> parse_docstring("Add up.\\n\\nArgs:\\n    a: one\\n        number.\\n    b (int): another.").arguments

@@ -139,8 +139,8 @@ def tool(
             if such code is not isolated. Leave it out if the tool runs no such code.
 
     Raises:
-        InvalidInput: if the name, the time limit or the sandbox is not valid. Also if the docstring has no description,
-            or a parameter has no type or no JSON schema.
+        InvalidInput: if the name, the time limit or the sandbox is not valid; if the docstring has no description; or
+            if a parameter has no type or no JSON schema.
 
     Example:
         >>> @tool

@@ -1,4 +1,4 @@
-"""Tools of servers of the Model Context Protocol (https://modelcontextprotocol.io), through the official SDK.
+"""Tools of MCP servers (Model Context Protocol, https://modelcontextprotocol.io), through the official SDK.
 
 env = ToolEnv(tools=[*mcp_tools("python server.py"), my_own_tool], rewards=[exact_match])
 """
@@ -56,7 +56,7 @@ _MIN_SECRET = 6
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A server that is started as a command and communicates over its standard input and output.
+    """An MCP server that is started as a command and communicates over its standard input and output.
 
     Attributes:
         command: the words of the command. ``python`` as the first word is replaced by the running interpreter.
@@ -92,7 +92,7 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server at a URL, with the transport Streamable HTTP.
+    """An MCP server at a URL. It communicates over "Streamable HTTP", a transport of the protocol.
 
     Example:
         HttpServer("http://127.0.0.1:8000/mcp", headers={"Authorization": "Bearer .."})
@@ -187,9 +187,9 @@ class _SchemaSignature:
 
 
 class _Connection:
-    """A connection to a server. The same asyncio task opens and closes the connection, as the SDK requires.
+    """A connection to an MCP server. The same asyncio task opens and closes the connection, as the SDK requires.
 
-    ``usable`` is False after an error or a call without a result, because the state of the server is then unknown.
+    After an error or a call without a result, the state of the server is unknown. Then ``usable`` is False.
     """
 
     def __init__(self, server: Server, seed: int | None) -> None:
@@ -264,7 +264,10 @@ class _Connection:
         await asyncio.wait([self._holder])
 
     def _add_log(self, reason: str) -> str:
-        """Return the reason, followed by the last line that the server wrote to its standard error."""
+        """Return ``reason``, the reason of a failure, followed by the last line of the server's standard error.
+
+        Credentials are removed from the result.
+        """
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
@@ -312,7 +315,11 @@ class _PerEpisode:
 
 @dataclass(slots=True)
 class _SharedState:
-    """The shared connection of the episodes of one event loop, and the number of episodes per open connection."""
+    """The connections that the episodes of one event loop share.
+
+    New episodes use ``connection``. An older connection stays open until its episodes have ended. ``num_users`` holds,
+    for each open connection, the number of episodes that use the connection.
+    """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: _Connection | None = None
@@ -362,9 +369,9 @@ async def _list_tools(server: Server) -> list[Any]:
 
 
 def _convert_result(result: Any) -> ToolResult:
-    """Convert a result of the SDK.
+    """Convert the result of a call, an object of the SDK, to a ToolResult.
 
-    Structured content becomes ``data``, and is shown to the policy if there is no other content.
+    Structured content becomes the field ``data``. The policy sees this content only if there is no other content.
     """
     parts = tuple(part for block in result.content for part in _convert_block(block))
     if not parts and result.structured_content is not None:
@@ -374,7 +381,7 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert a content block.
+    """Convert a content block, an object of the SDK, to content parts of a ToolResult.
 
     An image or audio becomes a line of text and a reference, because some policies only read text.
     """

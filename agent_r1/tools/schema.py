@@ -98,8 +98,8 @@ def parse_signature(function: Callable[..., Any], docs: Docstring) -> FunctionSi
     """Return the signature of a function, from the annotations, defaults and docstring of the function.
 
     Raises:
-        InvalidInput: if the annotations cannot be read, or a parameter has no type, has no JSON schema or cannot be
-            passed by name. Also if the docstring describes an argument that does not exist.
+        InvalidInput: if the annotations cannot be read; if a parameter has no type, has no JSON schema or cannot be
+            passed by name; or if the docstring describes an argument that does not exist.
     """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
