@@ -66,10 +66,10 @@ class ModelSet:
 
     @torch.no_grad()
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the ``count`` tokens that the teacher finds most likely at the position of each token: (N, k).
+        """Return the tokens that the teacher finds most likely at the position of each token of the batch.
 
-        k is at most the number of tokens that the policy embeds. Tokens that are in none of the batch's sequences get
-        zeros.
+        The tensors of the result have the shape (N, k). k is the smallest of ``count`` and the vocabulary sizes of
+        policy and teacher. Tokens that are in none of the batch's sequences get zeros.
         """
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")
@@ -84,7 +84,10 @@ class ModelSet:
 
     @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values before each token (N,) and after each turn's action (S,): float64 on the CPU."""
+        """Return the critic's values in float64 on the CPU.
+
+        The values before the tokens have the shape (N,). The values after the actions of the turns have the shape (S,).
+        """
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
@@ -116,10 +119,12 @@ def score_tokens(
     entropy_gradient: bool = False,
     others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability (n,) and the entropy (n,), in nats, at the batch's tokens in the micro-batch.
+    """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats. Both have the shape (n,).
 
-    The entropy has a gradient only if ``entropy_gradient``. If ``others`` (N, k) is given, the log-probabilities are
-    (n, 1 + k): of the token itself, and of k other tokens at the same position.
+    Args:
+        entropy_gradient: whether the entropies have a gradient.
+        others: (N, k) further tokens at the position of each token. With them, the log-probabilities have the shape
+            (n, 1 + k). Column 0 belongs to the token itself, and the other columns belong to the further tokens.
     """
     hidden = _predicting_states(model, micro)  # (n, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
@@ -129,7 +134,10 @@ def score_tokens(
 
 
 def _predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
-    """Return the n hidden states that predict a token of the batch: (n, H). The head is applied only to these."""
+    """Return the hidden states (n, H) from which the model predicts the n tokens of a micro-batch.
+
+    States that predict no token of the batch are left out, so that no logits are computed for them.
+    """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)  # (B*T, H)
     return hidden[micro.logit_positions]
 
@@ -258,7 +266,9 @@ def _token_outputs(
 
 
 def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
-    """Return the critic's values, with gradient, before each token (n,) and after each action (s,).
+    """Return the critic's values for the states of a micro-batch. The values have a gradient.
+
+    The values before the tokens have the shape (n,). The values after the actions have the shape (s,).
 
     If the critic reads log-probabilities, the log-probability of a token is an input at the token's position. The state
     before a token ends at an earlier position, so the value of this state does not depend on the token's
@@ -273,7 +283,10 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) 
 
 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
-    """Return ``values`` at the micro-batch's states, (n,) and (s,), in the dtype and on the device of ``like``."""
+    """Select the values of the micro-batch's states from ``values``, which has one number for each state of the batch.
+
+    The result has n numbers before tokens and s numbers after actions, in the dtype and on the device of ``like``.
+    """
     return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
 
 

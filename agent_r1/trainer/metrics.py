@@ -125,7 +125,7 @@ def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
 
 
 def _step_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
-    """Return the terms of the loss and the gradient norms of all modules, each averaged over the optimizer steps."""
+    """Return the mean of each term of the loss and the mean of each module's gradient norm, over all ``steps``."""
     values: dict[str, list[float]] = {}
     for step in steps:
         norms = {f"{module}_gradient_norm": norm for module, norm in step.optim.gradient_norms.items()}

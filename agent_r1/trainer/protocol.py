@@ -138,7 +138,10 @@ class Trainer(Protocol):
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values before each token (N,) and after each turn's action (S,): float64 on the CPU."""
+        """Return the critic's values in float64 on the CPU.
+
+        The values before the tokens have the shape (N,). The values after the actions of the turns have the shape (S,).
+        """
         ...
 
     def forward_backward(

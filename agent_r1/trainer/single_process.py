@@ -176,10 +176,11 @@ class SingleProcessTrainer:
         self._checksum = None
 
     def state(self) -> TrainerState:
-        """Return a copy of the optimizer's moments and the critic's weights, with checksums of policy and reference.
+        """Return a copy of the trainer's state on the CPU, without the policy's weights.
 
-        The weights of the reference are included only if the reference is synchronized with the policy. Otherwise the
-        reference is still the model at the start of the run.
+        The state has the optimizer's moments, the critic's weights, and the checksums of policy and reference. The
+        reference's weights are included only if the reference is synchronized with the policy. Otherwise the reference
+        is still the model at the start of the run.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -247,7 +248,7 @@ class SingleProcessTrainer:
         return "" if self._reference is None else weights_checksum(self._reference.weights)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the state by name, without copying them."""
+        """Return the tensors that the trainer's state contains, by name. The tensors are not copied."""
         weights: dict[str, Tensor] = {}
         if self._critic is not None:
             critic = self._critic.weights.named_parameters()

@@ -275,9 +275,10 @@ class PolicyUpdater:
         return {module: trajectories for module, trajectories in found.items() if trajectories}
 
     def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
-        """Train the modules together, or the critic after the policy if ``critic_epochs`` is given.
+        """Take the optimizer steps of one update, and return them in order.
 
-        Return all optimizer steps in order.
+        Usually each step trains all modules together. If ``critic_epochs`` is given, a step trains one module: first
+        come all steps of the policy, then all steps of the critic.
         """
         config, shared_epochs = self._config, self._algorithm.epochs
         if config.critic_epochs is None:
