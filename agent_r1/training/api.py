@@ -180,9 +180,10 @@ class Trainer:
 
 
 def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
-    """Raise InvalidInput if a setting conflicts with ``env`` and ``tasks``, or an argument is not a list of functions.
+    """Raise InvalidInput if a setting conflicts with ``env`` and ``tasks``.
 
-    ``rewards`` and ``callbacks`` are checked here, so that a wrong value is reported before training.
+    Also raise InvalidInput if ``rewards`` or ``callbacks`` is not a list of functions. These arguments are checked
+    here, so that a wrong value is reported before training.
     """
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in settings:

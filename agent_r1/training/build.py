@@ -48,8 +48,8 @@ class Placement:
     Attributes:
         engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
             the model of this policy, because nothing else uses the model. With LoRA, the model has an adapter, and
-            shares its frozen weights with the trainer's: do not change these in place.
-            :func:`agent_r1.model.adapter.merged_copy` makes a model without an adapter from it.
+            the trainer's model has the same frozen weights in memory: the engine must not change them in place. If the
+            engine needs a model without an adapter, :func:`agent_r1.model.adapter.merged_copy` makes such a copy.
         trainer: makes the trainer of the policy. The third argument is the teacher, or None if the algorithm needs no
             teacher.
     """

@@ -154,7 +154,11 @@ async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> C
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
-    """Return the splits to check: the split with all tasks, or, without such a split, every split that has tasks."""
+    """Return the names of the splits to check.
+
+    If one split contains all tasks of the task set, only this split is checked. Otherwise every split that has tasks
+    is checked.
+    """
     if taskset.whole is not None:
         return (taskset.whole,)
     splits = ("train", taskset.validation, *taskset.evaluation, *taskset.variants)
@@ -193,7 +197,10 @@ def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
 
 
 def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
-    """Return ``given`` unchanged. Raises TypeError if the value, made by a user's function, has a wrong type."""
+    """Check the types of the reference solutions that a user's function returned, and return the solutions unchanged.
+
+    Raises TypeError if a type is wrong.
+    """
     if not isinstance(given, ReferenceSolutions):
         raise TypeError(f"it returned an object of type {type(given).__name__}, not ReferenceSolutions")
     for solution in (*given.gold, *given.wrong):

@@ -107,7 +107,10 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[MemoryUse]:
-    """Yield the memory of weights, gradients and moments, except the weights of ``model``."""
+    """Yield the memory that weights, gradients and the optimizer's moments need.
+
+    The weights of ``model`` do not count, because these weights are already in memory.
+    """
     needs, kl, lora = config.algorithm.needs, config.algorithm.kl, config.trainer.lora
     computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
     parameters = _count_weights(model)
@@ -169,10 +172,11 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 
 
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
-    """Return advice for a run that does not fit into memory, with settings that need less memory if they are enough.
+    """Return advice for a run that does not fit into memory: settings that need less memory, or a smaller model.
 
-    Settings that save memory are added one after the other, until a micro-batch of one sequence fits. If all these
-    settings are not enough, the context is halved until one sequence fits.
+    Settings that save memory are added to the advice one after the other, until a micro-batch of one sequence fits. If
+    all these settings are not enough, the context is halved until one sequence fits. If this is not enough either, the
+    advice contains no settings.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
@@ -212,8 +216,8 @@ def _options(settings: Mapping[str, Any]) -> str:
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Return the available memory of a device in bytes.
 
-    For a GPU, return the free memory of the GPU. For the CPU, return the available memory of the machine, or the free
-    memory of a control group (cgroup) of this process if it is smaller.
+    For a GPU, return the free memory of the GPU. For the CPU, return the available memory of the machine. If a control
+    group (cgroup) of this process has less free memory than the machine, return the free memory of the group.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -230,9 +234,9 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free bytes of each control group (cgroup v1 or v2) that contains this process and limits memory.
+    """Return the free memory, in bytes, of each control group (cgroup v1 or v2) of this process that limits memory.
 
-    If no control group limits memory, return the available memory of the machine.
+    If no control group limits memory, the list has one element: the available memory of the machine.
     """
     free = []
     for base, limit, used in (

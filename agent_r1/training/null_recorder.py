@@ -1,4 +1,7 @@
-"""A recorder that stores nothing, and a function that lets groups start at once, for attempts without a run."""
+"""A recorder that stores nothing, and a function that lets each group start at once.
+
+Both are for attempts that do not belong to a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Play an episode in the terminal: a person acts instead of the policy. The person sees the messages of the policy."""
+"""Play an episode in the terminal. A person acts instead of the policy, and sees the same messages."""
 
 from __future__ import annotations
 

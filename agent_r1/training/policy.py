@@ -124,7 +124,10 @@ def _device(name: str) -> str:
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:
-    """Return the limits that the model has for the length of a sequence: number of positions, sliding window."""
+    """Return the limits of the model on the length of a sequence.
+
+    A model can have two limits: the number of its positions, and the size of its sliding window.
+    """
     settings = model.config.get_text_config()
     window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
     bounds = (getattr(settings, "max_position_embeddings", None), window)

@@ -31,11 +31,12 @@ class WeightPublisher:
     weights are written to a safetensors folder. This folder is in /dev/shm if /dev/shm has enough room, otherwise in
     the run's folder. The folder gets its final name when all files are written.
 
-    The trainer's weights are in float32. If the engine has another data type, the engine computes the checksum of the
-    converted weights. Therefore the update then has the checksum of the weights in the engine's data type.
+    The trainer's weights are in float32. An engine with another data type converts the weights, and computes the
+    checksum of the converted weights. So the publisher also puts this checksum into the update that it sends.
 
-    An engine in this process gets the adapter of a model that has one. A folder holds the merged model instead, so the
-    engine needs no support of adapters; the update has the checksum of the merged weights.
+    If the model has an adapter, an engine in this process gets the model with its adapter. A folder contains the merged
+    model instead, so that the engine needs no support of adapters. Then the update has the checksum of the merged
+    weights.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -64,9 +65,11 @@ class WeightPublisher:
         return update.version if served == sent.version else served
 
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with the model that the engine gets, and the checksum of this model in the engine's type.
+        """Return the update to send to the engine. ``update`` comes from the trainer.
 
-        An update without a module is returned unchanged, and an update without a checksum gets none.
+        The result has the model that the engine gets, which is merged if necessary. If ``update`` has a checksum, the
+        result has the checksum of this model in the engine's data type. If the handle of ``update`` is not a model, the
+        update is returned unchanged.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not isinstance(model, PreTrainedModel):

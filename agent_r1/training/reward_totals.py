@@ -1,4 +1,4 @@
-"""Total rewards of an episode: one number for each reward, from rewards per trajectory, per turn and per call."""
+"""The total of each reward of an episode: the sum of its values for the trajectory, the turns and the calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ RewardTotals = Mapping[str, float | None]
 
 
 def sum_rewards(trajectory: Trajectory) -> RewardTotals:
-    """Return the totals of all rewards: of the trajectory, of each turn and of each call.
+    """Return the total of each reward, by the name of the reward.
+
+    The total is the sum of all values of the reward: for the trajectory, for each turn and for each call.
 
     Example:
         sum_rewards(trajectory) == {"em": 1.0, "found": 2.0}

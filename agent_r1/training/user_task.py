@@ -42,8 +42,8 @@ def make_taskset(
 ) -> TaskSet:
     """Validate a user's environment and tasks, and return the task set that they make.
 
-    The table has one column for each split of the tasks, except ``train`` and ``validation``. If the tasks have no
-    other split, the table has the column ``train``. The tasks of the split ``validation`` determine the best step.
+    In the result table of a run, each split of the tasks is a column, except ``train`` and ``validation``. If the tasks
+    have no other split, ``train`` is a column. The tasks of the split ``validation`` determine the best step.
 
     Args:
         name: the name of the task set.
@@ -82,18 +82,20 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest isolation level that environment, scorers or tasks declare; None if no code is executed.
+    """Return the weakest isolation level of a task set; None if the task set executes no code of the policy.
 
-    An unconfined sandbox counts even if no environment, scorer or task declares the sandbox.
+    Environment, scorers and tasks declare their isolation levels. A sandbox of this process without isolation counts
+    even if it is not declared.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the values of the key ``sandbox`` in the data of tasks that declare the level ``none``.
+    """Return the values with which tasks declare that code of the policy is not isolated.
 
-    Other values are ignored, because the key ``sandbox`` can have another meaning in a user's data.
+    Such a task has the key ``sandbox`` in its data, with the value "none" or "none: REASON". Other values are ignored,
+    because the key can have another meaning in a user's data.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
@@ -124,7 +126,7 @@ def load_task_file(file: Path, model: str) -> TaskSet:
 
 
 def check_tasks(name: str, tasks: Any) -> None:
-    """Raise InvalidInput if the argument ``name`` is not a list of tasks."""
+    """Raise InvalidInput if ``tasks`` is not a list of tasks. The error calls the list ``name``."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise InvalidInput(name, got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     for index, task in enumerate(tasks):
@@ -170,6 +172,9 @@ def _run(file: Path) -> dict[str, Any]:
 
 
 def _failing_line(file: Path, error: BaseException) -> int | None:
-    """Return the last line of ``file`` in the traceback of ``error``; None if the traceback has no line of ``file``."""
+    """Return the number of the last line of ``file`` in the traceback of ``error``.
+
+    Return None if the traceback has no line of ``file``.
+    """
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return lines[-1] if lines else None

@@ -246,8 +246,8 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 def find_trained_model(run: Path) -> Path:
     """Return the folder of a run's final model, or of the newest intact checkpoint if there is no intact final model.
 
-    For a run with LoRA, this is a folder of the adapter, because the engine of the run served the adapter too.
-    Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
+    For a run with LoRA, the folder contains only the adapter, as the run's engine also used the adapter and not the
+    merged model. Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
     """
     try:
         check_manifest(run / MODEL)
@@ -310,7 +310,10 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
-    """Return the checkpoints to remove after the newest checkpoint, with the progress ``progress``, was saved."""
+    """Return the checkpoints to remove after a new checkpoint was saved. ``progress`` is the progress it contains.
+
+    The newest ``keep`` complete checkpoints are kept, and the checkpoints of their best steps.
+    """
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]
     kept = [progress, *(_read(folder / _PROGRESS, TrainProgress) for folder in newest)]

@@ -101,7 +101,8 @@ class CircuitBreaker:
     so that a stopped run keeps the weights of the last step.
 
     Args:
-        share: the breaker opens if more than this share of ``window`` attempts failed; 1: the breaker never opens.
+        share: the breaker opens if more than this share of ``window`` attempts failed. If ``share`` is 1, the breaker
+            never opens.
         window: the number of recent attempts. The window must contain many groups, because an error of a scorer is a
             failure of all attempts of a group.
         call_window: the breaker opens if the last ``call_window`` calls of a tool failed for the same cause.
@@ -139,7 +140,7 @@ class CircuitBreaker:
         return next(filter(None, (self._diagnose_tool(name) for name in self._calls)), None)
 
     def tools_failing_for_several_causes(self) -> Iterator[tuple[str, int]]:
-        """Yield each tool whose recent calls all failed for more than one cause, with the number of causes.
+        """Yield (name, number of causes) for each tool whose recent calls all failed, but not all for the same cause.
 
         Failures for several causes do not stop the run, because the causes can be errors of the agent.
         """
@@ -210,7 +211,10 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str) -> Itera
 
 
 def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall | None]]:
-    """Yield each valid call of an attempt: the name of the tool, and the failure or None if the call did not fail."""
+    """Yield (name of the tool, failure) for each valid call of an attempt.
+
+    The failure is None if the call did not fail.
+    """
     for turn in trajectory.turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):
             if result.error in _TOOL_FAILURES:
