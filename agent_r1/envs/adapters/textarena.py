@@ -127,9 +127,10 @@ class TextArenaGame:
         raise RuntimeError(f"the opponent moved {MAX_OPPONENT_MOVES} times in a row")
 
     def _format(self, player: int, events: list[tuple[int, str, Any]]) -> str:
-        """Return the new messages for a player, without the player's own actions.
+        """Join the messages that a player has received to one text, without the player's own actions.
 
-        An action of the other player has the form ``name: action``.
+        ``events`` holds (sender, message, kind) of each message. An action of the other player is written as
+        ``name: action``.
         """
         action = self._textarena.ObservationType.PLAYER_ACTION
         names = self._env.state.role_mapping
