@@ -39,7 +39,9 @@ VALUE_CHUNK = 256
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Return weights @ values, (.., N, D) for weights (.., N, L) and values (.., L, D).
+    """Return the matrix product of the attention weights and the values, with the shape (.., N, D).
+
+    ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D).
 
     The columns are summed in chunks. L depends on the longest sequence in a block, and the weights of a shorter
     sequence end with zeros. In one matrix product over more than 384 columns, BLAS libraries divide the sum at a
@@ -65,12 +67,17 @@ def cache_attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Return the output of the attention (R, T, H, D) for query (R, H, T, D), and key and value (R, K, L, D).
+    """Compute the attention of a layer, and return (output, None). The output has the shape (R, T, H, D).
 
-    ``attention_mask`` (R, 1, T, L) is added to the scores. ``key`` and ``value`` can be strided views of a block, and
-    are not copied for each attention head. Instead, the G attention heads that share a key-value head become rows of
-    one matrix product (grouped-query attention). The second returned value is None, because the attention weights,
-    which transformers expects there, are not needed.
+    Transformers expects the attention weights in place of None, but does not need them. ``key`` and ``value`` can be
+    strided views of a block, and are not copied for each attention head. Instead, the G attention heads that share a
+    key-value head become rows of one matrix product (grouped-query attention).
+
+    Args:
+        query: (R, H, T, D).
+        key: (R, K, L, D).
+        value: (R, K, L, D).
+        attention_mask: (R, 1, T, L), which is added to the attention scores; None: nothing is added.
     """
     rows, heads, new, size = query.shape
     kv_heads = key.shape[1]

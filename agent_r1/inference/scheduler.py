@@ -204,7 +204,7 @@ class Scheduler:
             self._prefix_cache[tokens[:length]] = chunk.slot
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
-        """Yield, for each block with running requests, its index and the pairs (row, request)."""
+        """Yield (index, batch) of each block that has running requests. A batch is a list of pairs (row, request)."""
         for block in range(self._num_blocks):
             batch = [(slot.row, request) for slot, request in self._running.items() if slot.block == block]
             if batch:
