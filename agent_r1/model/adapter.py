@@ -162,7 +162,7 @@ def copy_sharing_frozen(module: M) -> M:
 
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of the model without its adapter. The frozen weights of both share their memory.
+    """Return a copy of the model without its adapter. Frozen weights are not copied: model and copy share their memory.
 
     The copy computes the probabilities of the model before training.
     """

@@ -55,7 +55,9 @@ def backbone_states(
 
 
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Return the log-probability (N,) of each target token (N,), given the hidden state (N, H) that predicts it.
+    """Return the log-probabilities (N,) of the target tokens, each given the hidden state that predicts the token.
+
+    ``hidden`` has the shape (N, H), and ``targets`` has the shape (N,).
 
     A log-probability is log-softmax(logits / temperature) over the full vocabulary, in fp32 or a more precise type. If
     there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, and computed again in the backward
@@ -124,9 +126,11 @@ def top_tokens(
 def supports_tree_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention mask alone determines which tokens the model attends to.
 
-    Only with such a model can branches share a prefix in one sequence. For a model with sliding windows or recurrent
-    layers, the result is False. The test is a prefix of two tokens with two branches of one token each: the hidden
-    state of the second branch must be the same with and without the first branch.
+    With such a model, several branches of a trajectory can share their common prefix in one training sequence.
+    The result is False for models with sliding windows or recurrent layers.
+
+    The function tests the model on a prefix of two tokens with two branches of one token each. The hidden state of the
+    second branch must be the same with and without the first branch.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window

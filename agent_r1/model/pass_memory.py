@@ -74,7 +74,10 @@ def pass_bytes(shape: PassShape) -> int:
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states (B, T, H) of tokens (B, T)."""
+    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T), which are tensors without data.
+
+    If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as a pass over branches does.
+    """
     if with_mask:
         return backbone_states(backbone, ids, ids, torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool))
     # For tensors without data, transformers would allocate a causal mask that a real pass does not need. This mask
