@@ -110,9 +110,9 @@ def _describe(error: Exception) -> str:
 
 
 def _template_line(error: Exception) -> int | None:
-    """Return the innermost line number of the template in the traceback of an error, or None if there is none.
+    """Return the number of the template's line that raised an error, or None if the line is not known.
 
-    jinja2 adds the lines of templates to tracebacks.
+    The number is read from the traceback, to which jinja2 adds the lines of templates.
     """
     line, frame = None, error.__traceback__
     while frame is not None:
@@ -123,8 +123,9 @@ def _template_line(error: Exception) -> int | None:
 
 
 def _placeholder(value: object) -> object:
-    """Return the value that replaces an object that JSON cannot represent.
+    """Return a replacement for a value in a template's variables that JSON cannot represent.
 
-    So a template cannot call the methods of such an object.
+    A mapping becomes a dictionary. Any other object becomes the name of its type, so that a template cannot call the
+    methods of the object.
     """
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"

@@ -29,9 +29,10 @@ class StopStringMatcher:
         self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
     def matches(self, ids: Sequence[int]) -> bool:
-        """Return whether the last tokens contain a stop string that the last token can have completed.
+        """Return whether the last ``window`` tokens contain a stop string.
 
-        The last token can have completed a stop string if its text contains the last character of a stop string.
+        If the text of the last token does not contain the last character of any stop string, return False without
+        decoding the other tokens.
         """
         if not self._can_complete(ids[-1]):
             return False

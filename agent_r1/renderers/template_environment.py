@@ -155,8 +155,8 @@ def _allow_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kw
     ``value`` is the input of the filter, or the object whose method is called.
 
     Raises:
-        BudgetExceeded: the call costs more than the remaining budget, or its result could have more characters or
-            items than the budget has characters.
+        BudgetExceeded: the call costs more than the remaining budget, or the result of the call could be too large. A
+            result is too large if it has more characters, or more items, than the budget has characters left.
         SecurityError: chat templates are not allowed to use this method, format string or argument.
     """
     if name in ("translate", "maketrans"):
@@ -185,7 +185,10 @@ def _steps_through(value: Any) -> int:
 
 
 def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
-    """Yield the numbers and texts in a value and in its tuples. Lists and dictionaries inside the value are skipped."""
+    """Yield the numbers and texts among the arguments of a call, also in tuples inside the arguments.
+
+    Lists and dictionaries inside ``value`` are skipped.
+    """
     if isinstance(value, int | float | str):
         yield value
     elif isinstance(value, list | tuple | dict):

@@ -214,10 +214,11 @@ class TemplateRenderer:
         return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return the sampled text of the action if ``rest`` begins with the same text, or None.
+        """Return the sampled text of the action if the template writes the action with the same text, else None.
 
-        ``rest`` is the rendered conversation after the prompt. If the whole sampled text differs, the sampled text up
-        to the place at which the tool format ends the action is compared.
+        ``rest`` is the text that the template writes after the prompt. If ``rest`` does not begin with the whole
+        sampled text, only the part up to the end of the action is compared. The tool format decides where this part
+        ends.
         """
         if self._is_written(text, rest):
             return text
@@ -225,7 +226,10 @@ class TemplateRenderer:
         return complete if self._is_written(complete, rest) else None
 
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
-        """Return the text that the template writes for an action that the policy wrote with another text.
+        """Return the text that the template writes for an action, which can differ from the text that was sampled.
+
+        ``with_action`` is the conversation whose last message is the action. ``rest`` is the text that the template
+        writes after the prompt if more messages follow.
 
         Return None if the template writes the action differently when messages follow, or if the template changes the
         prompt. In both cases, the next prompt cannot begin with the sampled tokens.
@@ -374,10 +378,11 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of the action that the template writes in ``text`` after ``prompt``.
+        """Return the tokens of an action that the template has rendered, if they can be parsed to the same action.
 
-        Return None if the message parsed from the tokens differs from ``probe``. Return None also if ``text`` begins
-        neither with the prompt nor with the prompt without its last ``<think>``.
+        ``text`` is the rendered conversation with the action ``probe`` after ``prompt``. Return None if the message
+        parsed from the tokens differs from ``probe``. Return None also if ``text`` begins neither with the prompt nor
+        with the prompt without its last ``<think>``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

@@ -36,7 +36,7 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return the reasoning and the whole text. The parser itself skips the reasoning in the text."""
+        """Return (reasoning, text). The text still contains the reasoning, because :meth:`parse` skips it."""
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text
 
