@@ -22,7 +22,7 @@ ENCODED_AT_ONCE = 8192
 
 
 class DenseIndex:
-    """A search over passages by their vectors. ``passages`` and ``vectors`` have the same order.
+    """A search over passages by their vectors. Vector number i belongs to passage number i.
 
     An exact dense search always returns ``k`` passages, even if no passage is relevant. If the corpus has fewer than
     ``k`` passages, the search returns all passages.
