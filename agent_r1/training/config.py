@@ -57,8 +57,8 @@ class TasksetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """Questions, for task sets that read a file of questions: a file, hf:NAME or, for multihop, the TOML file of a
-    mixture."""
+    """Questions (for wikifilm: pages), for task sets that read a file of questions: a file, hf:NAME or, for multihop,
+    the TOML file of a mixture."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
@@ -72,7 +72,10 @@ class TasksetConfig(BaseModel):
 
     @field_serializer("corpus", "data", when_used="json-unless-none")
     def _without_credentials(self, value: str | Path) -> str:
-        """Return the setting without the user and the password of an address, because a run stores its settings."""
+        """Return the value of a setting. If the value is an address, its user name and password are removed.
+
+        A run stores its settings, but must not store credentials.
+        """
         return redact(str(value))
 
 
@@ -112,8 +115,8 @@ class RunConfig(TasksetConfig):
     """Splits in the table of results, separated by commas; empty: the evaluation splits of the task set."""
 
     model: str = ""
-    """Model: tiny-base, smollm2-135m, a folder, or a Hugging Face name; for evaluation also a run. A task set can have a
-    default model."""
+    """Model: tiny-base, smollm2-135m, a folder, or a Hugging Face name; for evaluation also a run. A task set can have
+    a default model."""
 
     max_tokens: int = Field(default=1024, ge=1)
     """Maximum number of new tokens per turn."""
