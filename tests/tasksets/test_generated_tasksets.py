@@ -104,6 +104,21 @@ def test_a_solution_of_another_request_earns_nothing(play: Play) -> None:
     assert play(taskset, other, solution).rewards["served"] == 0.0
 
 
+def test_pages_support_an_answer_only(play: Play) -> None:
+    """In ``people``, pages that the searches returned earn nothing if the attempt gives no answer."""
+    taskset = build("people", None, None, seed=0)
+    task = taskset.tasks("2-hop")[0]
+    searches = [tool_call("search", query=page) for page in task.data["chain"].pages]
+    nobody = Message.assistant("<answer>Nobody</answer>")
+    for messages, read, support in (
+        ([*searches, nobody], 1.0, 1.0),
+        ([searches[0], nobody], 0.5, 0.5),
+        ([*searches, Message.assistant("I do not know.")], 1.0, 0.0),
+    ):
+        rewards = play(taskset, task, ReferenceSolution("attempt", script(*messages))).rewards
+        assert (rewards["pages_read"], rewards["supported"]) == (read, support)
+
+
 @pytest.fixture(scope="module")
 def shop() -> tuple[TaskSet, Task, ReferenceSolutions]:
     """Return the task set of orders, and a task in which a color has to be changed."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
+from agent_r1.envs import ToolEnv
 from agent_r1.tasksets import build
 from agent_r1.tasksets.people.examples import EXAMPLES
 from agent_r1.tasksets.people.questions import SPLITS, tasks, world_of
-from agent_r1.tasksets.people.search import search
+from agent_r1.tasksets.people.search import retrieval_tool, search_tool
 from agent_r1.tasksets.people.vocabulary import HELD_OUT_PERSONAL, HELD_OUT_VALUED, PERSONAL, SURNAMES, VALUED
 from agent_r1.tasksets.people.world import PEOPLE, WorldKey, open_world
 
@@ -92,7 +93,7 @@ def test_a_search_for_a_name_nearly_always_returns_that_page_among_at_most_three
     found = []
     for task in tasks("2-hop", 0)[:200]:
         for person in task.data["chain"].pages:
-            titles = search.function(person, task).data
+            titles = search_tool(3).function(person, task).data
             assert len(titles) <= 3
             found.append(person in titles)
     assert sum(found) / len(found) > 0.98
@@ -100,7 +101,9 @@ def test_a_search_for_a_name_nearly_always_returns_that_page_among_at_most_three
 
 def test_a_search_with_a_two_hop_question_rarely_finds_the_second_page() -> None:
     drawn = tasks("2-hop", 0)[:200]
-    second = [task.data["chain"].pages[1] in search.function(task.messages[0].text, task).data for task in drawn]
+    second = [
+        task.data["chain"].pages[1] in search_tool(3).function(task.messages[0].text, task).data for task in drawn
+    ]
     assert sum(second) < 50
 
 
@@ -109,19 +112,61 @@ def test_an_answer_cannot_be_guessed_from_the_question() -> None:
     assert max(map(answers.count, set(answers))) < len(answers) / 20
 
 
-def test_the_example_is_in_the_prompt_with_the_name_of_the_tool() -> None:
+def test_the_examples_are_in_the_prompt_with_the_name_of_the_tool() -> None:
     taskset = build("people", None, None, 0)
     for split, name in (("2-hop", "search"), ("renamed-tool", "look_up")):
         env = taskset.env_for_split(split)
         assert [tool.name for tool in env.tools] == [name]
         calls = [call.name for message in env.examples for call in message.calls]
-        assert calls == [name, name]
-    assert EXAMPLES[-1] == Message.assistant("<answer>Cairo</answer>")
+        assert calls == [name] * 5
+    answers = [message.text for message in EXAMPLES if message.role == "assistant" and not message.calls]
+    assert answers == [f"<answer>{answer}</answer>" for answer in ("Greek", "Cairo", "spaniel")]
+    for index, message in enumerate(EXAMPLES):
+        if message.calls:
+            assert (
+                message.calls[0].arguments["query"] in EXAMPLES[index - 1].text
+            )  # a page or question names the person
 
 
-def test_files_and_unknown_splits_are_refused() -> None:
+def test_a_search_of_the_agent_repeats_the_question_and_one_of_naive_rag_does_not() -> None:
+    task = tasks("2-hop", 0)[0]
+    query, question = task.data["chain"].start, task.messages[0].text
+    of_agent, of_rag = (tool(3).function(query, task) for tool in (search_tool, retrieval_tool))
+    assert of_agent.parts[0].text == f"{of_rag.parts[0].text}\n\n{question}"
+    assert of_agent.data == of_rag.data and question not in of_rag.parts[0].text
+
+
+def test_a_file_of_settings_changes_training_questions_pages_and_turns(tmp_path: Path) -> None:
+    file = tmp_path / "people.toml"
+    file.write_text("hops = [1, 2, 2]\npages = 1\nturns = 4\n")
+    default, changed = build("people", None, None, 0), build("people", file, None, 0)
+    hops = [len(task.data["chain"].relations) for task in changed.tasks("train")]
+    assert hops[:6] == [1, 2, 2, 1, 2, 2]
+    for split in ("validation", "2-hop"):
+        assert changed.tasks(split) == default.tasks(split)
+    assert isinstance(changed.env, ToolEnv) and changed.env.max_turns == 4
+    task = changed.tasks("1-hop")[0]
+    query = task.data["chain"].start.split()[1]
+    assert [len(t.env.tools_by_name["search"].function(query, task).data) for t in (default, changed)] == [3, 1]
+    assert changed.solutions(task).wrong[-1] != default.solutions(task).wrong[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("hops = [3]", "hops.0"), ("hops = []", "hops"), ("page = 1", "page"), ("pages = 0", "pages"), ("= 1", "TOML")],
+)
+def test_a_bad_file_of_settings_is_refused_with_its_fault(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "people.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=why):
+        build("people", file, None, 0)
+
+
+def test_other_files_and_unknown_splits_are_refused() -> None:
     with pytest.raises(InvalidInput, match="people is generated"):
-        build("people", "questions.json", None, 0)
+        build("people", Path("questions.json"), None, 0)
+    with pytest.raises(InvalidInput, match="people is generated"):
+        build("people", None, "corpus.jsonl", 0)
     with pytest.raises(InvalidInput, match="6-hop"):
         tasks("6-hop", 0)
 

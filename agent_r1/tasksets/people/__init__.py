@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.people.examples import EXAMPLES, INSTRUCTION, READING, READING_EXAMPLES
 from agent_r1.tasksets.people.questions import tasks
-from agent_r1.tasksets.people.search import pages_read, search
-
-MAX_TURNS = 7
+from agent_r1.tasksets.people.search import pages_read, retrieval_tool, search_tool, supported
+from agent_r1.tasksets.people.settings import read_settings
 
 RECIPE: Mapping[str, Any] = {
     "tool_format": "tags",
@@ -30,49 +29,60 @@ RECIPE: Mapping[str, Any] = {
     "context": 2048,
     "reward_weights.f1": 0.0,
     "reward_weights.pages_read": 0.0,
+    "reward_weights.supported": 0.0,
 }
-"""Default settings. Only exact match is rewarded; F1 and ``pages_read`` are measured, but have weight 0."""
+"""Default settings. Only exact match is rewarded; the other rewards are measured, but have weight 0."""
 
-LOOK_UP = replace(search, spec=replace(search.spec, name="look_up"))
-"""The search tool under another name, for the split ``renamed-tool``."""
+OTHER_NAME = "look_up"
+"""The name of the search tool in the split ``renamed-tool``."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` determines the training worlds.
+    """Build the task set.
 
-    Raises InvalidInput if ``data`` or ``corpus`` is given.
+    Args:
+        data: a TOML file of settings (see ``settings.Settings``).
+        corpus: has to be None, because the pages are generated.
+        seed: draws the training worlds.
+
+    Raises:
+        InvalidInput: ``data`` is not a valid file of settings, or ``corpus`` is given.
     """
-    refuse_files("people", data, corpus)
-    env = ToolEnv(tools=[search], max_turns=MAX_TURNS, system=INSTRUCTION, examples=EXAMPLES)
-    renamed = ToolEnv(tools=[LOOK_UP], max_turns=MAX_TURNS, system=INSTRUCTION, examples=_with_tool(LOOK_UP.spec.name))
+    refuse_files("people", None, corpus)
+    settings = read_settings(data)
+
+    def agent_env(name: str) -> ToolEnv:
+        search = search_tool(settings.pages, name)
+        return ToolEnv(tools=[search], max_turns=settings.turns, system=INSTRUCTION, examples=_with_tool(name))
+
     return TaskSet(
         name="people",
-        env=env,
-        tasks=lru_cache(lambda split: tasks(split, seed)),
-        scorers=(FunctionScorer({"em": exact_match, "f1": f1, "pages_read": pages_read}),),
-        baselines={"naive-rag": NaiveRag(search, system=READING, examples=READING_EXAMPLES)},
+        env=agent_env("search"),
+        tasks=lru_cache(lambda split: tasks(split, seed, settings.hops)),
+        scorers=(FunctionScorer({"em": exact_match, "f1": f1, "pages_read": pages_read, "supported": supported}),),
+        baselines={"naive-rag": NaiveRag(retrieval_tool(settings.pages), system=READING, examples=READING_EXAMPLES)},
         recipe=RECIPE,
         evaluation=("1-hop", "2-hop", "3-hop"),
         validation="validation",
-        solutions=solutions,
-        variants={"renamed-tool": renamed},
+        solutions=partial(solutions, max_turns=settings.turns),
+        variants={"renamed-tool": agent_env(OTHER_NAME)},
     )
 
 
 def _with_tool(name: str) -> tuple[Message, ...]:
-    """Return the example messages with ``name`` as the tool of every call."""
+    """Return the solved example questions of the prompt, with ``name`` as the tool of every call."""
     return tuple(
         replace(message, calls=tuple(replace(call, name=name) for call in message.calls)) for message in EXAMPLES
     )
 
 
-def solutions(task: Task) -> ReferenceSolutions:
+def solutions(task: Task, max_turns: int) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
     The right solutions give the answer, with or without a search for each page of the chain. A wrong solution, for
     example, answers with the last person of the chain.
     """
     chain = task.data["chain"]
-    name = "look_up" if task.split == "renamed-tool" else "search"
+    name = OTHER_NAME if task.split == "renamed-tool" else "search"
     searches = tuple(tool_call(name, query=title) for title in chain.pages)
-    return answer_solutions(task, searches, chain.pages[-1], MAX_TURNS, {"em": 1.0, "f1": 1.0})
+    return answer_solutions(task, searches, chain.pages[-1], max_turns, {"em": 1.0, "f1": 1.0})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from agent_r1.core.messages import Message
 from agent_r1.core.reference_solution import tool_call
 from agent_r1.retrieval.passages import Passage
@@ -10,26 +12,31 @@ from agent_r1.retrieval.tool import render
 INSTRUCTION = "Search for one person at a time. When you know the answer, reply with <answer>answer</answer>."
 READING = "Read the pages and reply with <answer>answer</answer>."
 
-_ROSE = Passage("Rose Okafor", "Rose Okafor had a rival, Ivan Petrov. She spoke Dutch. She kept a cat.")
-_ROSS = Passage("Ross Okafor", "Ross Okafor was born in Oslo. His employer was Ida Lund.")
+_ROSE = Passage("Rose Okafor", "Rose Okafor had a rival, Ivan Petrov. She spoke Dutch. Her employer was Ida Lund.")
 _IVAN = Passage("Ivan Petrov", "Ivan Petrov played the piano. He was born in Cairo. His teacher was Ross Okafor.")
+_ROSS = Passage("Ross Okafor", "Ross Okafor owned an animal, a spaniel. His rival was Rose Okafor. He was a pilot.")
 _VERA = Passage("Vera Petrov", "Vera Petrov worked as a nurse. Her best friend was Ida Lund.")
-_QUESTION = Message.user("Where was the rival of Rose Okafor born?")
+_OMAR = Passage("Omar Petrov", "As a student, Omar Petrov had Rosa Lund as a teacher. His first language was Greek.")
 
 
-def _result(*pages: Passage) -> Message:
-    return Message.tool(render(pages), "call_0")
+def _solve(question: str, answer: str, *pages: Passage) -> tuple[Message, ...]:
+    """Return a question, a search for each page, and the answer."""
+    searches = [
+        (tool_call("search", query=page.title), Message.tool(f"{render([page])}\n\n{question}", "call_0"))
+        for page in pages
+    ]
+    return (Message.user(question), *chain.from_iterable(searches), Message.assistant(f"<answer>{answer}</answer>"))
 
 
 EXAMPLES: tuple[Message, ...] = (
-    _QUESTION,
-    tool_call("search", query="Rose Okafor"),
-    _result(_ROSE, _ROSS),
-    tool_call("search", query="Ivan Petrov"),
-    _result(_IVAN, _VERA),
-    Message.assistant("<answer>Cairo</answer>"),
+    *_solve("Which language did Omar Petrov speak?", "Greek", _OMAR),
+    *_solve("Where was the rival of Rose Okafor born?", "Cairo", _ROSE, _IVAN),
+    *_solve("Which animal did the teacher of Ivan Petrov keep?", "spaniel", _IVAN, _ROSS),
 )
-"""A solved question of two hops."""
+"""Three solved questions, of one, two and two hops.
+
+Two examples of two hops make a second search more probable than one example.
+"""
 
 READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_IVAN, _VERA))}\n\nWhere was Ivan Petrov born?"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
@@ -21,12 +21,13 @@ class Split:
     """How the questions of a split are drawn.
 
     Attributes:
-        owner: the class of the people's surnames.
+        owner: the class of surnames that the people have: train, validation or test. No surname is in two classes.
         worlds: the number of worlds that the questions are about.
         tasks: the number of questions.
-        hops: the numbers of hops. The numbers repeat in this order over the questions.
+        hops: the numbers of facts in the chains of the questions. With (1, 2), the chains of successive questions have
+            1, 2, 1, 2, .. facts.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
-        last: the names of the relations that can be the last relation of a question.
+        last: the names of the relations that can be the last relation of a question's chain.
 
     Example:
         Split("test", worlds=10, tasks=400, hops=(2,))
@@ -58,30 +59,32 @@ _TRIES = 10_000
 """The largest number of walks that are drawn for one question. Many walks have no suitable last relation."""
 
 
-def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. ``seed`` changes only the split ``train``.
+def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"].hops) -> tuple[Task, ...]:
+    """Return the tasks of a split, always in the same order.
+
+    ``seed`` and ``training_hops`` change only the split ``train``. Its questions take these numbers of hops in turn.
 
     Raises InvalidInput if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("people split", got=split, do=f"give one of {', '.join(SPLITS)}")
-    recipe = SPLITS[split]
+    recipe = replace(SPLITS[split], hops=training_hops) if split == "train" else SPLITS[split]
     prefix = f"{seed}/" if recipe.owner == "train" else ""
     asked: set[str] = set()
     return tuple(_draw_task(split, prefix, recipe, index, asked) for index in range(recipe.tasks))
 
 
 def world_of(task: Task) -> WorldKey:
-    """Return the key of the world that a task is about."""
+    """Return the key of the world of people that the question of a task is about."""
     key = task.data["world"]
     assert isinstance(key, WorldKey)
     return key
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return a task with a random question. The question is not yet in ``asked`` and is added to it.
+    """Return task number ``index`` of a split, with a random question that is not yet in ``asked``.
 
-    Raises InvalidInput if no new question is found.
+    The question is added to ``asked``. Raises InvalidInput if no new question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"

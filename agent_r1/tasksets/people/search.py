@@ -1,7 +1,8 @@
-"""The search tool of ``people``, and the reward for the pages that the searches returned."""
+"""The search tools of ``people``, and the rewards for the pages that the searches returned."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from agent_r1.core.messages import Text
@@ -9,13 +10,13 @@ from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.tool import render
+from agent_r1.rewards.answers import final_answer
 from agent_r1.tasksets.pages import share_of_pages
 from agent_r1.tasksets.people.questions import world_of
 from agent_r1.tasksets.people.world import WorldKey, open_world
-from agent_r1.tools import tool
-
-TOP_K = 3
+from agent_r1.tools import Tool, tool
 
 
 @lru_cache(maxsize=256)
@@ -23,17 +24,62 @@ def _index(world: WorldKey) -> BM25Index:
     return BM25Index(open_world(world).pages())
 
 
-@tool
-def search(query: str, task: Task) -> ToolResult:
-    """Search pages about people. Returns the three that fit best.
+def search_tool(pages: int, name: str = "search") -> Tool:
+    """Return the search of an agent: at most ``pages`` pages of the world of the task, and then the question again.
 
-    Args:
-        query: the name of a person
+    Without the question at the end, a small model answers with any value of the pages.
     """
-    (found,) = _index(world_of(task)).search([query], TOP_K)
-    return ToolResult((Text(render(found)),), ok=True, data=tuple(passage.title for passage in found))
+
+    @tool(name=name)
+    def search(query: str, task: Task) -> ToolResult:
+        """Search pages about people. Returns the pages that fit best.
+
+        Args:
+            query: the name of a person
+        """
+        found = _find(query, task, pages)
+        return _result(found, f"{render(found)}\n\n{task.messages[-1].text}")
+
+    return search
+
+
+def retrieval_tool(pages: int) -> Tool:
+    """Return the search of naive RAG, whose prompt has the question after the pages already."""
+
+    @tool
+    def search(query: str, task: Task) -> ToolResult:
+        """Search pages about people.
+
+        Args:
+            query: the text of a question
+        """
+        found = _find(query, task, pages)
+        return _result(found, render(found))
+
+    return search
+
+
+def _find(query: str, task: Task, pages: int) -> Sequence[Passage]:
+    (found,) = _index(world_of(task)).search([query], pages)
+    return found
+
+
+def _result(found: Sequence[Passage], text: str) -> ToolResult:
+    return ToolResult((Text(text),), ok=True, data=tuple(passage.title for passage in found))
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the pages of the question's chain that the searches of the attempt returned, in [0, 1]."""
+    """Return which share of the needed pages the searches of an attempt found, from 0 to 1.
+
+    The needed pages are the pages with the facts from which the answer follows.
+    """
     return share_of_pages(trajectory, task.data["chain"].pages)
+
+
+def supported(trajectory: Trajectory, task: Task) -> float:
+    """Return :func:`pages_read` if the attempt gives an answer, right or wrong; 0.0 otherwise.
+
+    As a reward, ``pages_read`` alone teaches an agent to search until its turns end. With this reward, an attempt
+    without an answer earns nothing, and an answer before the last page earns less than an answer after it.
+    """
+    return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)

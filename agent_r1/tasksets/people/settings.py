@@ -1,0 +1,52 @@
+"""The settings of ``people``, read from a TOML file that ``--data`` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent_r1.config import read_toml
+from agent_r1.core.errors import InvalidInput
+
+
+class Settings(BaseModel):
+    """The training questions, and what an agent sees and may do.
+
+    The questions of validation and test do not depend on the settings.
+
+    Example of a file:
+        hops = [1, 2, 2]
+        pages = 1
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    hops: tuple[Literal[1, 2], ...] = Field(default=(1, 2), min_length=1)
+    """The numbers of hops of the training questions, in turn: [1, 2, 2] gives two questions of 2 hops for each question
+    of 1 hop."""
+
+    pages: int = Field(default=3, ge=1)
+    """The largest number of pages that a search returns."""
+
+    turns: int = Field(default=7, ge=1)
+    """The largest number of actions in an episode."""
+
+
+def read_settings(path: Path | None) -> Settings:
+    """Return the settings in a file; the default settings if ``path`` is None.
+
+    Raises InvalidInput if the file cannot be read, or has an unknown or invalid setting.
+    """
+    if path is None:
+        return Settings()
+    if path.suffix != ".toml":
+        do = "leave it out, because people is generated, or give a TOML file of settings"
+        raise InvalidInput("data", got=path, do=do)
+    try:
+        return Settings.model_validate(read_toml(path).values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise InvalidInput(f"{path}, {where}", got=fault["msg"], do="give hops, pages or turns") from error
