@@ -296,7 +296,8 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 def _convert(annotation: Any, text: str) -> Any:
     """Return a text converted to a type, or the text itself if the conversion fails.
 
-    The items of a tuple are separated by commas, and the result is a list of the converted items.
+    If the type is a tuple, the text holds items that are separated by commas. The result is then a list of the
+    converted items, which pydantic makes a tuple.
     """
     if get_origin(annotation) is Annotated:  # ignore the bounds: resolve() checks the value
         return _convert(get_args(annotation)[0], text)

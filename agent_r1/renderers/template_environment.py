@@ -94,7 +94,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, macro or method for a template, and spend the cost of the call and of its result."""
+        """Return the result of a function, macro or method that a template calls.
+
+        The cost of the call and of its result is subtracted from the template's budget of work.
+        """
         budget = __self.budget
         budget.spend(__self.macro_steps if isinstance(__obj, Macro) else 1)
         if isinstance(__obj, LoopContext) and args:

@@ -126,7 +126,10 @@ def load_task_file(file: Path, model: str) -> TaskSet:
 
 
 def check_tasks(name: str, tasks: Any) -> None:
-    """Raise InvalidInput if ``tasks`` is not a list of tasks. The error calls the list ``name``."""
+    """Raise InvalidInput if ``tasks`` is not a list of tasks.
+
+    The message of the error contains ``name``, so that the user can find the list.
+    """
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise InvalidInput(name, got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     for index, task in enumerate(tasks):

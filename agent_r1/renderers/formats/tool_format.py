@@ -76,7 +76,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
-        """Return the content and the calls of a text without reasoning.
+        """Return the content and the calls of ``text``. The reasoning was already removed from ``text``.
 
         This method raises no exception. A call that cannot be read has an ``error``.
         """
