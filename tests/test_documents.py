@@ -119,7 +119,7 @@ def test_the_process_reward_in_readme_rewards_a_search_in_three_lines() -> None:
 
 def test_the_settings_in_readme_exist() -> None:
     options = re.findall(r"--([a-z_]+\.[a-z_.]+)(?: ([\w.-]+))?", (ROOT / "README.md").read_text())
-    typed = {key: float(value) for key, value in options if re.fullmatch(r"[\d.e-]+", value)}
+    typed = {key: ast.literal_eval(value) for key, value in options if re.fullmatch(r"[\d.e-]+", value)}
     assert "trainer.learning_rate" in typed and "context_policy.name" in dict(options)
     resolve(TrainConfig, [Layer("README", {**typed, "context_policy.name": "window"})])
 

@@ -66,6 +66,9 @@ def test_the_reference_is_the_policy_with_the_adapter_switched_off(make: Any) ->
     moved = with_recorded_logprobs(model, groups, 1.0)
     second, expected = (update(one, moved).metrics["kl_reference"] for one in (updater, never_updated))
     assert second == expected and abs(second) > 1e-4  # the policy moved, and the reference did not
+    reference = updater._trainer._reference.weights  # type: ignore[attr-defined]
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    assert {parameter.data_ptr() for parameter in reference.parameters()} < own
 
 
 def test_a_critic_learns_with_an_adapter_of_its_own(make: Any) -> None:
