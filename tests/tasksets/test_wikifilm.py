@@ -18,6 +18,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.envs import ToolEnv
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.passages import Passage
 from agent_r1.rewards.normalization import exact_match_score
@@ -28,7 +29,8 @@ from agent_r1.tasksets.wikifilm.facts import FilmFacts, read_facts
 from agent_r1.tasksets.wikifilm.films import Film, read_film
 from agent_r1.tasksets.wikifilm.pages import SHOWN, ShortPages, read_pages, shorten
 from agent_r1.tasksets.wikifilm.persons import Person, read_director
-from agent_r1.tasksets.wikifilm.questions import KINDS, build_questions
+from agent_r1.tasksets.wikifilm.questions import build_questions
+from agent_r1.tasksets.wikifilm.settings import KINDS
 from agent_r1.tasksets.wikifilm.words import name_key
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "2wiki_corpus.jsonl"
@@ -291,12 +293,15 @@ def test_searching_the_titles_finds_the_pages_and_is_measured(taskset: TaskSet, 
         return f"<answer>{task.data['answers'][0]}</answer>"
 
     (trajectory,) = run_attempts(taskset, [task], script)
-    assert trajectory.rewards == {"em": 1.0, "f1": 1.0, "pages_read": 1.0}
+    assert trajectory.rewards == {"em": 1.0, "f1": 1.0, "pages_read": 1.0, "supported": 1.0}
     (result,) = trajectory.turns[0].results
     assert 1 <= len(result.data) <= 3 and result.data[0] == "Two Rivers Meet"
     assert "directed by Wade Tollister" in result.parts[0].text
     (guess,) = run_attempts(taskset, [task], lambda prompt: "<answer>Oslo</answer>")
-    assert guess.rewards["em"] == guess.rewards["pages_read"] == 0.0
+    assert guess.rewards["em"] == guess.rewards["pages_read"] == guess.rewards["supported"] == 0.0
+    (silent,) = run_attempts(taskset, [task], lambda prompt: script(prompt).replace("<answer>", ""))
+    assert silent.rewards["pages_read"] == 1.0
+    assert silent.rewards["supported"] == 0.0
 
 
 def test_a_search_shows_the_beginning_of_a_page_from_which_the_facts_are_read() -> None:
@@ -388,6 +393,50 @@ def test_damaged_files_are_refused_in_one_line(rows: str, expected: str, tmp_pat
     with pytest.raises(InvalidInput, match=expected) as refused:
         build("wikifilm", path, None, 0)
     assert "\n" not in str(refused.value) and str(path) in str(refused.value)
+
+
+def settings_file(folder: Path, text: str) -> Path:
+    write_pages(folder / "pages.jsonl")
+    (folder / "films.toml").write_text(text)
+    return folder / "films.toml"
+
+
+def test_settings_choose_the_training_questions_and_what_the_agent_sees(
+    tmp_path: Path, taskset: TaskSet, run_attempts: Any
+) -> None:
+    text = 'data = "pages.jsonl"\nkinds = ["1-hop", "2-hop"]\npages = 1\nturns = 6'
+    found = build("wikifilm", settings_file(tmp_path, text), None, 0)
+    kinds = ("train/1-hop/", "train/2-hop/")
+    expected = [task.id for task in taskset.tasks("train") if task.id.startswith(kinds)]
+    assert [task.id for task in found.tasks("train")] == expected
+    for split in SPLITS[1:]:
+        assert [task.id for task in found.tasks(split)] == [task.id for task in taskset.tasks(split)]
+    assert isinstance(found.env, ToolEnv) and found.env.max_turns == 6
+    assert found.retrieval is not None and set(found.retrieval("1-hop")) == {"recall@1"}
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "a Danish film"}}\n</tool_call>'
+    searched: list[Any] = []
+    for each in (found, taskset):
+        (trajectory,) = run_attempts(each, each.tasks("1-hop")[:1], lambda prompt: call)
+        searched.append(len(trajectory.turns[0].results[0].data))
+    assert searched == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('data = "pages.jsonl"\nkinds = ["3-hop"]', "kinds.0"),
+        ('data = "pages.jsonl"\nkinds = []', "kinds"),
+        ('data = "pages.jsonl"\npage = 1', "page"),
+        ("pages = 1", "data"),
+        ('data = "pages.jsonl"\nturns = 2', "turns"),
+        ('data = "none.jsonl"', "none.jsonl"),
+        ("data = ", "films.toml"),
+    ],
+)
+def test_invalid_settings_are_refused_in_one_line(text: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=expected) as refused:
+        build("wikifilm", settings_file(tmp_path, text), None, 0)
+    assert "\n" not in str(refused.value)
 
 
 def test_missing_data_and_empty_folders_are_refused(tmp_path: Path) -> None:

@@ -12,13 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.jsonl import JsonRecord
 from agent_r1.retrieval.passages import Passage, unique
-from agent_r1.retrieval.retriever import Found, Retriever
+from agent_r1.retrieval.retriever import TOP_K, Found, Retriever
 from agent_r1.tasksets.hub import read_rows_or_hub
 from agent_r1.tasksets.multihop.aliases import ALIASES_FILE
 from agent_r1.tasksets.multihop.fields import parse_context
-
-TOP_K = 3
-"""The number of pages that a search returns."""
 
 SHOWN = 600
 """The largest number of characters of a page that a search shows. Facts are read only from this part."""

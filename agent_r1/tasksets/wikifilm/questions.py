@@ -14,9 +14,6 @@ from agent_r1.tasksets.wikifilm.facts import DirectedFilm, FilmFacts
 from agent_r1.tasksets.wikifilm.families import SHARES
 from agent_r1.tasksets.wikifilm.persons import Person
 
-KINDS = ("1-hop", "2-hop", "comparison", "bridge-comparison")
-"""The kinds of questions, which are the first part of the id of a question."""
-
 
 @dataclass(frozen=True, slots=True)
 class Relation:

@@ -1,0 +1,61 @@
+"""The settings of ``wikifilm``: the pages, and which questions are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent_r1.config import read_toml
+from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.hub import is_hub
+
+Kind = Literal["1-hop", "2-hop", "comparison", "bridge-comparison"]
+
+KINDS: tuple[Kind, ...] = ("1-hop", "2-hop", "comparison", "bridge-comparison")
+"""The kinds of questions, which are the first part of the id of a question."""
+
+
+class Settings(BaseModel):
+    """The pages, the training questions, and what an agent sees and may do.
+
+    The questions of validation and test do not depend on the settings, except on ``data``.
+
+    Example of a file:
+        data = "pages.jsonl"
+        kinds = ["1-hop"]
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    data: Path
+    """The pages that the questions are built from. A path is relative to the folder of the file of settings."""
+
+    kinds: tuple[Kind, ...] = Field(default=KINDS, min_length=1)
+    """The kinds of the training questions."""
+
+    pages: int = Field(default=3, ge=1)
+    """The largest number of pages that a search returns."""
+
+    turns: int = Field(default=7, ge=5)
+    """The largest number of actions in an episode. A bridge comparison needs four searches and an answer."""
+
+
+def read_settings(data: Path | None) -> Settings:
+    """Return the settings in a TOML file; the default settings with these pages if ``data`` is something else.
+
+    Raises InvalidInput if ``data`` is None, or if the file cannot be read or has an unknown or invalid setting.
+    """
+    if data is None:
+        raise InvalidInput("--data for wikifilm", got="nothing", do="give a file of Wikipedia's pages about films")
+    if data.suffix != ".toml":
+        return Settings(data=data)
+    try:
+        settings = Settings.model_validate(read_toml(data).values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise InvalidInput(f"{data}, {where}", got=fault["msg"], do="give data, kinds, pages or turns") from error
+    place = settings.data if is_hub(settings.data) else data.parent / settings.data
+    return settings.model_copy(update={"data": place})
