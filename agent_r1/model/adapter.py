@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import import_extra
@@ -31,6 +32,7 @@ ADAPTER = "default"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter in the format of peft."""
 
+_LINEAR = (nn.Linear, Conv1D)
 _MATRICES = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
 _SAVED_PREFIX = "base_model.model."
 
@@ -49,11 +51,11 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
         InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
     """
     peft = import_extra("peft", "lora")
-    targets = ALL_LINEAR if config.target_modules == (ALL_LINEAR,) else list(config.target_modules)
+    is_all = config.target_modules == (ALL_LINEAR,)
     lora = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules=targets,
+        target_modules=ALL_LINEAR if is_all else list(config.target_modules),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
@@ -67,13 +69,12 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
         raise _bad_targets(model, config) from error
     adapted = dict(_adapted_layers(model))
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    linear = [
-        layer for layer in adapted.values() if layer not in ends and isinstance(layer.base_layer, _linear_types())
-    ]
-    if not linear or len(linear) < len(adapted):
+    linear = [layer for layer in adapted.values() if layer not in ends and isinstance(layer.base_layer, _LINEAR)]
+    targets = {name.rpartition(".")[2] for name in adapted} if is_all else set(config.target_modules)
+    matches_all = all(any(f".{name}".endswith(f".{target}") for name in adapted) for target in targets)
+    if not linear or len(linear) < len(adapted) or not matches_all:
         raise _bad_targets(model, config)
-    # The set that peft makes of the names has another order in each process.
-    lora.target_modules = sorted({name.rpartition(".")[2] for name in adapted} if targets == ALL_LINEAR else targets)
+    lora.target_modules = sorted(targets)  # peft's set of names has another order in each process
     return model
 
 
@@ -256,14 +257,8 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))
 
 
-def _linear_types() -> tuple[type[nn.Module], ...]:
-    from transformers.pytorch_utils import Conv1D
-
-    return nn.Linear, Conv1D
-
-
 def _bad_targets(model: nn.Module, config: LoraConfig) -> InvalidInput:
-    linear = (name for name, module in model.named_modules() if isinstance(module, _linear_types()))
+    linear = (name for name, module in model.named_modules() if isinstance(module, _LINEAR))
     known = sorted({name.rpartition(".")[2] for name in linear if "lora_" not in name} - {"lm_head", "base_layer"})
     do = f"name linear layers of the model ({', '.join(known)}), or {ALL_LINEAR}"
     return InvalidInput("trainer.lora.target_modules", got=", ".join(config.target_modules), do=do)

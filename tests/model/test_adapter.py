@@ -154,11 +154,13 @@ def test_weights_of_another_adapter_are_refused() -> None:
         load_trained_weights(adapted(), trained_weights(adapted(target_modules=("q_proj",))))
 
 
-@pytest.mark.parametrize("target", ["nowhere", "lm_head", "embed_tokens", "q_norm"])
+@pytest.mark.parametrize(
+    "target", ["nowhere", "lm_head", "embed_tokens", "q_norm", "q_proj, nowhere", "all-linear, q_proj"]
+)
 def test_targets_that_are_not_linear_layers_are_refused_with_those_that_are(target: str) -> None:
     said = f"target_modules: got {target}; .*\\(down_proj, .*, v_proj\\), or all-linear"
     with pytest.raises(InvalidInput, match=said):
-        add_adapter(make_model(), LoraConfig(rank=4, target_modules=(target,)), seed=0, base="base")
+        add_adapter(make_model(), LoraConfig(rank=4, target_modules=tuple(target.split(", "))), seed=0, base="base")
 
 
 def test_if_peft_is_missing_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
