@@ -12,13 +12,14 @@ from torch import Tensor
 
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.training_sample import Selection
-from agent_r1.trainer.protocol import OptimStats, PassStats, PreparedBatch
+from agent_r1.trainer.protocol import Module, OptimStats, PassStats, PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """One optimizer step: the trajectories of its minibatch, the statistics of its pass, and the optimizer's result."""
+    """One optimizer step: its modules, the trajectories of its minibatch, and the results of its pass and optimizer."""
 
+    modules: frozenset[Module]
     trajectories: frozenset[int]
     passed: PassStats
     optim: OptimStats

@@ -38,7 +38,9 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An attempt that was trained: at least one applied optimizer step used the attempt.
+    """An attempt that was trained: at least one applied optimizer step of the policy used the attempt.
+
+    In updates that train only the critic, a step of the critic is enough.
 
     ``advantage_sum`` is the sum of the advantages of the attempt's tokens.
     """
@@ -168,7 +170,7 @@ class PolicyUpdater:
                 steps = self._optimize(trained, frozenset(gradients)) if gradients else []
                 if steps:
                     metrics |= pass_metrics(trained, steps, self._version)
-                self._version += POLICY in gradients and any(step.optim.applied for step in steps)
+                self._version += any(POLICY in step.modules and step.optim.applied for step in steps)
                 self._update_kl_coef(prepared)
                 without_loss = REJECTED if self._algorithm.token_mask is None else MASKED
                 outcomes = [*_batch_outcomes(prepared, steps, without_loss), *outcomes]
@@ -307,7 +309,7 @@ class PolicyUpdater:
                 # The loss is scaled up, so that the expected gradient of a minibatch is the gradient of the batch.
                 scale = total / len(trajectories)
                 passed = self._trainer.forward_backward(minibatch, scale=scale, modules=modules)
-                steps.append(OptimizerStep(trajectories, passed, self._trainer.optim_step(factor)))
+                steps.append(OptimizerStep(modules, trajectories, passed, self._trainer.optim_step(factor)))
         return steps
 
     def _learning_rate_factor(self) -> float:
@@ -363,9 +365,11 @@ def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], wit
     """Return the outcome of each attempt of the batch.
 
     An attempt is ``Trained`` if one of its tokens has a policy loss and an applied optimizer step used the attempt.
-    Every other attempt is ``Excluded`` with a reason: ``without_loss`` if none of its tokens has a policy loss.
+    Every other attempt is ``Excluded`` with a reason: ``without_loss`` if none of its tokens has a policy loss. If any
+    step trained the policy, only the steps of the policy count; else, as in the critic's warm-up, all steps count.
     """
     batch, weights = prepared.batch, prepared.weights
+    steps = [step for step in steps if POLICY in step.modules] or steps
     used = frozenset[int]().union(*(step.trajectories for step in steps))
     trained = frozenset[int]().union(*(step.trajectories for step in steps if step.optim.applied))
     accepted = segment_sum(weights.importance_weight * batch.action_mask, batch.token_trajectory).tolist()  # (M,)

@@ -166,6 +166,26 @@ def test_only_minibatches_with_finite_gradients_are_trained(make: Any) -> None:
     assert report.version.number == 1 and all(map(math.isfinite, report.metrics.values()))
 
 
+@pytest.mark.parametrize("critic_epochs", [None, 1])
+def test_a_policy_whose_steps_are_all_skipped_gets_no_new_version(critic_epochs: int | None, make: Any) -> None:
+    model = make.model()
+    with torch.no_grad():
+        model.lm_head.weight[3, 0] = math.nan  # the critic has no output layer, so its steps are finite
+    report = update(updater_of(model, "ppo", critic_epochs=critic_epochs), make.random_groups(0))
+    assert report.version.number == 0 and set(outcomes_of(report).values()) == {NOT_FINITE}
+
+
+def test_attempts_are_trained_if_only_steps_of_the_critic_are_skipped(make: Any) -> None:
+    class BrokenCritic(Algorithm):
+        def compute_value_loss(self, *inputs: Any) -> Tensor:
+            return super().compute_value_loss(*inputs) * math.nan
+
+    algorithm = BrokenCritic.model_construct(**dict(ALGORITHMS["ppo"]))
+    report = update(updater_of(make.model(), algorithm, critic_epochs=1), make.random_groups(0))
+    assert report.metrics["skipped_steps"] == 1
+    assert report.version.number == 1 and set(outcomes_of(report).values()) == {None}
+
+
 def result_of(updater: PolicyUpdater, groups: list[Group]) -> tuple[str | None, Mapping[str, Tensor], list[Any]]:
     """Return the checksum of the weights, the optimizer state and the metrics after two updates."""
     reports = [update(updater, groups).metrics for _ in range(2)]

@@ -91,8 +91,9 @@ def metric_checks(
         HealthCheck(
             metric="skipped_steps",
             maximum=0,
-            what="a loss or gradient was not finite, so optimizer steps were skipped and their attempts dropped",
-            do="lower trainer.learning_rate, and look at the rewards of the attempts dropped there",
+            what="a loss or gradient was not finite, so optimizer steps were skipped; attempts that no applied step of "
+            "the policy used were dropped",
+            do="lower the learning rates, and look at the rewards of the attempts dropped there",
             patience=config.patience,
         ),
         HealthCheck(
