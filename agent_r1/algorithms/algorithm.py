@@ -206,7 +206,7 @@ class Algorithm(Component):
         if self.sft_coef or self.observation_nll_coef:
             # successful, observed: (N,) bool
             successful = (batch.returns > RETURN_TOLERANCE)[batch.token_trajectory] & batch.action_mask & trained
-            observed = ~batch.action_mask
+            observed = ~batch.action_mask & trained
             sft_weight = self.sft_coef * mean_weights(successful) + self.observation_nll_coef * mean_weights(observed)
 
         if targets is not None:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from learning import with_recorded_logprobs
 from updating import make_updater, update
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.filters import Filters
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
@@ -66,6 +69,21 @@ def test_an_attempt_out_of_turns_counts_in_the_baseline_and_is_not_trained(make:
     trained, excluded = sorted(report.outcomes, key=lambda outcome: outcome.attempt)
     assert not isinstance(trained, Excluded) and trained.attempt.sort_key == (0, 0, 0)
     assert excluded == Excluded(cut.attempt, "overlong")
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not ALGORITHMS[name].filters.greedy])
+def test_an_update_whose_attempts_are_all_excluded_changes_nothing(name: str, make: Any) -> None:
+    turns = (make.turn(0, [1], [2], logprobs=[-2.0]), make.turn(1, [3, 4], [5], parent=0, logprobs=[-2.0]))
+    members = enumerate((0.0, 1.0, 1.0))  # all are too long, with different returns
+    long = [make.trajectory(turns, {"score": score}, member=index, truncated=True) for index, score in members]
+    algorithm = ALGORITHMS[name].model_copy(update={"filters": Filters(overlong=True), "sft_coef": 0.1})
+    model, teacher = make.model(), make.model(seed=1) if "teacher" in algorithm.needs else None
+    updater = make_updater(model, algorithm, learning_rate=1e-3, teacher=teacher)
+    before = updater.state().tensors  # of the critic and the optimizer
+    changed, report = update_and_compare(model, updater, make.groups(*long))
+    assert not changed and report.version.number == 0 and reasons_of(report) == {"overlong"}
+    after = updater.state().tensors
+    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
 
 
 @pytest.mark.parametrize(
