@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import Dtype
 from agent_r1.model.config import LoraConfig
 
@@ -25,8 +26,8 @@ class ScheduleConfig(BaseModel):
     """Shape of the curve on which the learning rates decay until the last step of the run. constant: no decay."""
 
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). The first step has
-    min_ratio times the configured learning rates."""
+    """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). Without min_ratio,
+    step k of n has k/n of the configured learning rates (Hugging Face: (k - 1)/n, so step 1 would change no weight)."""
 
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Length of the warm-up as a share of all steps. Give either warmup_steps or warmup_ratio, not both."""
@@ -36,12 +37,41 @@ class ScheduleConfig(BaseModel):
     the learning rates are constant. None: the decay begins right after the warm-up."""
 
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Share of the configured learning rates in the first step of the warm-up, and at the end of the decay."""
+    """Share of the configured learning rates from which the warm-up rises, and at which the decay ends."""
+
+    def warmup_length(self, steps: int) -> int:
+        """Return the number of steps of the warm-up in a run of ``steps`` steps."""
+        return self.warmup_steps or round(self.warmup_ratio * steps)
+
+    def decay_length(self, steps: int) -> int:
+        """Return the number of steps of the decay in a run of ``steps`` steps."""
+        after_warmup = steps - self.warmup_length(steps)
+        if self.decay_ratio is None:
+            return after_warmup
+        decay = round(self.decay_ratio * steps)
+        # If both lengths are ratios, rounding can make them one step longer than the run.
+        return min(decay, after_warmup) if self.warmup_ratio else decay
+
+    def check_steps(self, steps: int) -> None:
+        """Raise InvalidInput if warm-up and decay do not fit in a run of ``steps`` steps."""
+        warmup, decay = self.warmup_length(steps), self.decay_length(steps)
+        do = ""
+        if warmup >= steps:
+            do = f"give more steps, or a shorter warm-up in trainer.schedule: it has {warmup} steps"
+        elif self.name != "constant" and warmup + decay > steps:
+            lengths = f"{warmup} steps of warm-up and {decay} of decay"
+            do = f"give more steps, or a smaller trainer.schedule.decay_ratio: there are {lengths}"
+        elif self.decay_ratio is not None and decay < 2:  # the first step of a decay has the full learning rates
+            do = f"give more steps, or a larger trainer.schedule.decay_ratio: the decay has no effect in {decay} steps"
+        if do:
+            raise InvalidInput("steps", got=steps, do=do)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("warmup_steps and warmup_ratio are both given: leave one out")
+        if self.warmup_ratio + (self.decay_ratio or 0) > 1:
+            raise ValueError("warmup_ratio and decay_ratio together are above 1: make one of them smaller")
         if self.name == "constant" and (self.min_ratio or self.decay_ratio is not None):
             raise ValueError("min_ratio and decay_ratio have no effect with a constant schedule: name a decay")
         return self

@@ -11,13 +11,13 @@ from agent_r1.trainer.config import ScheduleConfig
 def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """Return the factor on all learning rates in update ``step`` (counted from 1) of a run of ``steps`` updates.
 
-    The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates.
+    The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates. Decays
+    are those of transformers. A warm-up is one step ahead of transformers: there, the first step has factor 0.
 
     Example:
-        learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=2, steps=12) == 0.5
+        learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=1, steps=12) == 0.5
     """
-    warmup = config.warmup_steps or round(config.warmup_ratio * steps)
-    decay = max(1, steps - warmup if config.decay_ratio is None else round(config.decay_ratio * steps))
+    warmup, decay = config.warmup_length(steps), config.decay_length(steps)
     # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     if config.name == "constant":
@@ -32,4 +32,4 @@ def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float
         schedule = get_scheduler(
             "warmup_stable_decay", optimizer, num_warmup_steps=warmup, scheduler_specific_kwargs=shape
         )
-    return float(schedule.lr_lambdas[0](step - 1))
+    return float(schedule.lr_lambdas[0](step if step <= warmup else step - 1))

@@ -274,7 +274,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     training algorithm gets an importance weight if trainer and engine have different data types (see
     :func:`agent_r1.training.precision.with_correction`).
 
-    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if neither a layer nor the task set names a model.
+    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if neither a layer nor the task set names a model,
+    or if a run has too few steps for the schedule of its learning rates.
     """
     defaults = restrict(Layer(f"defaults of {taskset.name}", taskset.recipe), cls, TrainConfig)
     config = resolve(cls, [*layers, defaults])
@@ -282,6 +283,7 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
     if not isinstance(config, TrainConfig):
         return config
+    config.trainer.schedule.check_steps(config.steps)
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 
     given = settings_of(TrainConfig, [*layers, defaults])

@@ -40,7 +40,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
     Raises:
         InvalidInput: the layers name no run, or the run does not exist; the run is complete and gets no further steps;
-            ``steps`` is below the number of steps taken; a setting that is not in ``CHANGEABLE`` differs.
+            ``steps`` is below the number of steps taken, or too small for the schedule of the learning rates; a setting
+            that is not in ``CHANGEABLE`` differs.
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:
@@ -59,6 +60,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     if after.steps < taken:
         do = f"give at least the {taken} that {folder} took, or leave it out"
         raise InvalidInput("steps", got=after.steps, do=do)
+    after.trainer.schedule.check_steps(after.steps)
     if complete and after.steps == before.steps:
         got = f"{folder}, which is complete: it took its {before.steps} steps"
         file = "" if before.taskset in TASKSETS else "FILE.py "

@@ -1,4 +1,4 @@
-"""Learning rates follow transformers' schedules, in every step of a run and after resuming."""
+"""Learning rates follow a schedule that fits into the run, in every step and after resuming."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from torch import nn
 from transformers import get_scheduler
 from updating import make_updater, update
 
+from agent_r1.config import Layer
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.taskset import TaskSet
+from agent_r1.envs import ToolEnv
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.trainer.config import ScheduleConfig
 from agent_r1.trainer.schedule import learning_rate_factor
+from agent_r1.training.config import TrainConfig, resolve_config
 
 STEPS = 12
 
@@ -30,6 +35,10 @@ def rates_of(name: str, **shape: Any) -> list[float]:
     return rates
 
 
+def factors_of(config: ScheduleConfig, steps: int) -> list[float]:
+    return [learning_rate_factor(config, step, steps) for step in range(1, steps + 1)]
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -38,20 +47,44 @@ def rates_of(name: str, **shape: Any) -> list[float]:
         ({"name": "cosine"}, rates_of("cosine")),
     ],
 )
-def test_factors_are_the_learning_rates_of_transformers_schedules(settings: Any, expected: list[float]) -> None:
+def test_factors_are_those_of_transformers_with_the_warmup_one_step_ahead(settings: Any, expected: list[float]) -> None:
+    expected = [*expected[1:4], *expected[3:]]  # without the first step, which has learning rate 0
     config = ScheduleConfig(warmup_steps=3, **settings)
-    assert [learning_rate_factor(config, step, STEPS) for step in range(1, STEPS + 1)] == pytest.approx(expected)
+    assert factors_of(config, STEPS) == pytest.approx(expected)
     ratio = ScheduleConfig(warmup_ratio=0.25, **settings)  # 3 of 12 steps
-    assert [learning_rate_factor(ratio, step, STEPS) for step in range(1, STEPS + 1)] == pytest.approx(expected)
+    assert factors_of(ratio, STEPS) == pytest.approx(expected)
 
 
 def test_a_decay_ends_at_its_minimum_and_can_follow_a_plateau() -> None:
     config = ScheduleConfig(name="linear", decay_ratio=0.5, min_ratio=0.4)
-    factors = [learning_rate_factor(config, step, 4) for step in range(1, 6)]
-    assert factors == pytest.approx([1.0, 1.0, 1.0, 0.7, 0.4])
+    assert factors_of(config, 4) == pytest.approx([1.0, 1.0, 1.0, 0.7])
+    assert learning_rate_factor(config, 5, 4) == pytest.approx(0.4)
     late = ScheduleConfig(name="linear", warmup_steps=2, decay_ratio=0.5)  # the last half of all steps
-    factors = [learning_rate_factor(late, step, 8) for step in range(1, 10)]
-    assert factors == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0])
+    assert factors_of(late, 8) == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
+    raised = ScheduleConfig(name="linear", warmup_steps=4, min_ratio=0.2)
+    assert factors_of(raised, 8)[:4] == pytest.approx([0.4, 0.6, 0.8, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "message"),
+    [
+        ({"warmup_steps": 20}, 10, "shorter warm-up in trainer.schedule: it has 20 steps"),
+        ({"name": "linear", "warmup_steps": 10}, 10, "it has 10 steps"),
+        ({"warmup_ratio": 1.0}, 10, "it has 10 steps"),
+        ({"name": "cosine", "warmup_steps": 6, "decay_ratio": 0.5}, 10, "6 steps of warm-up and 5 of decay"),
+        ({"name": "linear", "decay_ratio": 0.02}, 10, "the decay has no effect in 0 steps"),
+    ],
+)
+def test_a_run_with_too_few_steps_for_its_schedule_is_refused(settings: Any, steps: int, message: str) -> None:
+    layers = [Layer("a.toml", {"model": "m", "steps": steps, "trainer": {"schedule": settings}})]
+    with pytest.raises(InvalidInput, match=f"^steps: got {steps}; give more steps, or .*{message}"):
+        resolve_config(TrainConfig, layers, TaskSet("demo", ToolEnv([]), lambda split: [], ()))
+
+
+@pytest.mark.parametrize("warmup", [0.1, 0.3, 0.5])
+def test_ratios_that_share_a_run_fit_into_every_number_of_steps(warmup: float) -> None:
+    config = ScheduleConfig(name="linear", warmup_ratio=warmup, decay_ratio=1 - warmup)
+    assert all(config.warmup_length(steps) + config.decay_length(steps) <= steps for steps in range(1, 50))
 
 
 def test_without_a_schedule_the_learning_rate_is_the_configured_one() -> None:
@@ -59,10 +92,16 @@ def test_without_a_schedule_the_learning_rate_is_the_configured_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"warmup_steps": 2, "warmup_ratio": 0.1}, {"min_ratio": 0.1}, {"decay_ratio": 0.1}]
+    "settings",
+    [
+        {"warmup_steps": 2, "warmup_ratio": 0.1},
+        {"min_ratio": 0.1},
+        {"decay_ratio": 0.1},
+        {"name": "linear", "warmup_ratio": 0.5, "decay_ratio": 0.6},
+    ],
 )
 def test_settings_that_contradict_each_other_or_have_no_effect_are_refused(settings: Any) -> None:
-    with pytest.raises(ValidationError, match=r"leave one out|have no effect"):
+    with pytest.raises(ValidationError, match=r"leave one out|have no effect|above 1"):
         ScheduleConfig(**settings)
 
 
@@ -75,8 +114,8 @@ def test_each_step_reports_its_learning_rates_and_applies_them(make: Any) -> Non
         metrics = update(updater, make.random_groups(0)).metrics
         found.append((metrics["learning_rate"], metrics["critic_learning_rate"]))
         weights.append(weights_checksum(model))
-    assert found == [(0.0, 0.0), (0.5e-2, 0.5e-3), (1e-2, 1e-3)]
-    assert weights[0] == weights[1] != weights[2] != weights[3]  # the first step of a warm-up has learning rate 0
+    assert found == [(0.5e-2, 0.5e-3), (1e-2, 1e-3), (1e-2, 1e-3)]
+    assert len(set(weights)) == 4  # the first step of a warm-up changes the weights too
 
 
 def test_a_resumed_run_continues_the_schedule_bit_by_bit(make: Any) -> None:

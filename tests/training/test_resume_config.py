@@ -20,6 +20,7 @@ OWN = TrainConfig(
     model="tiny-base",
     algorithm={"name": "ppo", "epochs": 2},
     steps=7,
+    trainer={"schedule": {"warmup_steps": 3}},
     data=Path("questions.json"),
     reward_weights={"f1": 0},
 )
@@ -70,6 +71,12 @@ def test_its_own_settings_can_be_given_again(ask: Callable[..., TrainConfig]) ->
 def test_what_a_run_learns_from_cannot_change(key: str, ask: Callable[..., TrainConfig]) -> None:
     with pytest.raises(InvalidInput, match=f"^{re.escape(key)}: got .*; leave it out: .* continues with"):
         ask(**{key: OTHER[key]})
+
+
+def test_a_run_keeps_more_steps_than_its_warmup_has(ask: Callable[..., TrainConfig]) -> None:
+    assert ask(steps=4).steps == 4
+    with pytest.raises(InvalidInput, match=r"^steps: got 3; give more steps, or a shorter warm-up"):
+        ask(steps=3)
 
 
 MORE: dict[str, Any] = {
