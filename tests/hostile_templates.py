@@ -32,6 +32,21 @@ FAILING = {
 }
 """Templates that raise an error; the renderer raises UnsupportedChat."""
 
+ALLOWED_FORMATS = {
+    """{{ '{"name": "%s", "arguments": {%s}}' % ('f', 'x') }}""": '{"name": "f", "arguments": {x}}',
+    """{{ '{"type": "function", "function": {"name": "%s"}}' | format('f') }}""": (
+        '{"type": "function", "function": {"name": "f"}}'
+    ),
+    """{{ '{{"name": "{}"}}'.format('f') }}""": '{"name": "f"}',
+    "{{ 'as of 2024: %s' % 'x' }}": "as of 2024: x",
+    "{{ '2 * 3000 = %d, 100%% of %(a)s' | replace('%d', '6000') | format(a='it') }}": "2 * 3000 = 6000, 100% of it",
+    "{{ '{0[a]} {1:>5} {2:{3}}'.format({'a': 'b'}, 'c', 'd', 3) }}": "b     c d  ",
+    "{{ '%-5s|%05.1f|%%2024' % ('a', 2) }}": "a    |002.0|%2024",
+    "{{ ('<{}>' | safe).format('<') }}": "<&lt;>",
+    "{{ 2.345 | round(2) }} {{ [3, 1] | sort | join(',') }} {{ (5).bit_length() }}": "2.35 1,3 3",
+}
+"""Templates that use formats and methods, and the text that they write."""
+
 EXPENSIVE = {
     "nested loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
     "nested loops over one range": "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
@@ -71,6 +86,21 @@ EXPENSIVE = {
     "searched often": "{% set s = 'a' * 4999999 %}{% for i in range(99999) %}{% set x = 'b' in s %}{% endfor %}",
     "split often": "{% set s = 'a ' * 999999 %}{% for i in range(99999) %}{% set x = s.split() %}{% endfor %}",
     "long list": "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = ns.l + [i] %}{% endfor %}",
+    "joined values": "{{ ''.join(([{'a': 'a' * 1000000}] * 10000) | map(attribute='a')) | length }}",
+    "joined range": "{{ range(99999) | join('a' * 1000000) | length }}",
+    "sorted long texts": "{{ (['a' * 1000000] * 10000) | sort | length }}",
+    "sorted long values": "{{ ([{'a': 'a' * 1000000}] * 10000) | map(attribute='a') | sort | length }}",
+    "compared long texts": "{% set x, y = 'a' * 1000000 ~ 'b', 'a' * 1000000 ~ 'c' %}{{ y in [x] * 10000 }}",
+    "equal long texts": "{% set x, y = 'a' * 1000000 ~ 'b', 'a' * 1000000 ~ 'b' %}{{ [y] * 9999 == [x] * 9999 }}",
+    "index of a long text": "{% set x, y = 'a' * 1000000 ~ 'b', 'a' * 1000000 ~ 'c' %}{{ ([x] * 10000).count(y) }}",
+    "stripped letters": "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a') }}",
+    "found from the end": "{{ ('a' * 1000000).rfind('a' * 9999 ~ 'b' ~ 'a' * 9999) }}",
+    "written namespace": "{% set ns = namespace(x='a' * 1000000) %}{{ ('%s' * 1000) % ((ns,) * 1000) }}",
+    "formatted namespace": "{% set ns = namespace(x='a' * 1000000) %}{{ ('{0.x}' * 1000).format(ns) }}",
+    "written values": "{% set d = {'a': 'a' * 1000000} %}{% for i in range(1000) %}{{ d.values() }}{% endfor %}",
+    "escaped list": "{{ (['a' * 1000000] * 1000) | escape | length }}",
+    "rounded": "{% for i in range(40) %}{{ 1 | round(4000000, 'floor') }}{% endfor %}",
+    "hexadecimal number": "{{ ('f' * 1000000) | int(0, 16) // (('f' * 500000) | int(0, 16)) }}",
     "long template": "x" * 10**6,
 }
 """Templates that need too many steps, characters or digits; the renderer raises InvalidInput."""
@@ -81,8 +111,23 @@ REFUSED_FORMATS = {
     "width in braces": "{{ '{:1000000000d}'.format(1) }}",
     "width of an argument in braces": "{{ '{:{}}'.format(1, 1000000000) }}",
     "width for a filter": "{{ '%1000000000d' | format(1) }}",
+    "precision": "{{ '%.1000000000f' % 1 }}",
+    "precision of an argument": "{{ '%.*f' % (1000000000, 1) }}",
+    "width of a named value": "{{ '%(a(b))1000000000d' % {'a(b)': 1} }}",
+    "width after a percent sign": "{{ '%%%1000000000d' % 1 }}",
+    "precision in braces": "{{ '{:.1000000000f}'.format(1) }}",
+    "width for escaped text": "{{ ('{:1000000000}' | safe).format('a') }}",
     "width of a date": "{{ strftime_now('%1000000000d') }}",
     "large range": "{{ range(10**9) | list }}",
     "translation": "{{ 'a'.translate({97: 'b'}) }}",
+    "bytes": "{{ ('a'.encode() * 500000000)[0] }}",
+    "bytes of a filter": "{{ (('a' | attr('encode'))() * 500000000)[0] }}",
+    "bytes of a number": "{{ (1).to_bytes(800000000, 'big')[0] }}",
+    "padded bytes": "{{ 'x'.encode().ljust(700000000)[0] }}",
+    "doubled bytes": _GROW % ("'aaaa'.encode()", "ns.x + ns.x"),
+    "joined bytes": "{{ 'x'.encode().join(['a'.encode() * 100000] * 3000) | length }}",
+    "number of bytes": "{{ (1).from_bytes('abc'.encode(), 'big') }}",
+    "method of a class": "{{ {}.fromkeys([1]) }}",
+    "iterator": "{{ ('abc' | map('upper')).send(none) }}",
 }
 """Templates that raise an error because of a function that could produce too much."""

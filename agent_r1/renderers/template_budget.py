@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
+from types import MappingProxyType
 from typing import Any
 
 from jinja2.exceptions import SecurityError
+from jinja2.utils import Namespace
 
 STEPS, STEPS_PER_CHARACTER = 100_000, 100
 """The largest number of steps of a render: STEPS + STEPS_PER_CHARACTER * characters of the conversation.
@@ -27,16 +30,36 @@ SECONDS = 5.0
 Only the processor time of the thread that renders is counted, and not the time of other work on the machine.
 """
 
-MAX_INTEGER_BITS = 4096
+MAX_INTEGER_BITS = 2**14
+"""The largest number of bits of an integer. Python reads integers of up to 4300 digits (14,285 bits) from JSON."""
 
-_STEPS_PER_CHECK = 50
-"""The number of steps between two checks of the processor time."""
+_STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
+"""The number of steps between two checks of the processor time, and the characters of a step that is checked alone."""
 
 _CHARACTERS_PER_NODE = 8
 """The characters that are counted for each value in a container, in addition to its text: quotes, commas, braces."""
 
-_WIDTH = re.compile(r"\d{4}|\*|\{[^{}]*\{")
-"""Matches four digits (a large width), and an asterisk or a nested brace (a width that comes from an argument)."""
+_MAX_WIDTH_DIGITS = 3
+"""The largest number of digits of a width or precision in a format."""
+
+_CONVERSION = re.compile(
+    r"%(?:\([^()]*\))?"  # the name of an argument
+    r"[#0\- +]*(?P<width>\*|\d*)(?:\.(?P<precision>\*|\d*))?[hlL]?(?P<type>.?)",
+    re.DOTALL,
+)
+"""A conversion of a format string of the operator ``%``, such as ``%s``, ``%5d``, ``%(name).2f`` and ``%%``."""
+
+
+_COLLECTIONS: tuple[type[Collection[Any]], ...] = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+"""The types of containers of values, except dictionaries and namespaces."""
 
 
 class BudgetExceeded(Exception):
@@ -58,13 +81,13 @@ class Budget:
 
         Raises:
             BudgetExceeded: the render has used more steps, characters or time than its budget. Steps and time are
-                checked after every ``_STEPS_PER_CHECK`` steps.
+                checked after every ``_STEPS_PER_CHECK`` steps, and at each step of many characters.
         """
         self._steps -= steps
         self._characters -= characters
         if self._characters < 0:
             raise BudgetExceeded(f"it produces more than {self.limit_characters} characters")
-        if self._steps <= self._next_check:
+        if self._steps <= self._next_check or characters >= _CHARACTERS_PER_CHECK:
             self._check()
 
     def _check(self) -> None:
@@ -78,6 +101,11 @@ class Budget:
         """Raise BudgetExceeded if fewer than ``characters`` characters are left. Nothing is subtracted."""
         if characters > self._characters:
             raise BudgetExceeded(f"it could produce {float(characters):.2g} characters at once")
+
+    def require_small(self, *integers: int) -> None:
+        """Raise BudgetExceeded if an integer has more than MAX_INTEGER_BITS bits. Nothing is subtracted."""
+        if max(integer.bit_length() for integer in integers) > MAX_INTEGER_BITS:
+            raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
         """Return the number of values in a tree of containers.
@@ -96,7 +124,11 @@ class Budget:
         """
         if isinstance(left, int | float) and isinstance(right, int | float):
             self.spend(1)
-            _require_small(operator, left, right)
+            if isinstance(left, int) and isinstance(right, int):
+                self.require_small(left, right)
+                bits = {"**": left.bit_length() * max(right, 0), "*": left.bit_length() + right.bit_length()}
+                if bits.get(operator, 0) > MAX_INTEGER_BITS:
+                    raise BudgetExceeded("it computes an integer that is too large")
         elif operator == "*":
             for sequence, times in ((left, right), (right, left)):
                 if isinstance(sequence, str | list | tuple) and isinstance(times, int):
@@ -104,7 +136,7 @@ class Budget:
                     self.spend(1 + self.nodes_of(sequence) * max(times, 0) * (not isinstance(sequence, str)))
                     self.spend(0, len(sequence) * max(times, 0))
         elif operator == "%" and isinstance(left, str):
-            check_format(left)
+            check_percent_format(left)
             self.spend(1, size_of([left, right], self.limit_characters) * max(1, left.count("%")))
         elif isinstance(left, str):
             self.spend(1, len(left) + (len(right) if isinstance(right, str) else 0))
@@ -112,23 +144,23 @@ class Budget:
             self.spend(1 + self.nodes_of(left) + self.nodes_of(right))
 
 
-def _require_small(operator: str, left: float, right: float) -> None:
-    """Raise BudgetExceeded if the result of ``left operator right`` could be too large an integer.
-
-    An integer is too large if it has more than MAX_INTEGER_BITS bits.
-    """
-    if isinstance(left, int) and isinstance(right, int):
-        bits = {"**": left.bit_length() * max(right, 0), "*": left.bit_length() + right.bit_length()}
-        if bits.get(operator, 0) > MAX_INTEGER_BITS:
-            raise BudgetExceeded("it computes an integer that is too large")
+def check_percent_format(text: str) -> None:
+    """Raise SecurityError if a format string of the operator ``%`` has a large or computed width or precision."""
+    for conversion in _CONVERSION.finditer(text):
+        if conversion["type"] == "(":
+            raise SecurityError("chat templates cannot use parentheses in the names of formats")
+        _check_width(conversion["width"])
+        _check_width(conversion["precision"] or "")
 
 
-def check_format(text: str) -> None:
-    """Raise SecurityError if a format string can have a large or computed width.
+def check_format_spec(spec: str) -> None:
+    """Raise SecurityError if a format specification of ``str.format`` has a large width or precision."""
+    for digits in re.findall(r"\d+", spec):
+        _check_width(digits)
 
-    The error is raised for any text with four digits in a row, with an asterisk, or with a brace inside braces.
-    """
-    if _WIDTH.search(text):
+
+def _check_width(width: str) -> None:
+    if width == "*" or len(width.lstrip("0")) > _MAX_WIDTH_DIGITS:
         raise SecurityError("chat templates cannot use large or computed widths in formats")
 
 
@@ -149,11 +181,13 @@ def _traverse(value: Any, limit: int, characters: int) -> int:
         total += characters or 1
         if isinstance(item, str):
             total += len(item) * bool(characters)
-        elif isinstance(item, dict):
+        elif isinstance(item, dict | MappingProxyType):
             waiting.extend(item)
             waiting.extend(item.values())
-        elif isinstance(item, list | tuple):
+        elif isinstance(item, _COLLECTIONS):
             waiting.extend(item)
+        elif isinstance(item, Namespace):
+            waiting.extend(item._Namespace__attrs.values())  # jinja2 offers no list of the values
         elif isinstance(item, int) and characters:
             total += item.bit_length() // 3
     return total

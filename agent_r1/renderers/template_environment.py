@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from threading import local
 from typing import Any, cast
@@ -19,33 +19,18 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import Namespace, pass_context
+from markupsafe import Markup
 
-from agent_r1.renderers.template_budget import Budget, check_format, size_of
+from agent_r1.renderers.template_budget import Budget, check_format_spec, size_of
+from agent_r1.renderers.template_calls import require_method, spend_call, spend_result, spend_scan, with_list
 
-_REMOVED_FILTERS = ("random", "striptags", "urlize", "wordwrap", "xmlattr")
-"""Filters that templates cannot use: ``random``, and filters for web pages, whose cost is not linear."""
+_REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
+"""Filters that templates cannot use: ``random``, and filters for people and web pages, whose cost is not linear."""
 
 _NODES_PER_STEP = 8
 """The number of nodes of the syntax tree that count as one step when a loop or macro with these nodes runs."""
-
-_CHARACTERS_PER_STEP = 64
-"""The number of characters that count as one step when a text is searched or split."""
-
-# fmt: off
-_LINEAR = frozenset({
-    "abs", "attr", "capitalize", "casefold", "count", "d", "default", "dictsort", "e", "endswith", "escape", "find",
-    "first", "float", "get", "index", "int", "items", "keys", "last", "length", "list", "lower", "lstrip", "map",
-    "max", "min", "partition", "reject", "rejectattr", "removeprefix", "removesuffix", "reverse", "rfind",
-    "rpartition", "rsplit", "rstrip", "safe", "select", "selectattr", "sort", "split", "splitlines", "startswith",
-    "string", "strip", "swapcase", "title", "trim", "truncate", "unique", "upper", "values", "wordcount",
-})
-# fmt: on
-"""Filters and methods whose result is not longer than all arguments together."""
-
-_STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace", "pprint"})
-"""Filters and methods whose result is a text with all values that their arguments contain."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
@@ -64,6 +49,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self._state = local()  # several threads can use one renderer
         self.macro_steps = 1
         self.filters = {name: self._counted(name, f) for name, f in self.filters.items()}
+        self.filters["count"] = self.filters["length"]  # the method count has another cost
+        self.tests = {name: self._counted_test(cast(Callable[..., Any], f)) for name, f in self.tests.items()}
         for name in _REMOVED_FILTERS:
             del self.filters[name]
         self.filters |= {"tojson": _tojson, _LOOP: _count_iterations, _CONCAT: _concat, _CONTAINER: _container}
@@ -102,31 +89,30 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         budget.spend(__self.macro_steps if isinstance(__obj, Macro) else 1)
         if isinstance(__obj, LoopContext) and args:
             args = (_CountedIterable(args[0], budget, __self.macro_steps), *args[1:])
-        elif isinstance(owner := getattr(__obj, "__self__", None), str | list | dict | tuple):
-            _allow_call(budget, __obj.__name__, owner, args, kwargs)
+        elif (owner := require_method(__obj)) is not None:
+            args = with_list(__obj.__name__, args)
+            spend_call(budget, __obj.__name__, owner, args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, str | list):
-            budget.spend(_steps_through(result), len(result))
-        elif isinstance(result, dict):
-            budget.spend(budget.nodes_of(result))
+        spend_result(budget, result)
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return a replacement for the method ``format`` of a text, or None if ``value`` is not such a method.
 
-        The replacement raises SecurityError if the format string has a large or computed width, or if ``value`` is the
-        method ``format_map``.
+        The replacement spends the size of each value that it formats. It raises SecurityError if a width is large, or
+        if ``value`` is the method ``format_map``.
         """
-        wrapped = super().wrap_str_format(value)
-        if wrapped is None:
+        if super().wrap_str_format(value) is None:
             return None
+        text = value.__self__
+        escaped = isinstance(text, Markup)
+        formatter = _CountingEscapeFormatter(self, escape=text.escape) if escaped else _CountingFormatter(self)
 
         def format_text(*args: Any, **kwargs: Any) -> str:
             if value.__name__ != "format":
                 raise SecurityError(f"chat templates cannot use {value.__name__}")
-            check_format(value.__self__)
-            self.budget.spend(1, size_of([value.__self__, args, kwargs]) * max(1, value.__self__.count("{")))
-            return wrapped(*args, **kwargs)
+            self.budget.spend(1, len(text))
+            return type(text)(formatter.vformat(text, args, kwargs))
 
         return format_text
 
@@ -136,68 +122,49 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            passed = args if context_kind is None else args[1:]
-            if name == "join" and passed and not isinstance(passed[0], str | list | tuple | dict):
-                items = list(passed[0])
-                args = (*args[: len(args) - len(passed)], items, *passed[1:])
-                passed = (items, *passed[1:])
-            _allow_call(self.budget, name, passed[0] if passed else "", passed[1:], kwargs)
-            result = function(*args, **kwargs)
-            if isinstance(result, str | list):
-                self.budget.spend(_steps_through(result), len(result))
+            first, passed = (args[:0], args) if context_kind is None else (args[:1], args[1:])
+            passed = with_list(name, passed)
+            spend_call(self.budget, name, passed[0] if passed else "", passed[1:], kwargs)
+            result = function(*first, *passed, **kwargs)
+            spend_result(self.budget, result)
             return result
 
         if context_kind is not None:
             counted.__dict__["jinja_pass_arg"] = context_kind
         return counted
 
+    def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a test that spends the cost of one pass over its arguments and calls ``function``."""
 
-def _allow_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Spend the cost of a call of the filter or method ``name``, before the call runs.
+        def counted(*args: Any) -> Any:
+            for value in args:
+                spend_scan(self.budget, value)
+            return function(*args)
 
-    ``value`` is the input of the filter, or the object whose method is called.
-
-    Raises:
-        BudgetExceeded: the call costs more than the remaining budget, or the result of the call could be too large. A
-            result is too large if it has more characters, or more items, than the budget has characters left.
-        SecurityError: chat templates are not allowed to use this method, format string or argument.
-    """
-    if name in ("translate", "maketrans"):
-        raise SecurityError(f"chat templates cannot use {name}")
-    if name == "format" and isinstance(value, str):
-        check_format(value)
-    if name in _STRINGIFYING:
-        budget.spend(1, size_of([value, args, kwargs], budget.limit_characters))
-    budget.spend(_steps_through(value))
-    if name == "map" and any(isinstance(each, list | dict) for each in (*args, *kwargs.values())):
-        raise SecurityError("chat templates cannot use containers as defaults of map")
-    if name in _LINEAR:
-        return
-    length = len(value) if isinstance(value, str | list | tuple | dict) else 1
-    factors = [abs(a) if isinstance(a, int | float) else len(a) for a in _numbers_and_texts((*args, *kwargs.values()))]
-    factor = int(min(1 + max(factors, default=0), 1e18))
-    budget.require(1 + (length + 1) * factor)
-    if name in ("batch", "slice"):
-        budget.spend(budget.nodes_of([*args, *kwargs.values()]) * factor)
+        context_kind = getattr(function, "jinja_pass_arg", None)
+        if context_kind is not None:
+            counted.__dict__["jinja_pass_arg"] = context_kind
+        return counted
 
 
-def _steps_through(value: Any) -> int:
-    """Return the cost of one pass over a value, in steps."""
-    length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
-    return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
+class _CountingFormatter(SandboxedFormatter):
+    """The formatter of ``str.format``. It spends the size of each value, and refuses large widths."""
+
+    _env: LimitedEnvironment
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        value, key = super().get_field(field_name, args, kwargs)
+        budget = self._env.budget
+        budget.spend(1, size_of(value, budget.limit_characters))
+        return value, key
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        check_format_spec(format_spec)
+        return super().format_field(value, format_spec)
 
 
-def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
-    """Yield the numbers and texts among the arguments of a call, also in tuples inside the arguments.
-
-    Lists and dictionaries inside ``value`` are skipped.
-    """
-    if isinstance(value, int | float | str):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            if not isinstance(item, list | dict):
-                yield from _numbers_and_texts(item)
+class _CountingEscapeFormatter(_CountingFormatter, SandboxedEscapeFormatter):
+    """The formatter of ``Markup.format``, which escapes the values."""
 
 
 # ---- filters that are added to the syntax tree of a template
@@ -248,8 +215,8 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Spend the cost of one pass over a value, before a template searches or slices the value. Return the value."""
-    context.environment.budget.spend(_steps_through(value), len(value) if isinstance(value, str) else 0)
+    """Spend the cost of one pass over a value that a template searches, slices or compares. Return the value."""
+    spend_scan(context.environment.budget, value)
     return value
 
 
@@ -268,7 +235,7 @@ def _steps_of(node: nodes.Node) -> int:
 def _count_in(node: nodes.Node) -> None:
     """Add counting filters to the part of the syntax tree below a node.
 
-    The filters count loops, concatenations, literals, texts, slices and the operators ``in`` and ``not in``.
+    The filters count loops, concatenations, literals, texts, slices and comparisons, such as ``==`` and ``in``.
     """
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
@@ -279,7 +246,7 @@ def _count_in(node: nodes.Node) -> None:
                 if isinstance(item, nodes.Node):
                     _count_in(item)
             value[:] = [_counting(item) if isinstance(item, nodes.Node) else item for item in value]
-    if isinstance(node, nodes.Operand) and node.op in ("in", "notin"):
+    if isinstance(node, nodes.Operand) and not isinstance(node.expr, nodes.Const):
         node.expr = _filtered(node.expr, _SCANNED)
     elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         node.node = _filtered(node.node, _SCANNED)
@@ -321,7 +288,8 @@ class _TemplateDict:
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+    @staticmethod
+    def fromkeys(*args: Any) -> dict[Any, Any]:
         return dict.fromkeys(*args)
 
 

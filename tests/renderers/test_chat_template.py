@@ -2,7 +2,7 @@
 
 import pytest
 from chat_templates import SEARCH, TEMPLATES, tokenizer_of
-from hostile_templates import EXPENSIVE, FAILING, REFUSED_FORMATS
+from hostile_templates import ALLOWED_FORMATS, EXPENSIVE, FAILING, REFUSED_FORMATS
 from tests_tokenizer import hermes_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -108,6 +108,11 @@ def test_a_template_that_fails_is_an_error_of_one_line(name):
     assert "\n" not in str(e.value) and len(str(e.value)) < 500
 
 
+@pytest.mark.parametrize("source", ALLOWED_FORMATS)
+def test_formats_of_ordinary_size_are_written_as_with_transformers(source):
+    assert render(source) == ALLOWED_FORMATS[source] == as_transformers(tokenizer_of(source), [USER], (), True)
+
+
 @pytest.mark.parametrize("name", EXPENSIVE)
 def test_a_template_that_computes_too_much_is_an_error_of_one_line(name):
     with pytest.raises(InvalidInput, match=r"^chat template: got .*(characters|steps|too large)") as e:
@@ -148,6 +153,15 @@ def test_a_render_is_limited_by_its_own_processor_time(monkeypatch):
     with pytest.raises(BudgetExceeded, match="more than 5 s"):
         for _ in range(1000):
             budget.spend(1)
+
+
+def test_a_step_of_many_characters_checks_the_processor_time(monkeypatch):
+    seconds = iter([0.0, 6.0])
+    monkeypatch.setattr("time.thread_time", lambda: next(seconds))
+    budget = Budget(0)
+    budget.spend(1)
+    with pytest.raises(BudgetExceeded, match="more than 5 s"):
+        budget.spend(1, 1_000_000)
 
 
 def test_renders_do_not_share_their_budgets():

@@ -1,0 +1,163 @@
+"""Costs of the filters, methods and tests that a chat template calls, and the methods that it may call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import LoopContext
+from jinja2.utils import Cycler
+
+from agent_r1.renderers.template_budget import Budget, BudgetExceeded, check_percent_format, size_of
+
+# fmt: off
+METHODS: dict[type, frozenset[str]] = {
+    str: frozenset({
+        "capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "index", "isalnum", "isalpha",
+        "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
+        "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix",
+        "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith",
+        "strip", "swapcase", "title", "upper", "zfill",
+    }),
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    range: frozenset({"count", "index"}),
+    int: frozenset({"as_integer_ratio", "bit_count", "bit_length", "conjugate"}),
+    float: frozenset({"as_integer_ratio", "conjugate", "hex", "is_integer"}),
+    LoopContext: frozenset({"changed", "cycle"}),
+    Cycler: frozenset({"next", "reset"}),
+}
+"""The methods that templates can call, by the type of their object.
+
+No method makes a value of a type that is not in this table, such as bytes: the budget does not count such values.
+"""
+
+_LINEAR = frozenset({
+    "abs", "attr", "capitalize", "casefold", "copy", "count", "d", "default", "dictsort", "e", "endswith", "escape",
+    "find", "first", "float", "get", "index", "int", "items", "keys", "last", "length", "list", "lower", "map", "max",
+    "min", "partition", "reject", "rejectattr", "removeprefix", "removesuffix", "reverse", "safe", "select",
+    "selectattr", "sort", "split", "splitlines", "startswith", "string", "swapcase", "title", "truncate", "unique",
+    "upper", "values", "wordcount",
+})
+# fmt: on
+"""Filters and methods whose time is linear in their arguments, and whose result is not longer than all of them."""
+
+_QUADRATIC = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"})
+"""Filters and methods that can compare each character of a text with each character of an argument."""
+
+_STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace"})
+"""Filters and methods whose result is a text with all values that their arguments contain."""
+
+# fmt: off
+_TEXTUAL = frozenset({
+    "capitalize", "center", "e", "escape", "forceescape", "indent", "lower", "safe", "title", "trim", "truncate",
+    "upper", "urlencode", "wordcount",
+})
+# fmt: on
+"""Filters that convert a value to a text, if it is not a text."""
+
+_COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "unique"})
+"""Filters and methods that read all values of an iterator, and copy or compare their texts."""
+
+_COMPARING = _COLLECTING | {"count", "dictsort", "index"}
+"""Filters and methods that copy or compare the texts in a container."""
+
+_MAX_DIGITS = 100
+"""The largest precision of the filter ``round``."""
+
+_CHARACTERS_PER_STEP = 64
+"""The number of characters that count as one step when a text is searched or split."""
+
+
+def require_method(function: Any) -> Any:
+    """Return the object of a method, or None if ``function`` is not a method.
+
+    Raises SecurityError if ``function`` is a method that templates cannot call.
+    """
+    if not isinstance(function, MethodType | BuiltinMethodType):
+        return None
+    owner = function.__self__
+    if not any(function.__name__ in METHODS.get(kind, ()) for kind in type(owner).__mro__):
+        raise SecurityError(f"chat templates cannot call {function.__name__} of {type(owner).__name__}")
+    return owner
+
+
+def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of the filter or method ``name``. If it reads all values of an iterator, it gets a list.
+
+    The size of an iterator is known only after all values are read.
+    """
+    if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
+        return (list(args[0]), *args[1:])
+    return args
+
+
+def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Spend the cost of a call of the filter or method ``name``, before the call runs.
+
+    ``value`` is the input of the filter, or the object whose method is called.
+
+    Raises:
+        BudgetExceeded: the call costs more than the remaining budget, or the result of the call could be too large. A
+            result is too large if it has more characters, or more items, than the budget has characters left.
+        SecurityError: chat templates are not allowed to use this format string or argument.
+    """
+    if name == "format" and isinstance(value, str):
+        check_percent_format(value)
+    if name == "map" and any(isinstance(each, list | dict) for each in (*args, *kwargs.values())):
+        raise SecurityError("chat templates cannot use containers as defaults of map")
+    if name == "round" and any(isinstance(each, int) and abs(each) > _MAX_DIGITS for each in (*args, *kwargs.values())):
+        raise BudgetExceeded(f"it computes a number that is too large: round with more than {_MAX_DIGITS} digits")
+    if name in _STRINGIFYING or (name in _TEXTUAL | _COMPARING and not isinstance(value, str)):
+        budget.spend(1, size_of([value, args, kwargs], budget.limit_characters))
+    budget.spend(steps_through(value))
+    if name in _LINEAR:
+        return
+    length = len(value) if isinstance(value, str | list | tuple | dict) else 1
+    factors = [abs(a) if isinstance(a, int | float) else len(a) for a in _numbers_and_texts((*args, *kwargs.values()))]
+    factor = int(min(1 + max(factors, default=0), 1e18))
+    if name in _QUADRATIC:
+        texts = [len(each) for each in (*args, *kwargs.values()) if isinstance(each, str)]
+        budget.spend(1, length * max(texts, default=0))
+    else:
+        budget.require(1 + (length + 1) * factor)
+    if name in ("batch", "slice"):
+        budget.spend(budget.nodes_of([*args, *kwargs.values()]) * factor)
+
+
+def spend_scan(budget: Budget, value: Any) -> None:
+    """Spend the cost of one pass over a value that a template searches, slices or compares."""
+    characters = size_of(value, budget.limit_characters) if isinstance(value, str | list | tuple) else 0
+    budget.spend(steps_through(value), characters)
+
+
+def spend_result(budget: Budget, result: Any) -> None:
+    """Spend the cost of the result of a filter, function or method. Raises BudgetExceeded for a large integer."""
+    if isinstance(result, int):
+        budget.require_small(result)
+    elif isinstance(result, str | list):
+        budget.spend(steps_through(result), len(result))
+    elif isinstance(result, dict):
+        budget.spend(budget.nodes_of(result))
+
+
+def steps_through(value: Any) -> int:
+    """Return the cost of one pass over a value, in steps."""
+    length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
+    return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
+
+
+def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
+    """Yield the numbers and texts among the arguments of a call, also in tuples inside the arguments.
+
+    Lists and dictionaries inside ``value`` are skipped.
+    """
+    if isinstance(value, int | float | str):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            if not isinstance(item, list | dict):
+                yield from _numbers_and_texts(item)
