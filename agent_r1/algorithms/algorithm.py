@@ -218,7 +218,7 @@ class Algorithm(Component):
         return TokenWeights(
             advantage=advantage,
             loss_weight=loss_weight,
-            importance_weight=self._correction_weights(batch, outputs.old_logprobs) * accepted * kept,
+            importance_weight=self.correction_weights(batch, outputs.old_logprobs) * accepted * kept,
             sft_weight=sft_weight,
             value_targets=targets,
             kl_coef=kl_coef,
@@ -291,6 +291,17 @@ class Algorithm(Component):
             mask |= weights.sft_weight != 0
         return mask
 
+    def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
+        """Return the importance weight of each token from the correction alone: (N,).
+
+        The weight is 1 on observations. Without a correction, the weight of every token is 1.
+        """
+        weight = torch.ones(len(batch.ids), dtype=torch.float64)
+        if self.correction is None or old_logprobs is None:
+            return weight
+        log_ratio, unit = mismatch(batch, old_logprobs, self.correction.level)
+        return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
+
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
         """Return the advantage of each of the N tokens, and the critic's targets (None without a critic).
 
@@ -345,17 +356,6 @@ class Algorithm(Component):
         if self.kl_cov is not None:
             drift_weight = _scatter(self.kl_cov.weight(seen, seen_outputs, seen_advantage), loss_mask)
         return kept, drift_weight
-
-    def _correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return the importance weight of each token: (N,).
-
-        The weight is 1 on observations. Without a correction, the weight of every token is 1.
-        """
-        weight = torch.ones(len(batch.ids), dtype=torch.float64)
-        if self.correction is None or old_logprobs is None:
-            return weight
-        log_ratio, unit = mismatch(batch, old_logprobs, self.correction.level)
-        return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
     def _accepted_mask(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
         """Return whether the rejection rule accepts each token: (N,) bool.

@@ -57,9 +57,9 @@ def _ratio(algorithm: Algorithm) -> Iterator[str]:
         yield f"loss {name} is defined for the ratio of a {levels}, not of a {level}"
     if not algorithm.loss.uses_ratio and denominator == "sampler":
         yield f"ratio_denominator sampler has no effect: loss {name} has no ratio"
-    for field, term in (("correction", algorithm.correction), ("rejection", algorithm.rejection)):
-        if term is not None and COARSENESS.index(term.level) < COARSENESS.index(level):
-            yield f"{field}.level {term.level} would split the units of ratio_level {level}: make it as coarse"
+    rejection = algorithm.rejection
+    if rejection is not None and COARSENESS.index(rejection.level) < COARSENESS.index(level):
+        yield f"rejection.level {rejection.level} would split the units of ratio_level {level}: make it as coarse"
     if algorithm.correction is not None and denominator == "sampler":
         yield "ratio_denominator sampler already corrects the mismatch of sampler and trainer: drop the correction"
 

@@ -10,6 +10,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.ops.importance_sampling import effective_share
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.training_sample import Selection
 from agent_r1.trainer.protocol import Module, OptimStats, PassStats, PreparedBatch
@@ -60,6 +62,18 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
         **_model_metrics(prepared),
         **_step_metrics([step for step in steps if step.optim.applied]),
     }
+
+
+def correction_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
+    """Return the metrics of the correction between sampler and trainer; no metrics if the algorithm has none.
+
+    ``correction/effective_share``: effective sample size of the action tokens under the importance weights of the
+    correction, as a share of their number (:func:`agent_r1.algorithms.ops.importance_sampling.effective_share`).
+    """
+    if algorithm.correction is None:
+        return {}
+    weight = algorithm.correction_weights(prepared.batch, prepared.outputs.old_logprobs)  # (N,)
+    return {"correction/effective_share": effective_share(weight[prepared.batch.action_mask])}
 
 
 def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from agent_r1.data.segments import segment_sum
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, describe_status, select_trainable
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.metrics import OptimizerStep, kl_reference, pass_metrics, reward_metrics
+from agent_r1.trainer.metrics import OptimizerStep, correction_metrics, kl_reference, pass_metrics, reward_metrics
 from agent_r1.trainer.oom_retry import explain_oom
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Trainer, TrainerState
 from agent_r1.trainer.schedule import learning_rate_factor
@@ -170,6 +170,7 @@ class PolicyUpdater:
                 steps = self._optimize(trained, frozenset(gradients)) if gradients else []
                 if steps:
                     metrics |= pass_metrics(trained, steps, self._version)
+                    metrics |= correction_metrics(trained, self._algorithm)
                 self._version += any(POLICY in step.modules and step.optim.applied for step in steps)
                 self._update_kl_coef(prepared)
                 without_loss = REJECTED if self._algorithm.token_mask is None else MASKED

@@ -17,6 +17,9 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
 
+    Each token has a weight of its own, also if the tokens of a trajectory share one importance ratio. The product of
+    the ratios of thousands of tokens would be close to 0 in most trajectories.
+
     The algorithm is returned unchanged in these cases:
 
     - The data types are equal.
@@ -30,7 +33,7 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm
-    corrected = algorithm.model_copy(update={"correction": Correction(level=algorithm.ratio_level)})
+    corrected = algorithm.model_copy(update={"correction": Correction()})
     if algorithm.correction is not None or next(incompatibilities(corrected), None) is not None:
         return algorithm
     return corrected

@@ -24,7 +24,7 @@ from agent_r1.data.batch import TrainingBatch
 INCOMPATIBILITIES: dict[str, tuple[str, dict[str, object]]] = {
     "loss gmpo is defined for the ratio of a turn or trajectory, not of a token": ("grpo", {"loss": "gmpo"}),
     "ratio_denominator sampler has no effect": ("reinforce", {"ratio_denominator": "sampler"}),
-    "correction.level token would split the units of ratio_level trajectory": ("gspo", {"correction.high": 2.0}),
+    "rejection.level token would split the units of ratio_level trajectory": ("gspo", {"rejection.level": "token"}),
     "ratio_denominator sampler already corrects the mismatch of sampler and trainer": (
         "dppo",
         {"correction.high": 2.0},
@@ -120,6 +120,7 @@ def test_no_preset_has_an_incompatibility(name: str) -> None:
 def test_components_that_fit_are_accepted() -> None:
     for name, settings in (
         ("gspo", {"correction.level": "trajectory", "rejection.level": "trajectory"}),
+        ("gspo", {"correction.level": "token"}),
         ("steppo", {"rejection.level": "turn"}),
         ("ppo", {"masks.advantage": False}),
         ("ppo", {"masks.advantage": False, "masks.loss": False}),

@@ -207,6 +207,18 @@ def test_the_same_updates_give_the_same_bits(name: str, make: Any) -> None:
     assert result_of(other_seed, groups)[0] != results[0][0]  # control: the seed decides the minibatches
 
 
+@pytest.mark.parametrize("level", ["token", "trajectory"])
+def test_a_correction_reports_how_many_tokens_its_weights_leave_effective(level: str, make: Any) -> None:
+    groups = make.random_groups(0)  # their log-probabilities are not those of the model
+    algorithm = build_algorithm("gspo", {"correction.level": level, "correction.high": 9.0})
+    metrics = update(updater_of(make.model(), algorithm), groups).metrics
+    assert 0 < metrics["correction/effective_share"] < 0.9
+    recorded = with_recorded_logprobs(make.model(), groups, 0.7)
+    fresh = update(updater_of(make.model(), algorithm), recorded).metrics
+    assert fresh["correction/effective_share"] == pytest.approx(1.0)
+    assert "correction/effective_share" not in update(updater_of(make.model(), "gspo"), groups).metrics
+
+
 def test_staleness_counts_updates_since_the_oldest_token(make: Any) -> None:
     updater, groups = updater_of(make.model()), make.random_groups(0)
     assert update(updater, groups).metrics["staleness"] == 0

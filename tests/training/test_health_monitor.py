@@ -25,6 +25,7 @@ from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.monitor.checks import (
     GradientSpikeDetector,
+    check_effective_share,
     check_group_integrity,
     check_memory_reduced,
     check_no_signal,
@@ -74,6 +75,13 @@ def test_a_gradient_spike_is_found_once_there_is_a_median() -> None:
     seen = [spikes.check({"policy_gradient_norm": norm}) is not None for norm in norms]
     assert seen == [False] * 6 + [True, False]
     assert spikes.check({}) is None
+
+
+@pytest.mark.parametrize(("share", "is_found"), [(0.5, False), (0.49, True), (math.nan, True), (None, False)])
+def test_importance_weights_that_leave_few_tokens_are_a_warning(share: float | None, is_found: bool) -> None:
+    finding = check_effective_share({} if share is None else {"correction/effective_share": share})
+    assert (finding is not None) == is_found
+    assert finding is None or (finding.patience is None and "algorithm.correction.level to token" in str(finding))
 
 
 def version(checksum: str = "ab", number: int = 4) -> PolicyVersion:

@@ -107,7 +107,11 @@ def test_folders_of_weights_have_the_engines_data_type(tmp_path: Path) -> None:
         ({"trainer.dtype": "bfloat16", **MIXED}, None),
         (MIXED, "token"),
         ({"trainer.dtype": "bfloat16"}, "token"),
-        ({**MIXED, "algorithm": "gspo"}, "trajectory"),
+        ({**MIXED, "algorithm": "gspo"}, "token"),
+        ({**MIXED, "algorithm": "gspo", "algorithm.correction.level": "trajectory"}, "trajectory"),
+        ({**MIXED, "algorithm": "luspo"}, "token"),
+        ({**MIXED, "algorithm": "gmpo"}, "token"),
+        ({**MIXED, "algorithm": "steppo"}, "token"),
         ({**MIXED, "algorithm": "dppo"}, None),  # its ratio is taken to the sampler
         ({**MIXED, "algorithm.correction": "none"}, None),
         ({**MIXED, "algorithm.correction.level": "turn"}, "turn"),

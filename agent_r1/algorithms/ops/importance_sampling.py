@@ -15,6 +15,16 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def effective_share(weight: Tensor) -> float:
+    """Return the effective sample size of n tokens with importance weights w, as a share of n: (n,) -> (0, 1].
+
+    The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal, and k / n if
+    k tokens have all the weight. If all weights are 0, the share is 0.
+    """
+    squares = float(weight.square().sum())
+    return float(weight.sum()) ** 2 / (len(weight) * squares) if squares else 0.0
+
+
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
     """Return the importance ratio r = pi / pi_old of each token: (n,) -> (n,), with gradient through ``logprobs``.
 

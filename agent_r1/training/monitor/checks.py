@@ -18,6 +18,7 @@ _MAX_REASONS = 3
 _SPIKE_HISTORY = 20
 _SPIKE_MIN_HISTORY = 5
 _MIN_EXPLAINED_VARIANCE = 0.05
+_MIN_EFFECTIVE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,22 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
         "trainer.critic_learning_rate; where chance decides the outcome, take an algorithm without a critic",
         patience=None,
         warn_after=steps,
+    )
+
+
+def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
+    """Return a finding if importance weights leave few effective tokens; None if the step has no correction."""
+    share = metrics.get("correction/effective_share")
+    # NaN is a finding, because the comparison with NaN is false.
+    if share is None or share >= _MIN_EFFECTIVE_SHARE:
+        return None
+    return Finding(
+        check="effective_share",
+        what="the importance weights of the correction differ so much that few tokens decide the update",
+        value=f"{share:.3g} of the tokens",
+        limit=f"at least {_MIN_EFFECTIVE_SHARE:g}",
+        do="set algorithm.correction.level to token, give engine and trainer one data type, or lower max_staleness",
+        patience=None,
     )
 
 

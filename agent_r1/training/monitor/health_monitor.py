@@ -15,6 +15,7 @@ from agent_r1.training.monitor.checks import (
     Finding,
     GradientSpikeDetector,
     check_critic,
+    check_effective_share,
     check_group_integrity,
     check_memory_reduced,
     check_no_signal,
@@ -82,6 +83,7 @@ class HealthMonitor:
             check_memory_reduced(before, update.micro_tokens),
             self._spikes.check(update.metrics),
             check_critic(update.metrics, self._critic_steps),
+            check_effective_share(update.metrics),
             *tool_warnings(self._breaker),
             *(check.check(update.metrics) for check in self._metric_checks),
         )

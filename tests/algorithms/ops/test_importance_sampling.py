@@ -8,7 +8,7 @@ import torch
 from tensors import close, numbers, units
 
 from agent_r1.algorithms.loss_terms import Correction, Rejection
-from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio, importance_ratio
+from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio, effective_share, importance_ratio
 
 LOG_RATIOS = numbers(0.25, 0.5, 1.0, 2.0, 4.0).log()
 ALONE = units(0, 1, 2, 3, 4)
@@ -27,6 +27,24 @@ def test_the_ratio_of_a_unit_is_the_geometric_mean_and_has_the_gradient_of_each_
     assert close(found, numbers(0.6, 0.6, -1.0).exp())
     (gradient,) = torch.autograd.grad(found[0].log(), logprobs)
     assert gradient.tolist() == [1, 0, 0]
+
+
+def test_the_effective_share_of_weights_by_hand() -> None:
+    assert effective_share(numbers(0.5, 0.5, 0.5)) == effective_share(numbers(2.0)) == 1.0
+    assert effective_share(numbers(0, 0, 5, 0)) == 0.25
+    assert math.isclose(effective_share(numbers(1, 2, 3)), 36 / 42)
+    assert effective_share(numbers(0, 0)) == 0.0
+
+
+def test_weights_per_token_keep_long_trajectories_and_products_over_trajectories_do_not() -> None:
+    random = torch.Generator().manual_seed(0)
+    unit = torch.arange(64).repeat_interleave(2000)  # 64 trajectories of 2000 tokens
+    noise = 0.05 * torch.randn(len(unit), generator=random, dtype=torch.float64)  # a gap as that of bfloat16
+    log_ratio = noise - 0.05**2 / 2  # the mean ratio of the sampler's tokens is 1
+    tokens = Correction().weight(log_ratio, torch.arange(len(unit)))
+    assert effective_share(tokens) > 0.99 and abs(float(tokens.mean()) - 1) < 0.01
+    products = Correction().weight(log_ratio, unit)
+    assert effective_share(products) < 0.5 and float(products.mean()) < 0.5
 
 
 def test_truncation_window_and_rejection_by_hand() -> None:
