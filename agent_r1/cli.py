@@ -19,11 +19,10 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 
 from agent_r1.commands.algorithms import algorithms
-from agent_r1.commands.command import SettingsCommand, underscored
+from agent_r1.commands.command import underscored
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
 from agent_r1.commands.training import evaluate, train
 from agent_r1.commands.verify import verify
-from agent_r1.config import setting_keys
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten
 from agent_r1.core.redaction import redact
 from agent_r1.core.suggest import suggest
@@ -159,8 +158,7 @@ def _explain(error: click.UsageError) -> str:
 
 
 def _option_names(command: click.Command) -> Iterable[str]:
-    plain = (name.lstrip("-") for option in command.params for name in option.opts if name.startswith("--"))
-    return {*plain, *(setting_keys(command.config) if isinstance(command, SettingsCommand) else ())}
+    return {name.lstrip("-") for option in command.params for name in option.opts if name.startswith("--")}
 
 
 if __name__ == "__main__":

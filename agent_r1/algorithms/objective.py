@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.advantages.returns import Zero
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
 
@@ -19,32 +18,6 @@ RATIO_LEVELS: Mapping[Level, str] = {
 def objective(algorithm: Algorithm) -> str:
     """Return the objective of the algorithm in one line."""
     return "; ".join(clauses(algorithm))
-
-
-def inactive_terms(algorithm: Algorithm, optimizer_steps: int, max_staleness: int) -> str:
-    """Return one sentence that names the settings without an effect on the gradient, or "".
-
-    Settings of the loss, such as the clip, have no effect if the importance ratio r is always 1. This is the case with
-    one optimizer step per batch and samples without staleness. Otherwise the result is "". The result is also "" if the
-    loss does not depend on r, or if the advantage is always 0.
-
-    Args:
-        algorithm: The algorithm.
-        optimizer_steps: Number of optimizer steps per batch: epochs * minibatches.
-        max_staleness: Largest staleness of a sample, in optimizer steps.
-    """
-    if optimizer_steps > 1 or max_staleness or not algorithm.loss.uses_ratio or isinstance(algorithm.advantage, Zero):
-        return ""
-    bounds = [f"loss.{field}" for field in type(algorithm.loss).model_fields if field != "name"]
-    bounds += ["ratio_level"] if algorithm.ratio_level != "token" else []
-    if isinstance(algorithm.advantage, WithCritic):
-        bounds.append("advantage.value_clip")
-    named = f", and {', '.join(bounds)} cannot act" if bounds else ""
-    return (
-        "With one optimizer step per batch of fresh samples r is 1: the loss has the gradient of A log pi, as every "
-        f"other loss with this advantage and aggregation has{named}; "
-        "set trainer.minibatches, algorithm.epochs or max_staleness"
-    )
 
 
 def clauses(algorithm: Algorithm) -> Iterator[str]:

@@ -2,62 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from agent_r1.commands.command import bounds_of, columns, first_line, json_option, show, type_text
+from agent_r1.commands.command import SettingsCommand, bounds_of, columns, first_line, json_option, show, type_text
+from agent_r1.config import Layer, resolve
+from agent_r1.training.config import TrainConfig, corrected_algorithm
 
 if TYPE_CHECKING:
     from agent_r1.algorithms.algorithm import Algorithm
     from agent_r1.algorithms.component import Component
 
 
-@click.command()
+OTHER_SETTINGS = (
+    *("max_staleness", "context", "context_policy.name", "steps", "engine.dtype", "trainer.dtype"),
+    *("trainer.minibatches", "trainer.critic_epochs", "trainer.critic_minibatches"),
+)
+"""The settings of a run, besides its algorithm, on which it depends whether a setting of the algorithm can act."""
+
+
+@click.command(cls=SettingsCommand, config=TrainConfig, keys=OTHER_SETTINGS)
 @click.argument("name", required=False)
-@click.option("--algorithm.epochs", "epochs", type=click.IntRange(1), help="Passes over a batch.")
-@click.option("--trainer.minibatches", "minibatches", type=click.IntRange(1), default=1, help="Minibatches of a pass.")
-@click.option("--max_staleness", type=click.IntRange(0), default=0, help="Largest age of a sample in steps.")
 @json_option
-def algorithms(name: str | None, epochs: int | None, minibatches: int, max_staleness: int, as_json: bool) -> None:
-    """List the algorithms, or show the objective, the parameters and the inactive terms of one algorithm.
+def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
+    """List the algorithms, or show the objective, the parameters and the inactive settings of one algorithm.
 
-    An inactive term cannot change an update. Which terms are inactive depends on how often a batch is used, and on how
-    old its samples are.
+    An inactive setting cannot change an update under the other settings. With the settings of a training run as
+    options, such as --trainer.minibatches 4 or --algorithm.loss.clip_high 0.3, the inactive settings of this run are
+    shown.
     """
-    from agent_r1.algorithms.objective import inactive_terms, objective
+    from agent_r1.algorithms.objective import objective
     from agent_r1.algorithms.presets import ALGORITHMS
-    from agent_r1.algorithms.registry import build_algorithm, parameters
+    from agent_r1.algorithms.registry import parameters
+    from agent_r1.training.inactive_settings import inactive_settings
 
-    settings = {} if epochs is None else {"epochs": epochs}
-    listed = [build_algorithm(known, settings) for known in (ALGORITHMS if name is None else (name,))]
+    configs = [_config_for(known, settings) for known in (ALGORITHMS if name is None else (name,))]
     data = {
-        algorithm.name: {
-            "objective": objective(algorithm),
-            "paper": algorithm.paper,
-            "deviations": algorithm.deviations,
-            "inactive": inactive_terms(algorithm, algorithm.epochs * minibatches, max_staleness),
-            "parameters": parameters(algorithm),
+        config.algorithm.name: {
+            "objective": objective(config.algorithm),
+            "paper": config.algorithm.paper,
+            "deviations": config.algorithm.deviations,
+            "inactive": [str(inactive) for inactive in inactive_settings(config)],
+            "parameters": parameters(config.algorithm),
         }
-        for algorithm in listed
+        for config in configs
     }
+    listed = [config.algorithm for config in configs]
     summary = {known.name: f"{known.advantage.formula} {_source(known.paper)}" for known in listed}
     show(
         as_json,
         {"algorithms": data},
-        columns(summary) if name is None else _describe(listed[0], data[listed[0].name]["inactive"]),
+        columns(summary) if name is None else _describe(listed[0], list(map(str, inactive_settings(configs[0])))),
     )
 
 
-def _describe(algorithm: Algorithm, inactive: object) -> RenderableType:
-    """Return the objective, paper, deviations, inactive terms and parameters of an algorithm, for the terminal."""
+def _config_for(name: str, settings: Layer) -> TrainConfig:
+    """Return the configuration of a training run with the algorithm ``name`` and the given settings."""
+    layers = [settings, Layer("NAME", {"algorithm": name})]
+    config = resolve(TrainConfig, layers)
+    return config.model_copy(update={"algorithm": corrected_algorithm(config, layers)})
+
+
+def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
+    """Return the objective, paper, deviations, inactive settings and parameters of an algorithm, for the terminal."""
     from agent_r1.algorithms.objective import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
-    notes |= {"inactive": str(inactive)} if inactive else {}
+    notes |= {"inactive": "\n".join(inactive)} if inactive else {}
     formatter = click.HelpFormatter(width=Console().width)
     formatter.write_dl(list(_rows(algorithm, "--algorithm.", is_on=True)))
     return Group(Text(";\n".join(clauses(algorithm))), Text(), columns(notes), Text(), Text(formatter.getvalue()))

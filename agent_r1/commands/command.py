@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -92,17 +92,19 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command with an option for every setting of ``config``.
+    """A command with an option for every setting of ``config``, or only for the settings ``keys``.
 
     The callback gets a layer with the settings that the user typed, as the argument ``settings``. Options are spelled
     with underscores, like the keys in files. Hyphens are also accepted.
     """
 
-    def __init__(self, *args: Any, config: type[BaseModel], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, config: type[BaseModel], keys: Collection[str] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", {})
         super().__init__(*args, **kwargs)
         self.config = config
         for key, field in iter_fields(config):
+            if keys is not None and key not in keys:
+                continue
             self.params.append(SettingOption(key, field, _section(config, key), name=key.replace(".", "__")))
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

@@ -19,7 +19,7 @@ from pydantic import (
 
 from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.redaction import redact
+from agent_r1.core.redaction import redact_url
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.config import EngineConfig
 from agent_r1.renderers.config import TagsConfig
@@ -72,11 +72,11 @@ class TasksetConfig(BaseModel):
 
     @field_serializer("corpus", "data", when_used="json-unless-none")
     def _without_credentials(self, value: str | Path) -> str:
-        """Return the value of a setting. If the value is an address, its user name and password are removed.
+        """Return the value of a setting. If the value is an address, its credentials are removed.
 
         A run stores its settings, but must not store credentials.
         """
-        return redact(str(value))
+        return redact_url(str(value))
 
 
 class CheckConfig(TasksetConfig):
@@ -284,8 +284,16 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     if not isinstance(config, TrainConfig):
         return config
     config.trainer.schedule.check_steps(config.steps)
+    return config.model_copy(update={"algorithm": corrected_algorithm(config, [*layers, defaults])})
+
+
+def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
+    """Return the algorithm of the configuration that ``layers`` give.
+
+    The algorithm gets an importance weight if trainer and engine have different data types (see
+    :func:`agent_r1.training.precision.with_correction`).
+    """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 
-    given = settings_of(TrainConfig, [*layers, defaults])
-    algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
-    return config.model_copy(update={"algorithm": algorithm})
+    given = settings_of(TrainConfig, layers)
+    return with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agent_r1.algorithms.registry import find_algorithm, parameters
 from agent_r1.algorithms.validation import check_context_rewriting
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, RolloutContext
@@ -32,12 +31,13 @@ MAX_CHARACTERS_PER_TOKEN = 256
 A prompt with more characters than this number times the context length is too long, and is not tokenized.
 """
 
-RATIO_SETTINGS = ("loss", "ratio_level", "ratio_denominator", "kl_cov")
-"""Settings of an algorithm that have an effect only if the importance ratio can differ from 1."""
-
 
 def check_algorithm_settings(config: TrainConfig) -> None:
-    """Raise InvalidInput if the algorithm conflicts with other settings, or has a setting without an effect."""
+    """Raise InvalidInput if the algorithm conflicts with other settings.
+
+    A setting that cannot act under the other settings is accepted: a run names it in a note
+    (:mod:`agent_r1.training.inactive_settings`).
+    """
     algorithm = config.algorithm
     if "group" in algorithm.needs and config.group_size < 2:
         do = f"give at least 2: {algorithm.name} compares attempts"
@@ -58,14 +58,6 @@ def check_algorithm_settings(config: TrainConfig) -> None:
         if is_stale and algorithm.correction is None:
             got = f"{algorithm.loss.name} with stale samples"
             raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=f"set correction, or {do}")
-    if reuses_samples or is_stale:
-        return
-    preset = find_algorithm(algorithm.name)
-    defaults = parameters(algorithm if preset is None else preset)
-    for key, value in parameters(algorithm).items():
-        if key.partition(".")[0] in RATIO_SETTINGS and defaults.get(key) != value:
-            do = "set trainer.minibatches, algorithm.epochs or max_staleness too: in one pass over fresh samples r is 1"
-            raise InvalidInput(f"algorithm.{key}", got=value, do=do)
 
 
 def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from agent_r1.algorithms.objective import inactive_terms
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
@@ -26,6 +25,7 @@ from agent_r1.training.checkpoint.restore import ResumeState, initial_state, res
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
 from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, make_table, measure_pass_at_k
+from agent_r1.training.inactive_settings import inactive_settings
 from agent_r1.training.loop import TrainingRun, train_loop
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import Progress
@@ -106,8 +106,7 @@ def _train_and_close(
 ) -> TrainReport:
     config, taskset, agent = runtime.config, runtime.taskset, runtime.agent
     progress.print_line(f"run: {folder}")
-    steps = config.algorithm.epochs * config.trainer.minibatches
-    if inactive := inactive_terms(config.algorithm, steps, config.max_staleness):
+    for inactive in inactive_settings(config):
         progress.print_line(f"note: {inactive}")
     if taskset.sandbox is not None:
         start = replace(start, events=(*start.events, LogEvent("sandbox", taskset.sandbox)))

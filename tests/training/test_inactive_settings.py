@@ -1,44 +1,183 @@
-"""The terms of an algorithm that cannot act under the given settings are named."""
+"""The settings that cannot act under the other settings are named; all others can change an update."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from learning_fixtures import Make
+from scenarios import MICRO
+from torch import Tensor
+from transformers import PreTrainedModel
 from updating import make_updater, update
 
-from agent_r1.algorithms.objective import inactive_terms
-from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.commands.algorithms import algorithms
+from agent_r1.config import Layer, resolve
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import Group, Trajectory
+from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.inactive_settings import inactive_settings
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.run import train
+
+CLIP = {"loss.clip_low": 0.01, "loss.clip_high": 0.01, "loss.dual_clip": 1.1}
+LONG_CRITIC = {"trainer.critic_epochs": 4, "trainer.critic_minibatches": 8}
+NO_OVERLONG = {"shaping.overlong": "none"}
+
+INACTIVE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("grpo", {}, {}, CLIP),
+    ("grpo", {}, {}, {"loss": "cispo"}),
+    ("grpo", {"correction.high": 3.0}, {"engine.dtype": "bfloat16"}, CLIP),
+    ("gspo", {}, {}, {"ratio_level": "token"}),
+    ("dppo", {}, {}, {"loss.clip_high": 0.01}),
+    ("dppo", {}, {}, {"ratio_denominator": "old_policy"}),
+    ("kl-cov", {"kl_cov.share": 1.0}, {}, {"kl_cov": "none"}),
+    ("kl-cov", {"correction.high": 3.0, "kl_cov.share": 1.0}, {"engine.dtype": "bfloat16"}, {"kl_cov": "none"}),
+    ("opsm", {}, {}, {"off_policy_mask": "none"}),
+    ("m2po", {}, {}, {"token_mask": "none"}),
+    ("grpo", {"correction.high": 3.0}, {}, {"correction": "none"}),
+    ("grpo", {"rejection.low": 0.9}, {}, {"rejection": "none"}),
+    ("grpo", {"filters.staleness": 0}, {}, {"filters.staleness": "none"}),
+    ("grpo", {"shaping.overlong.max_tokens": 80, "shaping.overlong.cache_tokens": 16}, {"context": 64}, NO_OVERLONG),
+    ("ppo", {}, {}, {"advantage.value_clip": 1e-4}),
+    ("ppo", {}, {"trainer.critic_epochs": 1, "trainer.minibatches": 2}, {"advantage.value_clip": 1e-4}),
+]
+"""Algorithm, its settings, other settings of the run, and changes of settings that cannot act."""
+
+ACTIVE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("grpo", {}, {"trainer.minibatches": 2}, CLIP),
+    ("grpo", {}, {"trainer.minibatches": 2}, {"loss": "cispo"}),
+    ("gspo", {}, {"trainer.minibatches": 2}, {"ratio_level": "token"}),
+    ("aipo", {"loss.max_ratio": 0.5, "entropy_coef": 0.1}, {}, {"loss.max_ratio": "none"}),
+    ("dppo", {}, {"engine.dtype": "bfloat16"}, {"loss.clip_low": 1e-4, "loss.clip_high": 1e-4}),
+    ("ipo", {}, {"engine.dtype": "bfloat16"}, {"loss.threshold": 1e-4}),
+    ("kl-cov", {"kl_cov.share": 1.0}, {"trainer.minibatches": 2}, {"kl_cov": "none"}),
+    ("opsm", {"off_policy_mask.threshold": 0.002}, {"trainer.minibatches": 4}, {"off_policy_mask": "none"}),
+    ("m2po", {"token_mask.threshold": 1e-6}, {"engine.dtype": "bfloat16"}, {"token_mask": "none"}),
+    ("grpo", {"correction.high": 3.0}, {"engine.dtype": "bfloat16"}, {"correction": "none"}),
+    ("grpo", {"correction.high": 0.6, "entropy_coef": 0.1}, {}, {"correction": "none"}),
+    ("grpo", {"shaping.overlong.max_tokens": 4, "shaping.overlong.cache_tokens": 2}, {"context": 64}, NO_OVERLONG),
+    ("ppo", {}, LONG_CRITIC, {"advantage.value_clip": 1e-4}),
+]
+"""Algorithm, its settings, other settings of the run, and changes of settings that can act."""
 
 
-def test_the_bounds_that_cannot_act_are_named_for_one_step_on_fresh_samples() -> None:
-    grpo = inactive_terms(ALGORITHMS["grpo"], 1, 0)
-    assert "r is 1" in grpo and "loss.clip_low, loss.clip_high, loss.dual_clip cannot act" in grpo
-    assert "ratio_level" in inactive_terms(ALGORITHMS["gspo"], 1, 0) and "ratio_level" not in grpo
-    assert "advantage.value_clip" in inactive_terms(ALGORITHMS["ppo"], 1, 0)
-    for steps, max_staleness in ((2, 0), (1, 1)):
-        assert inactive_terms(ALGORITHMS["grpo"], steps, max_staleness) == ""
-    assert inactive_terms(ALGORITHMS["reinforce"], 1, 0) == "", "its loss has no ratio"
-    assert inactive_terms(ALGORITHMS["top-k-distillation"], 1, 0) == "", "its advantage is 0"
+def config_of(name: str, settings: dict[str, Any], others: dict[str, Any]) -> TrainConfig:
+    config = resolve(TrainConfig, [Layer("test", others)])
+    return config.model_copy(update={"algorithm": build_algorithm(name, settings)})
 
 
-@pytest.mark.parametrize(("minibatches", "are_equal"), [(1, True), (2, False)])
-def test_losses_whose_bounds_cannot_act_train_alike(minibatches: int, are_equal: bool, make) -> None:  # type: ignore[no-untyped-def]
-    weights = []
-    for name in ("grpo", "cispo"):
-        model = make.model()
-        update(make_updater(model, name, learning_rate=1e-2, minibatches=minibatches), make.random_groups(0))
-        weights.append(model.lm_head.weight.detach().clone())
-    assert weights[0].allclose(weights[1], atol=1e-6) == are_equal
-    assert bool(inactive_terms(ALGORITHMS["grpo"], minibatches, 0)) == are_equal
+def replaced(settings: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with changes. Parameters of a component that the changes switch off are left out."""
+    off = tuple(f"{key}." for key, value in changed.items() if value == "none")
+    return {key: value for key, value in settings.items() if not key.startswith(off)} | changed
+
+
+def named(config: TrainConfig) -> set[str]:
+    return {key.removeprefix("algorithm.") for inactive in inactive_settings(config) for key in inactive.keys}
+
+
+def sampled_by(model: PreTrainedModel, groups: list[Group]) -> list[Group]:
+    """Return the groups with the log-probabilities that ``model`` gives to their tokens."""
+
+    def sampled(trajectory: Trajectory) -> Trajectory:
+        ids = torch.tensor([[token for turn in trajectory.turns for token in (*turn.new_ids, *turn.action_ids)]])
+        with torch.no_grad():
+            logits = model(ids).logits.float()[0, :-1]  # (T - 1, V)
+        logprobs = [0.0, *logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1).tolist()]
+
+        def turns() -> Iterator[Any]:
+            end = 0
+            for turn in trajectory.turns:
+                start, end = end + len(turn.new_ids), end + len(turn.new_ids) + len(turn.action_ids)
+                yield replace(turn, logprobs=tuple(logprobs[start:end]))
+
+        return replace(trajectory, turns=tuple(turns()))
+
+    return [replace(group, trajectories=tuple(map(sampled, group.trajectories))) for group in groups]
+
+
+def weights_after_update(config: TrainConfig) -> Tensor:
+    """Return the weights of the policy and of the critic after one update on samples of the engine's data type."""
+    make = Make()
+    model, sampler = make.model(), make.model().to(getattr(torch, config.engine.dtype))
+    rates = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2}
+    updater = make_updater(model, config.algorithm, **{**config.trainer.model_dump(), **rates})
+    update(updater, sampled_by(sampler, make.random_groups(0)))
+    critic = [tensor.flatten().float() for name, tensor in updater.state().tensors.items() if "critic" in name]
+    return torch.cat([*(parameter.detach().flatten() for parameter in model.parameters()), *critic])
+
+
+@pytest.mark.parametrize(("name", "settings", "others", "changed"), INACTIVE)
+def test_a_named_setting_changes_nothing(
+    name: str, settings: dict[str, Any], others: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    config = config_of(name, settings, others)
+    assert changed.keys() <= named(config)
+    other = config_of(name, replaced(settings, changed), others)
+    after = [weights_after_update(one) for one in (config, other)]
+    assert after[0].allclose(after[1], atol=1e-4), "one step of Adam moves a weight by up to 1e-2"
+
+
+@pytest.mark.parametrize(("name", "settings", "others", "changed"), ACTIVE)
+def test_a_setting_that_changes_an_update_is_not_named(
+    name: str, settings: dict[str, Any], others: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    config = config_of(name, settings, others)
+    assert not changed.keys() & named(config)
+    other = config_of(name, replaced(settings, changed), others)
+    after = [weights_after_update(one) for one in (config, other)]
+    assert not after[0].allclose(after[1], atol=1e-4)
+
+
+def test_settings_of_stale_samples_and_of_long_runs_can_act() -> None:
+    assert "loss.clip_low" not in named(config_of("grpo", {}, {"max_staleness": 1}))
+    assert "loss.clip_low" in named(config_of("grpo", {"correction.high": 3.0}, {"max_staleness": 1}))
+    assert "filters.staleness" not in named(config_of("grpo", {"filters.staleness": 1}, {"max_staleness": 2}))
+    assert "kl.sync_steps" in named(config_of("grpo", {"kl.sync_steps": 10}, {"steps": 10}))
+    assert "kl.sync_steps" not in named(config_of("grpo", {"kl.sync_steps": 10}, {"steps": 11}))
+    assert not named(config_of("reinforce", {}, {})), "its loss has no ratio"
+    assert not named(config_of("top-k-distillation", {}, {})), "its loss has no setting that is on"
+    without_advantage = named(config_of("top-k-distillation", {"loss": "clip"}, {}))
+    assert without_advantage == {"loss.clip_low", "loss.clip_high", "loss.dual_clip"}
 
 
 @pytest.mark.parametrize(
-    ("options", "is_named"), [([], True), (["--trainer.minibatches", "2"], False), (["--algorithm.epochs", "2"], False)]
+    ("options", "key", "is_named"),
+    [
+        ([], "loss.clip_high", True),
+        (["--algorithm.loss.clip_high", "0.3"], "loss.clip_high", True),
+        (["--trainer.minibatches", "2"], "loss.clip_high", False),
+        (["--algorithm.epochs", "2"], "loss.clip_high", False),
+        (["--algorithm.rejection.low", "0.9"], "algorithm.rejection", True),
+        (["--algorithm.rejection.low", "0.9", "--engine.dtype", "bfloat16"], "algorithm.rejection", False),
+    ],
 )
-def test_the_command_names_inactive_terms_for_the_given_settings(options: list[str], is_named: bool) -> None:
+def test_the_command_names_the_settings_that_cannot_act(options: list[str], key: str, is_named: bool) -> None:
     text = CliRunner().invoke(algorithms, ["grpo", *options]).output
     found = json.loads(CliRunner().invoke(algorithms, ["grpo", "--json", *options]).output)["algorithms"]["grpo"]
-    assert ("inactive" in text) == bool(found["inactive"]) == is_named
+    assert ("inactive" in text) == bool(found["inactive"])
+    assert any(key in sentence for sentence in found["inactive"]) == is_named
+
+
+def test_a_run_accepts_a_setting_that_cannot_act_and_names_it_in_one_line(micro: TaskSet, tmp_path: Path) -> None:
+    class Lines(SilentProgress):
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def print_line(self, text: str) -> None:
+            self.lines.append(text)
+
+    given = {**MICRO, "algorithm": "grpo", "algorithm.loss.clip_high": 0.28, "steps": 1, "checkpoint_every": 0}
+    given |= {"groups_per_step": 1, "group_size": 2, "run": str(tmp_path / "run")}
+    lines = Lines()
+    train(resolve_config(TrainConfig, [Layer("test", given)], micro), micro, lines)
+    notes = [line for line in lines.lines if line.startswith("note:")]
+    assert len(notes) == 1 and "algorithm.loss.clip_high" in notes[0] and "cannot act" in notes[0]

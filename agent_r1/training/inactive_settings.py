@@ -1,0 +1,163 @@
+"""Settings of an algorithm that cannot change an update under the other settings of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from agent_r1.algorithms.advantages.critics import WithCritic
+from agent_r1.algorithms.advantages.returns import Zero
+from agent_r1.algorithms.ops.importance_sampling import importance_ratio
+from agent_r1.algorithms.policy_losses import PolicyLoss
+from agent_r1.algorithms.token_masks import SecondMoment
+from agent_r1.algorithms.types import TokenOutputs
+from agent_r1.rollout.context_policy import Append, build_context_policy
+from agent_r1.training.config import TrainConfig
+
+ROUNDING = 1e-3
+"""An upper bound of |log(pi / mu)| of a token or trajectory if mu and pi are the same weights in float32."""
+
+TOLERANCE = 10 * ROUNDING
+"""A weight or gradient within this distance of another counts as the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class InactiveSettings:
+    """Settings that cannot act, and the reason.
+
+    Attributes:
+        keys: the dotted keys of the settings. The key of an optional component, such as ``algorithm.correction``,
+            stands for all of its parameters.
+        reason: the reason, and the settings to change so that the keys act.
+    """
+
+    keys: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.keys)} cannot act: {self.reason}"
+
+
+def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
+    """Return the settings of the algorithm that cannot act, grouped by reason.
+
+    A setting cannot act if every update is the same without it, except for rounding errors. The result does not depend
+    on the tasks: a setting that no attempt of a run happens to reach is not in it.
+    """
+    found = (_of_ratio(config), _of_mismatch(config), _of_critic(config), _of_limits(config))
+    return tuple(settings for group in found for settings in group)
+
+
+def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
+    """Yield the settings that act only if the importance ratio r differs from 1, and the loss of an advantage of 0."""
+    algorithm, loss = config.algorithm, config.algorithm.loss
+    fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]
+    if isinstance(algorithm.advantage, Zero) and not loss.regularizes:
+        if fields:
+            yield InactiveSettings(tuple(fields), "the advantage is always 0; name another algorithm.advantage")
+        return
+    if not loss.uses_ratio or _policy_steps(config) > 1:
+        return
+    from_sampler = algorithm.ratio_denominator == "sampler"
+    # If stale samples have a correction, pi_old is the policy before the update (PolicyUpdater._prepare).
+    is_corrected = algorithm.correction is not None and not from_sampler
+    if not (_samples_match(config) if from_sampler else config.max_staleness == 0 or is_corrected):
+        return
+    batch = "per batch" if is_corrected else "per batch of fresh samples"
+    why = f"with one optimizer step {batch} r is 1"
+    do = f"set trainer.minibatches{' or' if is_corrected else ','} algorithm.epochs"
+    do += "" if is_corrected else " or max_staleness"
+    if _is_policy_gradient(loss, ROUNDING if from_sampler else 0.0):
+        keys = ["algorithm.loss", *fields]
+        keys += ["algorithm.ratio_level"] if algorithm.ratio_level != "token" else []
+        keys += ["algorithm.ratio_denominator"] if from_sampler else []
+        yield InactiveSettings(tuple(keys), f"{why}, and each loss has the gradient of A log pi; {do}")
+    if algorithm.kl_cov is not None:
+        yield InactiveSettings(("algorithm.kl_cov",), f"{why}, and |log r| has no gradient; {do}")
+
+
+def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
+    """Yield the terms that act only if the sampler's policy mu differs from the trainer's policy."""
+    algorithm = config.algorithm
+    if not _samples_match(config):
+        return
+    log_ratio = torch.tensor([-ROUNDING, 0.0, ROUNDING])
+    unit, keys = torch.arange(3), []
+    if algorithm.correction is not None:
+        weight = algorithm.correction.weight(log_ratio, unit)
+        keys += ["algorithm.correction"] if bool(((weight - 1).abs() < TOLERANCE).all()) else []
+    if algorithm.rejection is not None and bool(algorithm.rejection.accepted(log_ratio, unit).all()):
+        keys.append("algorithm.rejection")
+    if isinstance(algorithm.token_mask, SecondMoment) and algorithm.token_mask.threshold > ROUNDING**2:
+        keys.append("algorithm.token_mask")
+    if keys:
+        reason = "fresh samples of a float32 engine have the log-probabilities of a float32 trainer"
+        yield InactiveSettings(tuple(keys), f"{reason}; set max_staleness, or leave them out")
+    # This mask compares mu with the policy of the current minibatch, which each optimizer step changes.
+    mask = algorithm.off_policy_mask
+    if mask is not None and mask.threshold > ROUNDING and _policy_steps(config) == 1:
+        reason = "with one optimizer step per batch of fresh samples in float32, pi is mu"
+        do = "set trainer.minibatches, algorithm.epochs or max_staleness"
+        yield InactiveSettings(("algorithm.off_policy_mask",), f"{reason}; {do}")
+
+
+def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
+    """Yield the clip of the critic's values if the critic takes one optimizer step per batch: V is V_old then."""
+    epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
+    steps = _policy_steps(config) if epochs is None else epochs * minibatches
+    if isinstance(config.algorithm.advantage, WithCritic) and steps == 1:
+        do = "set trainer.critic_epochs and trainer.critic_minibatches"
+        reason = f"the critic takes one optimizer step per batch, before which V is V_old; {do}"
+        yield InactiveSettings(("algorithm.advantage.value_clip",), reason)
+
+
+def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
+    """Yield the settings whose limit no attempt or step of the run can reach."""
+    algorithm, overlong, kl = config.algorithm, config.algorithm.shaping.overlong, config.algorithm.kl
+    if overlong is not None and isinstance(build_context_policy(config.context_policy), Append):
+        start = overlong.max_tokens - overlong.cache_tokens
+        if start >= config.context:
+            reason = f"the penalty begins at {start} action tokens, and the context has {config.context} tokens"
+            do = "unless the chat template drops earlier text; set overlong.max_tokens or context"
+            yield InactiveSettings(("algorithm.shaping.overlong",), f"{reason}, {do}")
+    if kl is not None and kl.sync_steps >= config.steps:
+        reason = f"the run has only {config.steps} steps; set fewer sync_steps"
+        yield InactiveSettings(("algorithm.kl.sync_steps", "algorithm.kl.sync_alpha"), reason)
+    limit = algorithm.filters.staleness
+    if limit is not None and limit >= config.max_staleness:
+        reason = f"no sample is older than max_staleness, which is {config.max_staleness}; set fewer updates"
+        yield InactiveSettings(("algorithm.filters.staleness",), reason)
+
+
+def _policy_steps(config: TrainConfig) -> int:
+    """Return the largest number of optimizer steps of the policy on one batch."""
+    return config.algorithm.epochs * config.trainer.minibatches
+
+
+def _samples_match(config: TrainConfig) -> bool:
+    """Return whether the sampler's log-probabilities are the trainer's before the update, except for rounding errors.
+
+    In bfloat16 the rounding errors of two computations of the same number can be large, also if both are in bfloat16.
+    """
+    return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32"
+
+
+def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
+    """Return whether ``loss`` has the gradient of -A log pi at each ratio r with |log r| <= ``spread``.
+
+    The loss is computed at six tokens with A = -1 and A = 1. If a user's loss needs more than r and A, return False.
+    """
+    advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
+    # log pi = 0: a change of r then changes the probability pi most
+    logprobs = torch.zeros(6, requires_grad=True)
+    old_logprobs = spread * torch.tensor([-1.0, 0.0, 1.0, -1.0, 0.0, 1.0])
+    tokens = TokenOutputs(
+        logprobs=logprobs, entropy=torch.zeros(6), old_logprobs=old_logprobs, ratio_unit=torch.arange(6)
+    )
+    try:
+        loss.compute(importance_ratio(logprobs, old_logprobs), advantage, tokens).sum().backward()
+    except Exception:  # a user's loss can raise any error
+        return False
+    return logprobs.grad is not None and bool(((logprobs.grad + advantage).abs() < TOLERANCE).all())
