@@ -163,8 +163,8 @@ class Kl(Component):
     each action token."""
 
     target: float | None = Field(default=None, gt=0)
-    """The target of the KL divergence per token: the coefficient is adapted after each update (1909.08593, section
-    2.2). none: the coefficient is constant."""
+    """The target of the KL divergence per token: the coefficient is adapted after each update, after 1909.08593,
+    section 2.2. none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
     """Number of trajectories after which the coefficient is multiplied by e^0.2 if the divergence always is at least
@@ -199,13 +199,14 @@ class Kl(Component):
                 return kl_k3_unbiased(logprobs, reference_logprobs, ratio, self.bound)
 
     def adapt_coefficient(self, coefficient: float, divergence: float, trajectories: int) -> float:
-        """Return the coefficient for the next update (1909.08593, section 2.2).
+        """Return the coefficient for the next update, after 1909.08593, section 2.2.
 
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        The exponential keeps the coefficient positive for every number of trajectories. Without a target, the
-        coefficient does not change.
+        The factor deviates from the paper, which has 1 + 0.1 * error, and from verl, which has 1 + error * trajectories
+        / horizon. The exponential agrees with verl's factor if trajectories / horizon is small, and keeps the
+        coefficient positive for every number of trajectories. Without a target, the coefficient does not change.
 
         Args:
             coefficient: The coefficient of this update.

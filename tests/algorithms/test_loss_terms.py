@@ -93,6 +93,7 @@ def test_a_kl_in_the_reward_is_subtracted_from_each_action_token(batch: Training
 def test_the_coefficient_adapts_to_the_divergence() -> None:
     kl = Kl(coefficient=0.5, target=0.1, horizon=100.0)
     assert kl.adapt_coefficient(0.5, 0.105, 10) == pytest.approx(0.5 * math.exp(0.05 * 0.1))
+    assert kl.adapt_coefficient(0.5, 0.105, 10) == pytest.approx(0.5 * (1 + 0.05 * 0.1), rel=1e-4)  # the factor of verl
     assert kl.adapt_coefficient(0.5, 9.0, 10) == pytest.approx(0.5 * math.exp(0.2 * 0.1))
     assert kl.adapt_coefficient(0.5, -9.0, 10) == pytest.approx(0.5 * math.exp(-0.2 * 0.1))
     assert kl.adapt_coefficient(0.5, 0.0, 10**4) > 0, "however many trajectories an update has"

@@ -105,10 +105,9 @@ CASES = (
         (0.505650, 0.505650, 0.505650, -0.337100, -0.337100, -0.168550, 0.842750, -0.842750, -0.842750),
         0.161059,
     ),
-    # all groups vary, so nothing is scaled. -A log pi, the mean over each trajectory's tokens:
-    # a (0.479105 + 0.965663 + 0.415888) / 3 = 0.620219; b (-0.089258 - 0.204330) / 2 = -0.146794; c -0.183258;
-    # d 0.223144; e (-0.916291 - 0.798508) / 2 = -0.857399; sum -0.344089; / 5
-    Case("gpg", CENTERED, -0.068818),
+    # all groups vary, so nothing is scaled. -A log pi: 0.479105, 0.965663, 0.415888, -0.089258, -0.204330, -0.183258,
+    # 0.223144, -0.916291, -0.798508; sum -0.107845; / 9
+    Case("gpg", CENTERED, -0.011983),
     # the best of each group alone: 1 - 0.2, 3 - 1.  clip: -0.96 - 0.4 - 0.8 - 2.4 = -4.56; / 9
     Case("pass-at-k", (0.8, 0.8, 0.8, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0), -0.506667),
     # subsets of two of task 0: a beats b by 1 and c by 0.8, c beats b by 0.2: 1.8 / 3, 0, 0.2 / 3; task 1: one subset

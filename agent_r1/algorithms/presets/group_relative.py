@@ -192,17 +192,17 @@ RLOO = Algorithm(
 GPG = Algorithm(
     name="gpg",
     paper="2504.02546",
-    deviations="groups without variance are not sampled again until a share is left: constant_groups drop with "
-    "max_refill_rounds does that instead, and scales alike",
+    deviations="token mean, as in the authors' trainer for text (their trainers for images give trajectories equal "
+    "weights); groups without variance are not sampled again until a share is left: constant_groups drop with "
+    "max_refill_rounds does that instead",
     advantage=GroupRelative(scale="with_variance"),
     loss=PolicyGradient(),
-    aggregation="trajectory_mean",
 )
 PASS_AT_K = Algorithm(
     name="pass-at-k",
     paper="2503.19595",
     deviations="clipped as in PPO; dual clip 3, as in verl; k is the group unless advantage.k is given (PKPO, "
-    "2505.15201); not divided by the standard deviation, as verl does (advantage.divide_by_std)",
+    "2505.15201); not divided by the standard deviation, while verl divides by it (advantage.divide_by_std)",
     advantage=BestOfK(),
 )
 GDPO = Algorithm(name="gdpo", paper="2601.05242", advantage=SeparateRewards(), loss=Clip(dual_clip=None))
