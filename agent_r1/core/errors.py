@@ -13,10 +13,13 @@ A rollout never raises an error for a failure inside an episode. The trajectory 
 
 from pathlib import Path
 
-from agent_r1.core.redaction import redact
+from agent_r1.core.redaction import redact, redact_url
 
 MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The largest number of characters of a value, and of the remedy, in an error message."""
+
+MAX_ADDRESS = 10_000
+"""The largest number of characters of a value that is searched for credentials before it is shortened."""
 
 
 class AgentR1Error(Exception):
@@ -35,7 +38,8 @@ class InvalidInput(AgentR1Error):
 
     def __init__(self, what: str, *, got: object, do: str) -> None:
         self.what, self.got, self.do = what, got, do
-        super().__init__(redact(f"{shorten(what)}: got {shorten(got)}; {shorten(do, MAX_REMEDY)}"))
+        shown = shorten(redact_url(got) if isinstance(got, str) and len(got) <= MAX_ADDRESS else got)
+        super().__init__(redact(f"{shorten(what)}: got {shown}; {shorten(do, MAX_REMEDY)}"))
 
 
 class EngineError(AgentR1Error):

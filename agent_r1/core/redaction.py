@@ -8,27 +8,80 @@ REDACTED = "***"
 """The text that replaces credentials."""
 
 # For http(s), one slash is enough, because Path changes "http://user:password@host" to "http:/user:password@host".
-_URL = re.compile(r"\b(?P<scheme>https?:/{1,2}|[a-z][a-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)", re.IGNORECASE)
-_PARAMETER = re.compile(r"(?<=[?&])([^=&#]+)=[^&#]+")
+_SCHEME = r"(?P<scheme>https?:/{1,2}|[a-z][a-z0-9+.-]{0,30}://)"
+
+# In a text, an address ends at a space or a quote. A quote inside a word is a part of the address.
+_URL = re.compile(rf"\b{_SCHEME}(?P<rest>(?:[^\s'\"<>]|['\"](?![\s,;:.)\]}}'\"<>]|$))+)", re.IGNORECASE)
+_WHOLE_URL = re.compile(rf"{_SCHEME}(?P<rest>.+)", re.IGNORECASE | re.DOTALL)
+
+_HOST_AND_PORT = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d{0,5})?")
+
+_SECRET_NAME = (
+    r"[^=&#;?]{0,60}(?:token(?!s|iz)|secret|passw|passphrase|pass(?![a-z])|pwd|auth(?!ors?(?![a-z]))|credential|signature"
+    r"|(?<![a-z])sig(?![a-z])|key(?![a-z])|jwt|session|bearer)[^=&#;?]{0,60}"
+)
+_SECRET_PARAMETER = re.compile(rf"(?<=[?&#;])({_SECRET_NAME})=[^&#]+", re.IGNORECASE)
+_ENCODED_URL = re.compile(r"(?<==)[^&#=]*%3A(?:%2F){1,2}[^&#]*(?:%40|@)[^&#]*", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """Return a text with the user, the password and the query values of each address replaced by ``***``.
+    """Return a text in which ``***`` replaces the credentials in each address.
+
+    Credentials are the user and the password, and the values of queries and fragments whose name is the name of a
+    credential, such as ``token``, ``api_key`` or ``sig``.
 
     Example:
-        >>> redact("no answer from http://ann:secret@10.0.0.1:8800/search?token=abc")
-        'no answer from http://***@10.0.0.1:8800/search?token=***'
+        >>> redact("no answer from http://ann:secret@10.0.0.1:8800/search?token=abc&index=wiki18")
+        'no answer from http://***@10.0.0.1:8800/search?token=***&index=wiki18'
     """
-    return _URL.sub(_redact_url, text) if ":/" in text else text
+    return _URL.sub(_redact_match, text) if ":/" in text else text
 
 
-def has_redacted(text: str) -> bool:
-    """Return whether credentials were replaced in the addresses of a text, and no address still has credentials."""
-    return redact(text) == text and REDACTED in text and _URL.search(text) is not None
+def redact_url(value: str) -> str:
+    """Return ``value`` without credentials, as :func:`redact` does.
+
+    A value that begins as an address is an address to its end, also if it contains spaces or quotes.
+
+    Example:
+        >>> redact_url("http://ann:it's my secret@10.0.0.1:8800")
+        'http://***@10.0.0.1:8800'
+    """
+    match = _WHOLE_URL.fullmatch(value)
+    return redact(value) if match is None else _redact_match(match)
 
 
-def _redact_url(match: re.Match[str]) -> str:
-    rest = match["rest"]
-    if "@" in rest:
-        rest = f"{REDACTED}@{rest.rpartition('@')[2]}"  # a password may contain an unescaped @ or /
-    return match["scheme"] + _PARAMETER.sub(rf"\1={REDACTED}", rest)
+def has_redacted(url: str) -> bool:
+    """Return whether credentials were replaced in an address, and the address has no other credentials."""
+    return redact_url(url) == url and REDACTED in url and _URL.search(url) is not None
+
+
+def _redact_match(match: re.Match[str]) -> str:
+    return match["scheme"] + _URL.sub(_redact_nested, _redact_rest(match["rest"]))
+
+
+def _redact_nested(match: re.Match[str]) -> str:
+    """Return an address that is part of another address, such as a query's value, without credentials.
+
+    If it contains a third address that may have credentials, all of it is replaced.
+    """
+    rest = _redact_rest(match["rest"])
+    return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
+
+
+def _redact_rest(rest: str) -> str:
+    rest = _SECRET_PARAMETER.sub(rf"\1={REDACTED}", _without_user(rest))
+    return _ENCODED_URL.sub(REDACTED, rest)
+
+
+def _without_user(rest: str) -> str:
+    """Return an address without its scheme, with ``***`` instead of the user and the password.
+
+    The authority of an address ends at the first ``/``, ``?`` or ``#``. A password may contain these characters and
+    ``@``. So, if there is a password, the credentials end at the last ``@`` of the address. There is a password if
+    the authority has a colon before an ``@``, or if a colon is not followed by a port.
+    """
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    user, at, host = authority.rpartition("@")
+    if "@" in rest and (":" in user or (not at and not _HOST_AND_PORT.fullmatch(authority))):
+        return f"{REDACTED}@{rest.rpartition('@')[2]}"
+    return f"{REDACTED}@{host}{rest[len(authority) :]}" if at else rest

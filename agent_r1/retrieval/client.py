@@ -11,7 +11,7 @@ import httpx
 from pydantic import ValidationError
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.redaction import redact
+from agent_r1.core.redaction import redact_url
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import MAX_QUERIES, BatchResponse, Health
 from agent_r1.retrieval.retriever import TOP_K, Found, RetrievalError
@@ -39,7 +39,7 @@ class RemoteRetriever:
         # to a machine in the same network must not go through a proxy.
         address = str(url.copy_with(userinfo=b""))
         self._client = httpx.Client(base_url=address, auth=credentials, timeout=seconds, trust_env=False)
-        self._address, self._tries, self._backoff = redact(address), tries, backoff
+        self._address, self._tries, self._backoff = redact_url(address), tries, backoff
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
         found: Found = []

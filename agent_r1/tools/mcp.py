@@ -25,7 +25,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import ContentPart, Media, Text
 from agent_r1.core.packages import import_extra
-from agent_r1.core.redaction import REDACTED, redact
+from agent_r1.core.redaction import REDACTED, redact, redact_url
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.tools.execution import DEFAULT_TIMEOUT, run_with_timeout
@@ -72,7 +72,7 @@ class StdioServer:
     folder: Path | None = None
 
     def __str__(self) -> str:
-        return _SECRET_OPTION.sub(rf"\1{REDACTED}", redact(shlex.join(self.command)))
+        return _SECRET_OPTION.sub(rf"\1{REDACTED}", shlex.join(redact_url(word) for word in self.command))
 
     def redact(self, text: str) -> str:
         """Return the text without the values of ``variables`` and without credentials in addresses."""
@@ -102,7 +102,7 @@ class HttpServer:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # the values can be credentials
 
     def __str__(self) -> str:
-        return redact(self.url)
+        return redact_url(self.url)
 
     def redact(self, text: str) -> str:
         """Return the text without the values of ``headers`` and without credentials in addresses."""

@@ -12,8 +12,8 @@ import pytest
 from agent_r1.cli import main
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.redaction import redact
+from agent_r1.core.errors import MAX_SHOWN, InvalidInput
+from agent_r1.core.redaction import has_redacted, redact
 from agent_r1.core.task import Task
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import RemoteRetriever
@@ -23,6 +23,7 @@ from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.retrieval.tool import search_tool
 from agent_r1.store import RunReader
 from agent_r1.tools.mcp import HttpServer, StdioServer
+from agent_r1.training.config import TasksetConfig
 
 SECRET = "correct-horse/battery"
 SMALL = ["--groups_per_step", "1", "--group_size", "2", "--max_tokens", "8", "--evaluate_n", "1", "--quiet"]
@@ -34,7 +35,28 @@ SMALL = ["--groups_per_step", "1", "--group_size", "2", "--max_tokens", "8", "--
         ("http://ann:secret@host:8800/x", "http://***@host:8800/x"),
         (
             "at http://ann:p@ss/word@host, or https://h?token=abc&k=5;",
-            "at http://***@host, or https://h?token=***&k=***",
+            "at http://***@host, or https://h?token=***&k=5",
+        ),
+        ("http://ann:it's-secret@10.0.0.1:8800", "http://***@10.0.0.1:8800"),
+        ("got ['http://ann:a@h','http://h:1/b@c']", "got ['http://***@h','http://h:1/b@c']"),
+        ("http://ann:a/b?c#d@host/x", "http://***@host/x"),
+        ("http://ann:secret@host/@wiki18", "http://***@wiki18"),
+        ("http://token@host/@wiki18", "http://***@host/@wiki18"),
+        ("https://h/#access_token=abc", "https://h/#access_token=***"),
+        ("https://h/x?a=1;token=abc", "https://h/x?a=1;token=***"),
+        (
+            "https://h/?X-Amz-Signature=a&api_key=b&Password=c&sig=d&auth=e",
+            "https://h/?X-Amz-Signature=***&api_key=***&Password=***&sig=***&auth=***",
+        ),
+        ("http://h/p?u=http://ann:a@h2/", "http://h/p?u=http://***@h2/"),
+        ("http://h/p?u=http%3A%2F%2Fann%3Aa%40h2", "http://h/p?u=***"),
+        ("http://h/" + "http://h/" * 2000 + "http://ann:a@h", "http://h/http://***"),
+        ("http://10.0.0.1:8800/@wiki18", "http://10.0.0.1:8800/@wiki18"),
+        ("git+https://github.com/org/repo@v1.2", "git+https://github.com/org/repo@v1.2"),
+        ("http://[::1]:8800/a@b", "http://[::1]:8800/a@b"),
+        (
+            "http://h/?index=wiki18&max_tokens=5&author=b&keyword=c#top",
+            "http://h/?index=wiki18&max_tokens=5&author=b&keyword=c#top",
         ),
         ("data/http:/ann:secret@host", "data/http:/***@host"),
         ("mail ann@host, 5 http://host:1/a", "mail ann@host, 5 http://host:1/a"),
@@ -43,6 +65,25 @@ SMALL = ["--groups_per_step", "1", "--group_size", "2", "--max_tokens", "8", "--
 def test_credentials_are_removed_from_addresses(text: str, shown: str) -> None:
     assert redact(text).rstrip(";") == shown
     assert redact(redact(text)) == redact(text)
+
+
+@pytest.mark.parametrize("password", ["it's-secret", "my secret", 'a"b,c', "a', 'b", "<p>", "p@ss/w?rd#x"])
+def test_credentials_with_spaces_and_quotes_are_removed_from_settings_and_errors(password: str) -> None:
+    address = f"http://ann:{password}@10.0.0.1:8800"
+    assert TasksetConfig(corpus=address).model_dump(mode="json")["corpus"] == "http://***@10.0.0.1:8800"
+    assert str(InvalidInput("corpus", got=address, do="x")) == "corpus: got http://***@10.0.0.1:8800; x"
+
+
+def test_an_error_does_not_show_the_beginning_of_a_long_password() -> None:
+    error = str(InvalidInput("corpus", got=f"http://ann:{'secret' * MAX_SHOWN}@host", do="x"))
+    assert error == "corpus: got http://***@host; x"
+
+
+def test_an_address_without_credentials_is_stored_as_it_is() -> None:
+    for address in ("http://10.0.0.1:8800/@wiki18", "http://10.0.0.1:8800/?index=wiki18"):
+        stored = TasksetConfig(corpus=address).model_dump(mode="json")["corpus"]
+        assert stored == address and not has_redacted(stored)
+    assert has_redacted(redact("http://h/?index=wiki18&token=abc"))
 
 
 @pytest.fixture
@@ -107,4 +148,7 @@ def test_descriptions_of_tool_servers_have_no_credentials() -> None:
     http = HttpServer(f"http://ann:{SECRET}@host/mcp", {"Authorization": f"Bearer {SECRET}"})
     for server in (stdio, http):
         assert SECRET not in f"{server} {server.redact(f'it said {SECRET}')}"
+    assert "horse" not in str(StdioServer(("uvx", f"http://ann:it's-{SECRET}@host", f"--url=http://ann:{SECRET}@host")))
+    package = StdioServer(("uvx", "--from", "git+https://github.com/org/repo@v1.2", "server"))
+    assert str(package) == "uvx --from git+https://github.com/org/repo@v1.2 server"
     assert SECRET not in repr(http).replace(http.url, "") and "variables" not in repr(stdio)
