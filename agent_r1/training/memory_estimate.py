@@ -47,7 +47,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory that a run needs with micro-batches of ``micro_tokens`` tokens."""
+    """The memory that a run needs with micro-batches of at most ``micro_tokens`` tokens, or of one longer sequence."""
 
     micro_tokens: int
     uses: tuple[MemoryUse, ...]
@@ -65,8 +65,8 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
     """Return the memory that training ``model`` needs, with the largest micro-batches that fit into memory.
 
     The size of the micro-batches begins at ``config.trainer.micro_tokens`` tokens, and is halved until the run needs at
-    most ``available`` bytes. The smallest size is one sequence of ``context`` tokens. The weights of ``model`` do not
-    count, because these weights are already in memory.
+    most ``available`` bytes. Halving ends at one sequence of ``context`` tokens, because a longer sequence than the
+    size is a micro-batch by itself. The weights of ``model`` do not count, because these weights are already in memory.
 
     Raises:
         InvalidInput: the smallest micro-batch does not fit. The error suggests settings that need less memory.
@@ -80,12 +80,15 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
 
 
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
-    """Yield the possible sizes of micro-batches in tokens, from the configured size down to one sequence."""
+    """Yield the possible sizes of micro-batches in tokens: the configured size, and smaller sizes down to a sequence.
+
+    No size is above the configured size.
+    """
     tokens = config.trainer.micro_tokens
     while tokens > context:
         yield tokens
         tokens //= 2
-    yield context
+    yield min(config.trainer.micro_tokens, context)
 
 
 def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> MemoryPlan:
@@ -99,8 +102,9 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
     rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
     cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
     yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
-    size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, tokens)))
-    yield MemoryUse(f"micro-batches of {tokens} tokens", size)
+    largest = max(tokens, context)  # the longest sequence is a micro-batch, also if it is longer than ``tokens``
+    size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, largest)))
+    yield MemoryUse(f"micro-batches of {largest} tokens", size)
     yield MemoryUse("freed and kept", min(size, KEPT))
     if config.trainer.lora.rank:  # the merged model is made when no micro-batch is in memory
         yield MemoryUse("merged model", max(0, FLOAT32 * _count_weights(model) - size))

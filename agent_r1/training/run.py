@@ -21,7 +21,7 @@ from agent_r1.store.folder import create_run, default_run_name, reopen_run, requ
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
 from agent_r1.training.checkpoint.files import CORRUPT
-from agent_r1.training.checkpoint.restore import ResumeState, initial_state, restore_run
+from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
 from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, make_table, measure_pass_at_k
@@ -112,7 +112,7 @@ def _train_and_close(
         start = replace(start, events=(*start.events, LogEvent("sandbox", taskset.sandbox)))
     for event in start.events:
         if isinstance(event, LogEvent):
-            show = log.warning if event.kind == CORRUPT else progress.print_line
+            show = log.warning if event.kind in (CORRUPT, INEXACT) else progress.print_line
             show(f"{event.kind}: {event.detail}")
     collector = Collector(
         AgentLoop(agent, taskset.env),

@@ -155,6 +155,16 @@ def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
         assert plan_memory(model, config, 128, total - 1).micro_tokens == tokens // 2
 
 
+def test_micro_batches_are_never_larger_than_the_setting() -> None:
+    model, available = qwen(), plan_memory(qwen(), config_of(trainer__micro_tokens=128), 128, PLENTY).total
+    small = plan_memory(model, config_of(trainer__micro_tokens=50), 128, PLENTY)
+    assert small.micro_tokens == 50
+    assert small.total == available, "a sequence of the whole context is a micro-batch, however small the setting"
+    assert plan_memory(model, config_of(trainer__micro_tokens=256), 128, available).micro_tokens == 128
+    with pytest.raises(InvalidInput, match="free, but at least"):
+        plan_memory(model, config_of(trainer__micro_tokens=50), 128, available - 1)
+
+
 def test_a_model_that_cannot_run_without_data_is_trained_without_an_estimate(caplog: Any) -> None:
     class DataDependent(Qwen2ForCausalLM):
         def __init__(self, config: Qwen2Config) -> None:

@@ -14,6 +14,7 @@ from agent_r1.core.events import Event, LogEvent, PolicyPublished
 from agent_r1.model.load import read_weights
 from agent_r1.store.manifest import CHECKPOINTS, STEP, CorruptCheckpoint, checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader
+from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.checkpoint.files import (
     CORRUPT,
@@ -30,6 +31,9 @@ from agent_r1.training.policy import Policy
 
 RESUMED = "resumed"
 """The kind of the first event of a resumed run."""
+
+INEXACT = "inexact"
+"""The kind of the event of a resumed run whose results can differ from the results of an uninterrupted run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +87,24 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
     updater.load_state(saved.trainer)
     skipped = tuple(_quarantine(checkpoint) for checkpoint in latest.skipped)
     resumed = LogEvent(RESUMED, f"from step {saved.progress.step}")
-    state = ResumeState(saved.progress, saved.monitor, (*skipped, resumed))
+    inexact = _smaller_micro_batches(saved.trainer, updater)
+    state = ResumeState(saved.progress, saved.monitor, (*skipped, resumed, *inexact))
     return state if saved.progress.best is None else _with_best_weights(state, run, policy)
+
+
+def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
+    """Return one event if the micro-batches are now smaller than in the saved state; otherwise no event.
+
+    They are never larger: a trainer continues with the saved size.
+    """
+    before, now = int(saved.scalars.get("micro_tokens", updater.micro_tokens)), updater.micro_tokens
+    if now >= before:
+        return ()
+    detail = (
+        f"micro-batches have {now} tokens instead of {before}, so that losses are summed in another order: "
+        "results differ in their last bits from those of an uninterrupted run"
+    )
+    return (LogEvent(INEXACT, detail),)
 
 
 def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
