@@ -38,6 +38,7 @@ def test_a_long_function_is_seen():
 
 
 ALLOWED = {
+    "agent_r1/inference/llama_decode.py",
     "agent_r1/model/forward.py",
     "agent_r1/renderers/template_environment.py",
     "agent_r1/training/policy.py",

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 TRACED = ["T2b"] if shutil.which("strace") else []
 
 
-CHEAP = ["T1", *TRACED, "T4", "T5a", "T5b", "T6", "T9a", "T9b", "T10", "T14", "T17", "T20"]
+CHEAP = ["T1", *TRACED, "T4", "T5a", "T6", "T9a", "T14", "T17", "T20"]
 """The cases that take a few seconds each. Crashes in a save are also in ``training/test_checkpoint_faults.py``, resumed
 runs in ``training/test_resume.py``, and broken tools in ``training/test_broken_tools.py``."""
 

@@ -68,7 +68,7 @@ def convert_llama(file: Path, folder: Path) -> None:
         weights[_name(tensor.name)] = _in_halves(values, tensor.name, config)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     config.save_pretrained(folder)
-    ends = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ends = {name: config.to_dict()[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     GenerationConfig(**ends).save_pretrained(folder)
     _tokenizer(metadata, gguf.TokenType).save_pretrained(folder)
 

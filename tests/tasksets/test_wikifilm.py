@@ -28,7 +28,7 @@ from agent_r1.tasksets.wikifilm.examples import EXAMPLES
 from agent_r1.tasksets.wikifilm.facts import FilmFacts, read_facts
 from agent_r1.tasksets.wikifilm.films import Film, read_film
 from agent_r1.tasksets.wikifilm.pages import SHOWN, ShortPages, read_pages, shorten
-from agent_r1.tasksets.wikifilm.persons import Person, read_director
+from agent_r1.tasksets.wikifilm.persons import Person
 from agent_r1.tasksets.wikifilm.questions import build_questions
 from agent_r1.tasksets.wikifilm.settings import KINDS
 from agent_r1.tasksets.wikifilm.words import name_key
@@ -51,16 +51,6 @@ def facts() -> FilmFacts:
 def all_tasks(taskset: TaskSet) -> Iterator[Task]:
     for split in SPLITS:
         yield from taskset.tasks(split)
-
-
-def film(text: str, title: str = "X") -> Film | None:
-    return read_film(Passage(title, text))
-
-
-def person(text: str, title: str = "Ann Lee") -> Person:
-    found = read_director(Passage(title, text))
-    assert found is not None
-    return found
 
 
 def test_the_facts_of_directors_are_read_from_their_pages(facts: FilmFacts) -> None:
@@ -95,96 +85,6 @@ def test_facts_that_a_page_does_not_state_clearly_are_not_used(facts: FilmFacts)
     films = {one.film.title: one.film for one in facts.films}
     assert films["The Twin Bells"].director is None and films["The Grey Heron"].director is None
     assert "The Heron Saga" not in films
-
-
-@pytest.mark.parametrize(
-    ("text", "year", "director"),
-    [
-        ("X is a 1953 German film written, produced and directed by Jan de Vos from a play.", 1953, "Jan de Vos"),
-        ("X( 1953) is a German film directed by acclaimed Italian film director Ugo Po.", 1953, "Ugo Po"),
-        ("X is a lost 1914 short directed by and starring Ann Lee.", 1914, "Ann Lee"),
-        ("X is an upcoming horror film directed by Ann Lee.", None, "Ann Lee"),
-        ("X is a 1953 film directed by the Quay Brothers.", 1953, None),
-        ("X is a 1953 film directed by Ann Lee's brother.", 1953, None),
-        ("X is a 1953 film directed by Ann and Éva Lee.", 1953, None),
-        ("X is a 1953 film co-directed by Ann Lee.", 1953, None),
-        ("X is a 1953 film written by Ann Lee and Bo Ek. It was directed by Lee.", 1953, None),
-        ("X is a 1953 film directed by Ann Lee. It was made again, directed by Bo Ek.", 1953, None),
-        ("X is a 1953-54 film directed by Ann Lee.", None, "Ann Lee"),
-    ],
-)
-def test_the_director_and_the_year_of_a_film(text: str, year: int | None, director: str | None) -> None:
-    assert film(text) == Film("X", year, director)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "X is a 1953 film series directed by Ann Lee.",
-        "X is the 1953 soundtrack of a film directed by Ann Lee.",
-        "X is an American film actor, who was directed by Ann Lee.",
-        "X is an American film director. His films were directed by Ann Lee.",
-        "X is a village.",
-        "X",
-    ],
-)
-def test_pages_about_something_else_are_no_films(text: str) -> None:
-    assert film(text) is None
-
-
-def test_a_year_in_the_title_that_differs_makes_the_year_unknown() -> None:
-    text = "X is a 1977 film directed by Ann Lee."
-    assert film(text, "X (1980 film)") == Film("X (1980 film)", None, "Ann Lee")
-
-
-@pytest.mark.parametrize(
-    ("text", "birth", "place"),
-    [
-        ("(3 May 1918 in Graz, Austria \u2013 1980) was a film director.", Date(1918, 5, 3), ("Graz", "Austria")),
-        ("(June 8, 1923, Rostov-on-Don - 1980) was a film director.", Date(1923, 6, 8), ("Rostov-on-Don",)),
-        ("(born 1918 or 1919) is a director.", None, ()),
-        ("is a director. Born in Rome, Lee began early.", None, ("Rome",)),
-        ("is a director. She was born in Brooklyn, New York and raised in Newark.", None, ("Brooklyn", "New York")),
-        ("is a director. She was born in Ryde, Isle of Wight.", None, ("Ryde", "Isle of Wight")),
-        ("is a director. Her son was born in Rome.", None, ()),
-        ("(born 1918 in Rome) is a director. She was born in Oslo.", Date(1918), ()),
-        ("(born Eva Ek (1900\u20131905); 24 May 1886 \u2013 1 May 1962) was a director.", Date(1886, 5, 24), ()),
-    ],
-)
-def test_the_birth_of_a_person(text: str, birth: Date | None, place: tuple[str, ...]) -> None:
-    found = person(f"Ann Lee {text}")
-    assert (found.birth, found.birthplace) == (birth, place)
-
-
-@pytest.mark.parametrize(
-    ("text", "nationality"),
-    [
-        ("is a prolific Danish film director.", "Danish"),
-        ("is a South Korean filmmaker.", "South Korean"),
-        ("was a Greek-American director.", None),
-        ("was a French-born American director.", None),
-        ("was an English Australian director.", None),
-        ("is a director of French films.", None),
-    ],
-)
-def test_the_nationality_of_a_person(text: str, nationality: str | None) -> None:
-    assert person(f"Ann Lee {text}").nationality == nationality
-
-
-@pytest.mark.parametrize(
-    ("text", "father"),
-    [
-        ("She is the daughter of writer Bo Lee and niece of Ed Lee.", "Bo Lee"),
-        ("She is the daughter of Eva Lee and the producer Bo Lee.", None),
-        ("She is the daughter of actress Eva Lee.", None),
-        ("She is the daughter of Eva Ek.", None),
-        ("She is married to Cy Ek, who is the son of Bo Lee.", None),
-        ("Her father was the film actor Bo Ek.", "Bo Ek"),
-        ("Her father died in Paris.", None),
-    ],
-)
-def test_the_father_of_a_person(text: str, father: str | None) -> None:
-    assert person(f"Ann Lee is a Danish director. {text}").father == father
 
 
 def test_every_fact_of_an_answer_stands_in_a_supporting_page(taskset: TaskSet) -> None:
@@ -308,8 +208,8 @@ def test_a_search_shows_the_beginning_of_a_page_from_which_the_facts_are_read() 
     long = Passage("X", "X is a 1953 film directed by Ann Lee. " + "It is long. " * 60 + "It was directed by Bo Ek.")
     short = shorten(long)
     assert long.text.startswith(short.text) and len(short.text) <= SHOWN and short.text.endswith("long.")
-    assert film(short.text) == Film("X", 1953, "Ann Lee")
-    assert film(long.text) == Film("X", 1953, None)
+    assert read_film(short) == Film("X", 1953, "Ann Lee")
+    assert read_film(long) == Film("X", 1953, None)
     ((found,),) = ShortPages(BM25Index([long])).search(["film"])
     assert found == short
     assert len(shorten(Passage("X", "word " * 500)).text) in range(SHOWN - 6, SHOWN)

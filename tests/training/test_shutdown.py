@@ -82,7 +82,8 @@ def test_a_step_that_became_the_last_is_validated(micro: TaskSet, whole: Callabl
     folder, settings = tmp_path / "run", {"evaluate_every": 3, "evaluate_n": 2}
     with pytest.raises(Interrupted):
         run.train(config_of(micro, folder, {"steps": 5, **settings}), micro, Signalling(2, signal.SIGTERM))
-    assert resume(micro, folder, steps=2) == whole(steps=2, **settings).result
+    # The digests are equal only if no attempt at a third step finished before the signal: such attempts are dropped.
+    assert resume(micro, folder, steps=2).model == whole(steps=2, **settings).result.model
     progress = json.loads((list_checkpoints(folder)[0] / "progress.json").read_text())
     assert (progress["step"], progress["validated"]) == (2, 2) and progress["best"]["step"] == 2
     assert verify(folder).is_valid
