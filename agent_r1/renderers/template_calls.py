@@ -59,7 +59,7 @@ _TEXTUAL = frozenset({
 # fmt: on
 """Filters that convert a value to a text, if it is not a text."""
 
-_COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "unique"})
+_COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique"})
 """Filters and methods that read all values of an iterator, and copy or compare their texts."""
 
 _COMPARING = _COLLECTING | {"count", "dictsort", "index"}

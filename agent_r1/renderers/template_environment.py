@@ -29,6 +29,9 @@ from agent_r1.renderers.template_calls import require_method, spend_call, spend_
 _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
 """Filters that templates cannot use: ``random``, and filters for people and web pages, whose cost is not linear."""
 
+_MAX_DATE_FORMAT = 1000
+"""The largest number of characters of a format of a date."""
+
 _NODES_PER_STEP = 8
 """The number of nodes of the syntax tree that count as one step when a loop or macro with these nodes runs."""
 
@@ -75,6 +78,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.macro_steps = max((_steps_of(macro) for macro in macros), default=1)
         _count_in(template)
         return template
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if not isinstance(argument, str | int | slice):  # an error message can contain the whole argument
+            self.budget.spend(1, size_of(argument, self.budget.limit_characters))
+        return super().getitem(obj, argument)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.budget.allow_operation(operator, left, right)
@@ -313,13 +321,16 @@ def _require_public(name: object) -> None:
         raise SecurityError(f"chat templates cannot set {name!r} on a namespace: it begins with an underscore")
 
 
-def _raise_exception(message: Any) -> None:
+@pass_context
+def _raise_exception(context: Any, message: Any) -> None:
+    budget = context.environment.budget
+    budget.spend(1, size_of(message, budget.limit_characters))
     raise TemplateError(str(message))
 
 
 def _strftime_now(form: str) -> str:
-    if re.search(r"\d{3}", str(form)):
-        raise SecurityError("chat templates cannot use large widths in dates")
+    if re.search(r"\d{3}", str(form)) or len(form) > _MAX_DATE_FORMAT:
+        raise SecurityError("chat templates cannot use large widths in dates, or long formats of dates")
     return datetime.now().strftime(form)
 
 
@@ -335,5 +346,6 @@ def _tojson(
     """Return a value as JSON, without the escapes for web pages that jinja2's own filter adds."""
     budget = context.environment.budget
     width = indent if isinstance(indent, int) else len(indent or "")
-    budget.spend(1, size_of(value, budget.limit_characters) * (1 + max(0, width)))
+    width = max(0, width) + sum(map(len, separators or ()))
+    budget.spend(1, size_of(value, budget.limit_characters) * (1 + width))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
