@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage
+from agent_r1.algorithms.advantages.advantage import Advantage, check_advantages
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.component import Component, Level, Need
 from agent_r1.algorithms.filters import Filters, apply_filters, drop_constant_groups
@@ -35,7 +35,6 @@ from agent_r1.algorithms.ops.value_loss import clipped_value_loss
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
-from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import TokenScope
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.training_sample import Selection
@@ -316,7 +315,7 @@ class Algorithm(Component):
         else:
             seen, seen_outputs = batch, outputs
         advantage = self.advantage.compute(seen, seen_outputs)
-        self._check_advantage(advantage, seen)
+        check_advantages(self.advantage, advantage, seen)
         targets = None
         if isinstance(self.advantage, WithCritic):
             targets = self.advantage.value_targets(seen, seen_outputs)
@@ -327,17 +326,6 @@ class Algorithm(Component):
                 replace(targets.weight, before_token=_scatter(targets.weight.before_token, batch.action_mask)),
             )
         return advantage, targets
-
-    def _check_advantage(self, advantage: Tensor, batch: TrainingBatch) -> None:
-        """Raise InvalidInput if the advantage is not one finite number per token. The estimator can be user code."""
-        field = f"advantage {self.advantage.name or type(self.advantage).__name__}"
-        if not isinstance(advantage, Tensor):
-            raise InvalidInput(field, got=f"an object of type {type(advantage).__name__}", do="return a tensor")
-        if advantage.shape != batch.ids.shape:
-            do = f"return one number per token: {tuple(batch.ids.shape)}"
-            raise InvalidInput(field, got=f"numbers of shape {tuple(advantage.shape)}", do=do)
-        if not bool(advantage.isfinite().all()):
-            raise InvalidInput(field, got="a number that is not finite", do="return finite advantages")
 
     def _apply_token_rules(
         self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor

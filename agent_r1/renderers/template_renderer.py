@@ -33,11 +33,7 @@ from agent_r1.renderers.probes import (
     probe_call,
 )
 from agent_r1.renderers.protocol import RenderedPrompt
-from agent_r1.renderers.special_tokens import (
-    break_tokens,
-    break_tokens_in_tool,
-    special_tokens,
-)
+from agent_r1.renderers.special_tokens import break_tokens, break_tokens_in_tool, special_tokens
 from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
 
 Messages = tuple[Message, ...]

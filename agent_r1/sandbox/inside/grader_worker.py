@@ -125,19 +125,14 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a defaultdict. If its factory is not in FACTORIES, encode it as a plain dictionary.
-
-    ``inner`` encodes the keys and the values.
-    """
+    """Encode a defaultdict, or a plain dictionary if its factory is not in FACTORIES. ``inner`` encodes its content."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a scalar of numpy as the Python value that ``inner`` encodes.
-
-    A ``longdouble`` is rounded to a Python float. The method ``item()`` would return it unchanged.
-    """
+    """Encode a scalar of numpy as the Python value that ``inner`` encodes. A ``longdouble`` is rounded to a float."""
+    # item() would return a longdouble unchanged
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
 
