@@ -33,10 +33,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object that stays in the other process.
-
-    The placeholder can be passed back to that process, but it cannot be compared or inspected.
-    """
+    """A placeholder for an object that stays in the other process. It can only be passed back to that process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
