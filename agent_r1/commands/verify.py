@@ -36,6 +36,8 @@ def verify(run: str, digest: bool, as_json: bool) -> None:
             value = run_digest(reader)
     data = {"run": str(folder), "valid": report.is_valid, **asdict(report), "digest": value}
     show(as_json, data, value or _render(report))
+    for warning in report.warnings:
+        click.echo(f"warning: {warning}", err=True)
     if not report.is_valid:
         raise Invalid(f"{folder} is not valid: {len(report.violations)} rules are violated")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.store.folder import CONFIG_FILE
 from agent_r1.store.invariants import COMPLETED
-from agent_r1.store.ledger import SEAL_FILE, Seal, contradicts
+from agent_r1.store.ledger import SEAL_FILE, Seal, contradicts, read_head
 from agent_r1.store.manifest import (
     MODEL,
     CorruptCheckpoint,
@@ -173,6 +173,19 @@ def last_closed_row(files: RunFiles) -> int:
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
     seals += [] if files.seal is None else [Seal.from_json(json.loads(files.seal))]
     return max((seal.row for seal in seals if seal is not None), default=0)
+
+
+def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
+    """Yield a message if the run is complete, but its last rows have no seal outside of the database.
+
+    A run that is killed while it ends can lack the seal file too, so this is no violation.
+    """
+    rows = read_head(connection).row - last_closed_row(files)
+    if rows and _is_complete(connection):
+        yield (
+            f"{files.folder / SEAL_FILE} is missing or old: the run is complete, and no seal outside of the database "
+            f"covers its last {rows} rows, so a change of these rows and of all later seals would not be noticed"
+        )
 
 
 def _is_complete(connection: sqlite3.Connection) -> bool:

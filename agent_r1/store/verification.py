@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.store.file_invariants import FILE_INVARIANTS, RunFiles, last_closed_row, list_run_files
+from agent_r1.store.file_invariants import FILE_INVARIANTS, RunFiles, last_closed_row, list_run_files, missing_seals
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.invariants import INVARIANTS
 from agent_r1.store.ledger import broken_rows, read_head
@@ -29,9 +29,10 @@ class VerificationReport:
         not_closed: the number of rows at the end of the ledger that no seal outside of the database covers; 0 if there
             are violations.
         violations: one line for each invariant that does not hold.
+        warnings: one line for each gap in the evidence that breaks no invariant.
 
     Example:
-        VerificationReport({"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0}, 2, 20, 3, 61440, 0, ())
+        VerificationReport({"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0}, 2, 20, 3, 61440, 0, (), ())
     """
 
     attempts: Mapping[str, int]
@@ -41,6 +42,7 @@ class VerificationReport:
     rows: int
     not_closed: int
     violations: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @property
     def is_valid(self) -> bool:
@@ -64,7 +66,7 @@ def verify(folder: Path) -> VerificationReport:
         except _UNREADABLE as error:
             damage = (f"database: {error}",)
         if damage:  # further checks would report consequences of the damage
-            return VerificationReport({}, 0, 0, 0, 0, 0, damage)
+            return VerificationReport({}, 0, 0, 0, 0, 0, damage, ())
         return _check_invariants(connection, files)
 
 
@@ -92,7 +94,8 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
     rows = read_head(connection).row
     not_closed = 0 if found else rows - last_closed_row(files)
     fates, checkpoints = _count_fates(connection), len(files.checkpoints)
-    return VerificationReport(fates, segments, steps, checkpoints, rows, not_closed, tuple(found))
+    warnings = () if found else tuple(missing_seals(connection, files))
+    return VerificationReport(fates, segments, steps, checkpoints, rows, not_closed, tuple(found), warnings)
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from recorded_runs import record_all, save
 
+from agent_r1.commands.verify import verify as verify_command
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFinished, AttemptStarted, CheckpointSaved
 from agent_r1.store import create_run, file_invariants, reopen_run, verification
@@ -349,3 +351,20 @@ def test_verifying_changes_nothing(resumed: Path) -> None:
     before = {path: path.read_bytes() for path in resumed.rglob("*") if path.is_file()}
     verify(resumed)
     assert {path: path.read_bytes() for path in resumed.rglob("*") if path.is_file()} == before
+
+
+def test_a_complete_run_without_a_seal_outside_of_the_database_is_valid_with_a_warning(uninterrupted: Path) -> None:
+    assert verify(uninterrupted).warnings == ()
+    (uninterrupted / "seal.json").unlink()
+    report = verify(uninterrupted)
+    assert report.is_valid and report.not_closed > 0
+    [line] = report.warnings
+    assert f"covers its last {report.not_closed} rows" in line
+    assert f"warning: {line}\n" in CliRunner().invoke(verify_command, [str(uninterrupted)]).stderr
+
+
+def test_a_run_that_was_killed_needs_no_seal_outside_of_the_database(folder: Path, script: Any) -> None:
+    with closing(create_run(folder, {})) as writer:
+        record_all(writer, script.start(), *script.step(1))
+        report = verify(folder)
+    assert report.is_valid and report.not_closed > 0 and report.warnings == ()
