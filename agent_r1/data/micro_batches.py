@@ -43,6 +43,8 @@ class MicroBatch:
     """(s,) for each action, the number of its turn in the training batch. Always on the CPU."""
     num_tokens: int
     """Number of tokens, without padding."""
+    shared_prefix: int = 0
+    """Number of first tokens that all sequences share and that the model computes once."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the micro-batch with the inputs of the model on ``device``."""

@@ -10,14 +10,22 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 LOGITS_PER_CHUNK = 1 << 26
 """Maximum number of logits in one chunk (256 MiB in fp32)."""
 
 
+MIN_SHARED_PREFIX = 64
+"""Smallest number of equal first tokens that are computed once for all rows. Fewer are not worth an additional pass."""
+
+
 def hidden_states(
-    model: PreTrainedModel, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    model: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor | None = None,
+    mask: Tensor | None = None,
+    shared_prefix: int = 0,
 ) -> Tensor:
     """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). The head is not applied.
 
@@ -27,8 +35,36 @@ def hidden_states(
         positions: (B, T) position of each token. Default: 0 .. T - 1.
         mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
             itself. Default: causal attention.
+        shared_prefix: number of first tokens that are equal in all rows and are computed once, below T. It needs the
+            default positions and mask, and a model for which :func:`supports_tree_mask` is true.
     """
+    if shared_prefix:
+        return _states_after_prefix(backbone_of(model), ids, shared_prefix)
     return backbone_states(backbone_of(model), ids, positions, mask)
+
+
+def common_prefix(ids: Tensor) -> int:
+    """Return how many first tokens are equal in all rows of ``ids`` (B, T), at most T - 1.
+
+    Return 0 if there is one row, or if fewer than ``MIN_SHARED_PREFIX`` tokens are equal.
+    """
+    differs = (ids != ids[:1]).any(0)  # (T,)
+    differs[-1] = True
+    count = int(differs.int().argmax())
+    return count if len(ids) > 1 and count >= MIN_SHARED_PREFIX else 0
+
+
+def _states_after_prefix(backbone: PreTrainedModel, ids: Tensor, shared: int) -> Tensor:
+    """Return the hidden states (B, T, H) of ``ids`` (B, T), whose first ``shared`` tokens are equal in all rows.
+
+    The first pass computes keys and values of the shared tokens. In the second pass all rows attend to these keys and
+    values, and so the gradient of the shared tokens is the sum over the rows.
+    """
+    cache = DynamicCache()
+    prefix = backbone(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True).last_hidden_state  # (1, S, H)
+    cache.batch_repeat_interleave(len(ids))
+    rest = backbone(input_ids=ids[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state  # (B, T-S, H)
+    return torch.cat([prefix.expand(len(ids), -1, -1), rest], dim=1)
 
 
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:

@@ -7,7 +7,7 @@ hidden size H.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, make_micro_batches
 from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
-from agent_r1.model.forward import hidden_states, token_scores, top_tokens
+from agent_r1.model.forward import common_prefix, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
 from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
 
@@ -29,7 +29,9 @@ class ModelSet:
     """The models of an algorithm, on one device.
 
     ``temperature`` is the sampler's temperature. ``micro_tokens`` is the maximum number of tokens in a micro-batch.
-    ``critic``, ``reference`` and ``teacher`` are None if the algorithm does not need them.
+    ``critic``, ``reference`` and ``teacher`` are None if the algorithm does not need them. If ``shares_prefixes``, the
+    first tokens that all sequences of a micro-batch have in common, such as the examples of the prompts, are computed
+    once. Then only the rounding of the results differs.
     """
 
     policy: PreTrainedModel
@@ -38,6 +40,7 @@ class ModelSet:
     critic: ValueModel | None = None
     reference: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
+    shares_prefixes: bool = False
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
@@ -100,7 +103,9 @@ class ModelSet:
 
     def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
         """Yield the sequences of ``blocks`` in micro-batches on the models' device. A block is never divided."""
-        return (micro.to(self.policy.device) for micro in make_micro_batches(blocks, self.micro_tokens))
+        for micro in make_micro_batches(blocks, self.micro_tokens):
+            shared = common_prefix(micro.ids) if self.shares_prefixes and micro.attention_mask is None else 0
+            yield replace(micro.to(self.policy.device), shared_prefix=shared)
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
@@ -138,8 +143,8 @@ def _predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
 
     States that predict no token of the batch are left out, so that no logits are computed for them.
     """
-    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)  # (B*T, H)
-    return hidden[micro.logit_positions]
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, micro.shared_prefix)
+    return hidden.flatten(0, 1)[micro.logit_positions]
 
 
 def forward_backward(

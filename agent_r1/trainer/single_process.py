@@ -50,6 +50,9 @@ from agent_r1.trainer.protocol import (
 
 T = TypeVar("T")
 
+LARGE_MODEL = 10_000_000
+"""Number of parameters from which on a shared prefix is worth a pass of its own. Fewer change no bit of a run."""
+
 TENSORS, SCALARS = "trainer.safetensors", "trainer.json"
 """The files that :meth:`SingleProcessTrainer.save` writes beside the files of the policy."""
 
@@ -102,6 +105,7 @@ class SingleProcessTrainer:
             critic=None if self._critic is None else self._critic.compute,
             reference=None if self._reference is None else self._reference.compute,
             teacher=teacher and cast_parameters(teacher.eval().requires_grad_(False), config.dtype),
+            shares_prefixes=self._can_share_prefixes(model, teacher),
         )
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
         if self._critic is not None:
@@ -113,6 +117,15 @@ class SingleProcessTrainer:
         self._budget = TokenBudget(config.micro_tokens)
         self._checksum: str | None = None  # of the policy's current weights; None: not computed
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
+
+    def _can_share_prefixes(self, *models: PreTrainedModel | None) -> bool:
+        """Return whether all models are large enough for the additional pass, and compute plain causal attention.
+
+        A model with activation checkpointing has no cache of keys and values.
+        """
+        used = [model for model in models if model is not None]
+        is_large = all(model.num_parameters() >= LARGE_MODEL for model in used)
+        return is_large and not self._config.activation_checkpointing and all(map(supports_tree_mask, used))
 
     @property
     def micro_tokens(self) -> int:

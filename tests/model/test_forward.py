@@ -22,7 +22,14 @@ from transformers import (
 )
 
 from agent_r1.model import forward
-from agent_r1.model.forward import hidden_states, supports_tree_mask, token_logprobs, token_scores, top_tokens
+from agent_r1.model.forward import (
+    common_prefix,
+    hidden_states,
+    supports_tree_mask,
+    token_logprobs,
+    token_scores,
+    top_tokens,
+)
 
 SMALL = {
     "vocab_size": 24,
@@ -158,6 +165,33 @@ def test_padding_on_the_right_changes_nothing() -> None:
     model, ids = qwen(), torch.randint(0, 24, (1, 9))
     padded = torch.cat([ids, torch.full((1, 4), 7)], 1)
     assert torch.allclose(hidden_states(model, padded)[:, :9], hidden_states(model, ids), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama, eager", "gpt2"])
+def test_a_shared_prefix_that_is_computed_once_has_the_same_states_and_gradients(name: str) -> None:
+    model = families()[name].requires_grad_(True)
+    ids = torch.randint(0, 24, (3, 12))
+    ids[:, :5] = ids[:1, :5]
+
+    def states_and_gradients(shared: int) -> list[Tensor]:
+        model.zero_grad()
+        states = hidden_states(model, ids, shared_prefix=shared)
+        (states * torch.arange(12)[:, None]).sin().sum().backward()
+        return [states.detach(), *(weight.grad.clone() for weight in model.parameters() if weight.grad is not None)]
+
+    plain, shared = states_and_gradients(0), states_and_gradients(5)
+    # RMS norms compute in float32, also in a float64 model.
+    for one, other in zip(plain, shared, strict=True):
+        assert (one - other).abs().max() <= 1e-6 * one.abs().max()
+
+
+def test_the_common_prefix_is_shorter_than_the_sequences_and_long_enough_for_a_pass() -> None:
+    ids = torch.randint(0, 24, (3, 100))
+    ids[:, :80] = ids[:1, :80]
+    ids[:, 80] = torch.tensor([1, 2, 3])
+    assert common_prefix(ids) == 80
+    assert common_prefix(ids[:, :80]) == 79  # the last token is left, because a pass needs a token
+    assert common_prefix(ids[:1]) == common_prefix(ids[:, 20:]) == 0
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama, eager", "gpt2"])
