@@ -142,7 +142,10 @@ def _run_jobs(
 
 
 def _resolve(outcomes: Iterable[Outcome]) -> None:
-    """Set the results and errors of futures, with one wake-up per event loop. Any thread can call this function."""
+    """Set the results and errors of futures. Any thread can call this function.
+
+    The futures can belong to several event loops. Each loop is woken once, not once per future.
+    """
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].get_loop(), []).append(outcome)

@@ -39,7 +39,7 @@ def segment_max(x: Tensor, unit: Tensor) -> Tensor:
 def segment_last(unit: Tensor) -> Tensor:
     """Return the position of the last element of each unit: (N,) -> (units,).
 
-    Units must be contiguous and not empty.
+    ``unit`` holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
     """
     return segment_count(unit).cumsum(0) - 1  # (units,) counts of the units 0 .. u, minus 1
 
@@ -47,7 +47,7 @@ def segment_last(unit: Tensor) -> Tensor:
 def segment_first(unit: Tensor) -> Tensor:
     """Return the position of the first element of each unit: (N,) -> (units,).
 
-    Units must be contiguous and not empty.
+    ``unit`` holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
     """
     return segment_last(unit) - segment_count(unit) + 1
 
