@@ -114,14 +114,15 @@ def _train_and_close(
         if isinstance(event, LogEvent):
             show = log.warning if event.kind in (CORRUPT, INEXACT) else progress.print_line
             show(f"{event.kind}: {event.detail}")
+    env = taskset.env_for_split("train")
     collector = Collector(
-        AgentLoop(agent, taskset.env),
+        AgentLoop(agent, env),
         taskset.scorers,
         writer,
         writer.run,
         rollout_limits(config),
         seed=config.seed,
-        greedy=AgentLoop(greedy_agent(agent), taskset.env) if runtime.updater.needs_greedy else None,
+        greedy=AgentLoop(greedy_agent(agent), env) if runtime.updater.needs_greedy else None,
     )
     try:
         return run_protected(_run(TrainingRun(runtime, collector, writer, folder, start, progress)))

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import random
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate
 from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Status
+from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.store import RunReader
@@ -188,6 +190,15 @@ class Breaking(Dawdling):
         if context.id.group_id == 1:
             raise OSError("no page could be read")
         return await self._env.open(task, context)
+
+
+def test_training_uses_the_environment_that_the_task_set_has_for_the_split_train(untabled, tmp_path):
+    short = ToolEnv(tools=list(untabled.env.tools_by_name.values()), max_turns=1, system=untabled.env.system)
+    config = config_of(untabled, steps=1, groups_per_step=2, checkpoint_every=0, run=str(tmp_path / "run"))
+    train(config, replace(untabled, variants={"train": short}), SilentProgress())
+    with closing(RunReader(tmp_path / "run")) as reader:
+        attempts_in_training = [t for t in reader.trajectories() if t.task_id.startswith("train")]
+    assert attempts_in_training and all(len(t.turns) == 1 for t in attempts_in_training)
 
 
 def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(untabled, tmp_path):
