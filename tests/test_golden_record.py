@@ -20,6 +20,7 @@ import torch
 from agent_r1.config import Layer
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
+from agent_r1.training import build as build_module
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
@@ -87,8 +88,11 @@ def entries(reader: RunReader) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_run_equals_the_golden_record(name: str, tmp_path: Path) -> None:
+def test_run_equals_the_golden_record(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = json.loads(RECORD.read_text())
+    monkeypatch.setattr(
+        build_module, "available_memory", lambda device: 64 * 2**30
+    )  # else micro-batches may be smaller
     if golden["platform"] != platform():
         pytest.skip(f"recorded on {golden['platform']}, this is {platform()}")
     assert record_run(RUNS[name], tmp_path / "run") == golden["runs"][name]

@@ -1,8 +1,9 @@
 """A tiny model, its tokenizer, and checkpoints of it; runs of a few small steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +19,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.manifest import checkpoint_step
+from agent_r1.training import build
 from agent_r1.training.checkpoint.files import BestStep, load_checkpoint, save_checkpoint
+
+
+@pytest.fixture(autouse=True, scope="session")
+def memory() -> Iterator[None]:
+    """Micro-batches that do not depend on the memory that other processes leave: equal runs must have equal bits."""
+    with patch.object(build, "available_memory", lambda device: 64 * 2**30):
+        yield
 
 
 @pytest.fixture(scope="module")
