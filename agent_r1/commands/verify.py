@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,7 @@ from agent_r1.store.verification import verify as verify_run
 def verify(run: str, digest: bool, as_json: bool) -> None:
     """Verify that no record of a run is missing, changed or contradictory. RUN is a name in runs/, or a folder."""
     folder, value = run_folder(run), None
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # Path.is_dir raises OSError for a name that is too long
         there = sorted(file.parent.name for file in Path("runs").glob("*/run.db"))
         do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()
         raise InvalidInput("run", got=f"{run}, but there is no folder {folder}", do=do)
