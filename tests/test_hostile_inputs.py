@@ -58,7 +58,7 @@ REFUSED: dict[str, str] = {
     "train --taskset hotpotqa --data zero": "zero: got not a regular file",
     "train --taskset hotpotqa --data half.json": "line 1: got half a character",
     "train long.py": "a prompt of 5000003 characters",
-    f"verify {'x' * 300}": "but there is no folder runs/xxx",
+    f"verify {'x' * 300}": "characters); give the name of a run in runs/",
     "train half.py": "id of task '\\ud800': got half a character",
 }
 
