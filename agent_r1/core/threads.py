@@ -108,11 +108,13 @@ class WorkerThread:
         finally:
             self._waiting.discard(future)
 
-    def close(self, *, wait: bool = False) -> None:
-        """End the thread after the jobs submitted so far. If ``wait`` is true, wait until the thread has ended."""
+    def close(self, *, wait_seconds: float | None = 0) -> None:
+        """End the thread after the jobs submitted so far, and wait for its end at most ``wait_seconds``.
+
+        None: wait without a limit.
+        """
         self._jobs.put(None)
-        if wait:
-            self._thread.join()
+        self._thread.join(wait_seconds)
 
 
 def _run_jobs(

@@ -41,6 +41,9 @@ GIB = 2**30
 CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
 GPU_SHARE = 0.3
 
+CLOSE_SECONDS = 60.0
+"""How long ``TorchEngine.close`` waits for the current decode step."""
+
 
 class TorchEngine:
     """An ``InferenceEngine`` in this process.
@@ -131,14 +134,14 @@ class TorchEngine:
     async def close(self) -> None:
         """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError.
 
-        This waits until the worker thread has ended: if the process exits while the thread is inside torch, the process
-        aborts.
+        This waits at most ``CLOSE_SECONDS`` until the worker thread has ended: if the process exits while the thread is
+        inside torch, the process aborts.
         """
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
         self._fail_all("the engine was closed")
-        await run_in_thread(lambda: self._worker.close(wait=True))
+        await run_in_thread(lambda: self._worker.close(wait_seconds=CLOSE_SECONDS))
 
     def _validate(self, prompt: Prompt, params: SamplingParams) -> None:
         if self._is_closed:

@@ -106,7 +106,7 @@ class RunWriter:
 
         ``seal.json`` is written only if rows were added and no commit failed.
         """
-        self._worker.close(wait=True)
+        self._worker.close(wait_seconds=None)
         close_writer(self._connection)
         if self._failure is None and self._ledger.head != self._first:
             with suppress(OSError):  # verify then counts the rows as "not yet closed"

@@ -100,7 +100,7 @@ def test_closing_with_wait_runs_the_jobs_before_it_and_fails_those_after_it() ->
     async def submit() -> None:
         before = asyncio.create_task(worker.run(order.append, 1))
         await asyncio.sleep(0)
-        worker.close(wait=True)
+        worker.close(wait_seconds=None)
         await before
         with pytest.raises(RuntimeError, match="'test' has ended"):
             await worker.run(order.append, 2)

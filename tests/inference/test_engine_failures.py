@@ -125,10 +125,12 @@ def test_closing_the_engine_fails_an_update_that_is_being_loaded(tiny_model, mon
         )
         while not loading.is_set():
             await asyncio.sleep(0.001)
-        await engine.close()
+        closing = asyncio.create_task(engine.close())
         with pytest.raises(EngineError, match="closed"):
             await asyncio.wait_for(update, 600)
+        assert not closing.done()
         release.set()
+        await closing
 
     asyncio.run(run())
 
