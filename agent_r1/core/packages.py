@@ -21,4 +21,4 @@ def import_extra(name: str, extra: str) -> Any:
 def require_extra(name: str, extra: str) -> None:
     """Raise InvalidInput if the package of the module ``name`` is not installed. The module is not imported."""
     if find_spec(name.split(".")[0]) is None:
-        raise InvalidInput(f"package {extra}", got="it is not installed", do=f"pip install 'agent-r1[{extra}]'")
+        raise InvalidInput(f"extra {extra}", got="an environment without it", do=f"pip install 'agent-r1[{extra}]'")

@@ -56,9 +56,9 @@ async def play_game(
 
 
 async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
-    """Run the episode of a player, and then tell the game that the player has left.
+    """Return the trajectory of a player. When the episode has ended, report to the game that the player has left.
 
-    If the episode cannot be opened, the game is told too.
+    The game gets this report also if the episode cannot be opened.
     """
     try:
         (trajectory,) = await AgentLoop(agent, env).run(task, context)

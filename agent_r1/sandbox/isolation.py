@@ -183,7 +183,7 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a user id that no user has, or the id of ``nobody`` if this user namespace lacks the spare ids.
+    """Return a user id that no user has, or the overflow id 65534 if this user namespace lacks the spare ids.
 
     Each call returns a different spare id, because the kernel limits the number of processes per user id. With a shared
     id, one program could use up the processes of another program. After ``_UIDS_PER_TRAINER`` calls in a process, the

@@ -202,5 +202,7 @@ def test_the_return_is_given_per_turn(make_trajectory, play_episode) -> None:
 
 
 def test_a_missing_package_is_an_error_of_one_line() -> None:
-    with pytest.raises(InvalidInput, match=r"it is not installed; pip install 'agent-r1\[some-extra\]'$"):
+    with pytest.raises(
+        InvalidInput, match=r"extra some-extra: got an environment without it; pip install 'agent-r1\[some-extra\]'$"
+    ):
         import_extra("no_such_package", extra="some-extra")
