@@ -94,7 +94,7 @@ def _adapter_weights(model_type: type[PreTrainedModel], settings: str, lora: Lor
 
 
 def adapter_weights(model: PreTrainedModel, lora: LoraConfig) -> int:
-    """Return the number of weights that an adapter for ``model`` has."""
+    """Return the number of weights of an adapter for ``model``."""
     return _adapter_weights(type(model), settings_of(model), lora)  # type: ignore[arg-type]
 
 
@@ -120,7 +120,10 @@ def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) ->
 def _fake_model(
     model_type: type[PreTrainedModel], settings: str, dtype: Dtype, lora: LoraConfig = NO_ADAPTER
 ) -> PreTrainedModel:
-    """Return a model whose parameters have shapes but no data. Call this function inside a FakeTensorMode."""
+    """Return a model whose parameters have shapes but no data.
+
+    Call this function inside a FakeTensorMode. ``settings`` is the configuration of the model as JSON.
+    """
     values: Mapping[str, Any] = json.loads(settings)
     with quiet_transformers():
         config = model_type.config_class.from_dict(dict(values))  # type: ignore[union-attr]
@@ -144,7 +147,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 class _AliveBytes(TorchDispatchMode):
-    """A counter of the bytes of tensors that torch operations made and that still exist.
+    """A counter of bytes in tensors. A tensor is counted from the operation that makes it until the tensor is freed.
 
     ``peak`` is the largest count so far.
     """

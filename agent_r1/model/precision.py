@@ -34,11 +34,12 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPrecision(Generic[M]):
-    """A pair of modules: ``weights`` holds trained weights in float32, and ``compute`` computes with these weights.
+    """A pair of modules: ``weights`` holds the trained weights in float32, and ``compute`` computes with these weights.
 
-    ``compute`` is a copy of ``weights`` in lower precision, or ``weights`` itself. Each backward pass adds the gradient
-    of the copy to the gradient of ``weights``, in float32. So sums over micro-batches and over optimizer steps lose no
-    precision. Frozen weights that already have the lower precision are not copied.
+    ``compute`` is either ``weights`` itself or a copy of ``weights`` in lower precision. With a copy, each backward
+    pass adds the gradient of the copy to the gradient of ``weights``. This sum is in float32, and the optimizer updates
+    ``weights`` in float32, so no small change is lost by rounding. The copy shares frozen weights that already have the
+    lower precision.
     """
 
     weights: M
@@ -61,8 +62,8 @@ class MixedPrecision(Generic[M]):
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
     """Return the pair of ``weights`` and a copy that computes in ``dtype``.
 
-    In the copy, the submodules named in ``keep`` keep their data type. For float32 there is no copy, and ``weights``
-    itself computes.
+    In the copy, the submodules named in ``keep`` keep their data type. If ``dtype`` is float32, no copy is made, and
+    both modules of the pair are ``weights``.
     """
     if dtype == "float32":
         return MixedPrecision(weights, weights)
@@ -74,10 +75,10 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
 
 
 def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
-    """Return a hook for the parameter that is the copy of ``weight``.
+    """Return a gradient hook for the copy of the parameter ``weight``.
 
-    The hook adds the gradient of the copy to the gradient of ``weight``, in the type of ``weight``, and frees the
-    gradient of the copy.
+    The hook adds the gradient of the copy to the gradient of ``weight``, in the data type of ``weight``. Then the hook
+    frees the gradient of the copy.
     """
 
     def hand_over(own: torch.Tensor) -> None:
@@ -89,10 +90,11 @@ def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
 
 
 def checkpoint_activations(model: nn.Module, name: str) -> None:
-    """Switch on activation checkpointing: layers keep only their inputs in the forward pass.
+    """Switch on activation checkpointing, which saves memory.
 
-    The backward pass computes the other activations again. Raise InvalidInput if the architecture of the model does not
-    support activation checkpointing. ``name`` is the name of the model in the message.
+    In the forward pass, each layer keeps only its input. The backward pass computes the other activations again. Raise
+    InvalidInput if the architecture of the model does not support activation checkpointing. The error message shows
+    ``name`` as the name of the model.
     """
     backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # the backbone of a critic
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

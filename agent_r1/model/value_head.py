@@ -14,13 +14,13 @@ LOGPROB_SCALE = 0.25
 
 
 class ValueModel(nn.Module):
-    """A backbone with a linear head that returns one number for each token.
+    """A backbone with a linear head that predicts one value for each token.
 
-    The head is initialized to 0, so all values are 0 before the first update. The baseline of PPO's first update is
-    then 0 instead of noise.
+    The weights of the head are initialized to 0, so all values are 0 before the first update. Random weights would add
+    noise to the first update of PPO.
 
-    If ``reads_logprobs`` is true, the log-probability with which each token was sampled is a second input. A linear
-    layer converts this input to a vector, which is added to the token's embedding.
+    If ``reads_logprobs`` is true, the model also reads the log-probability with which each token was sampled. A linear
+    layer converts this log-probability to a vector, which is added to the token's embedding.
     """
 
     def __init__(self, backbone: PreTrainedModel, width: int, reads_logprobs: bool = False) -> None:
@@ -47,7 +47,8 @@ class ValueModel(nn.Module):
     ) -> Tensor:
         """Return the values (B, T), one for each position of each sequence.
 
-        The value at position t is the prediction after the tokens up to and including t.
+        The value at position t is the predicted sum of the rewards after position t. The prediction uses the tokens up
+        to and including position t.
 
         For ``ids``, ``positions`` and ``mask``, see :func:`agent_r1.model.forward.hidden_states`. ``logprobs`` (B, T)
         are the log-probabilities with which the tokens were sampled; 0 for tokens that were not sampled.
@@ -63,7 +64,8 @@ class ValueModel(nn.Module):
 def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> ValueModel:
     """Return a value model whose backbone is a copy of the policy's backbone.
 
-    If the policy has an adapter, the value model gets an adapter of its own, and shares the frozen weights.
+    If the policy has an adapter, the value model gets an adapter of its own, and shares the frozen weights with the
+    policy.
     """
     width = policy.get_output_embeddings().weight.shape[-1]
     return ValueModel(copy_sharing_frozen(backbone_of(policy)), width, reads_logprobs).eval()

@@ -110,9 +110,9 @@ def _describe(error: Exception) -> str:
 
 
 def _template_line(error: Exception) -> int | None:
-    """Return the number of the template's line that raised an error, or None if the line is not known.
+    """Return the number of the line in the template at which an error was raised, or None if this line is not known.
 
-    The number is read from the traceback, to which jinja2 adds the lines of templates.
+    jinja2 adds the lines of the template to the traceback of the error. The number is read from this traceback.
     """
     line, frame = None, error.__traceback__
     while frame is not None:
@@ -123,9 +123,9 @@ def _template_line(error: Exception) -> int | None:
 
 
 def _placeholder(value: object) -> object:
-    """Return a replacement for a value in a template's variables that JSON cannot represent.
+    """Return a replacement for a value that JSON cannot represent.
 
-    A mapping becomes a dictionary. Any other object becomes the name of its type, so that a template cannot call the
-    methods of the object.
+    The value is one of a template's variables, or inside one of them. A mapping becomes a dictionary. Any other object
+    becomes the name of its type, so that a template cannot call the methods of the object.
     """
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"

@@ -24,11 +24,12 @@ PROBE_TOOL = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """The behavior of a template when a message follows an action.
+    """The effect on the rendered text if a message follows an action.
 
     Attributes:
-        kind: "append" if the next render continues the prompt and the action; "rewrite" if the next render changes
-            earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be parsed.
+        kind: "append" if the rendered text begins with the prompt and the action, unchanged; "rewrite" if the template
+            changes earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be
+            parsed.
         reason: an explanation of ``kind`` for users.
     """
 
@@ -42,13 +43,13 @@ def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Mess
 
 
 def comparable(message: Message) -> tuple[object, ...]:
-    """Return the values by which a parsed message is compared with the original: calls, reasoning and text."""
+    """Return the calls, the reasoning and the text of a message, to compare a parsed message with the original."""
     calls = [(call.name, call.arguments) for call in message.calls]
     return calls, message.reasoning or "", message.text.strip()
 
 
 class RenderText(Protocol):
-    """A function that renders a conversation as text. Raises UnsupportedChat if the template cannot render it."""
+    """A function that renders a conversation as text. Raises UnsupportedChat if the conversation cannot be rendered."""
 
     def __call__(
         self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = (), *, add_generation_prompt: bool = False

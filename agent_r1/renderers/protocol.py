@@ -16,8 +16,8 @@ class RenderedPrompt:
 
     Attributes:
         text: the text of the whole conversation.
-        token_ids: the tokens to add to the context. For a new prompt, all tokens of the conversation; for a bridge to
-            the next turn, the tokens after the last action.
+        token_ids: the tokens to append to the tokens of the context. A new prompt has all tokens of the conversation. A
+            bridge to the next turn has only the tokens after the last action.
 
     Example:
         RenderedPrompt(text="...<|im_end|>\\n<|im_start|>user\\n...assistant\\n", token_ids=(198, 7, ...))
@@ -84,7 +84,7 @@ class Renderer(Protocol):
         ...
 
     def call_ends(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> tuple[int, ...]:
-        """Return the index of the token that completes the call, for each call of an action."""
+        """Return, for each call of an action, the index in ``action_ids`` of the token that completes the call."""
         ...
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:

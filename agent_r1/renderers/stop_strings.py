@@ -15,8 +15,8 @@ _EXTRA_TOKENS = 4
 class StopStringMatcher:
     """Checks whether the last token of a generation completes one of ``strings``.
 
-    Only the last ``window`` tokens are decoded, so the cost of a check does not grow with the number of tokens. The
-    window is long enough for the longest string, because a string has at most as many tokens as bytes.
+    Only the last ``window`` tokens are decoded, so the cost of a check does not grow with the length of the generation.
+    ``window`` is large enough for the longest string, because a string has at most as many tokens as bytes.
 
     Example:
         StopStringMatcher(("</search>",), decode).matches(token_ids)
@@ -29,10 +29,10 @@ class StopStringMatcher:
         self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
     def matches(self, ids: Sequence[int]) -> bool:
-        """Return whether the last ``window`` tokens contain a stop string.
+        """Return whether a stop string occurs in the last ``window`` tokens.
 
-        If the text of the last token does not contain the last character of any stop string, return False without
-        decoding the other tokens.
+        The last token is decoded first. If it contains the last character of no stop string, the other tokens are not
+        decoded.
         """
         if not self._can_complete(ids[-1]):
             return False
@@ -41,10 +41,10 @@ class StopStringMatcher:
 
 
 class GrowingText:
-    """Passes the text of a growing generation to a check, one new part at a time.
+    """Decodes a growing generation, and passes each new part of its text to a check.
 
-    For each new generation, ``make_check`` makes a new check. New tokens are decoded together with a few earlier
-    tokens, because the text of a token can depend on earlier tokens.
+    ``make_check`` makes one check for each generation. New tokens are decoded together with a few earlier tokens,
+    because the text of a token can depend on earlier tokens.
 
     Example:
         GrowingText(decode, lambda: check).check(token_ids)
@@ -55,9 +55,10 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Return the result of the check for the text of all tokens of a generation.
+        """Pass the new part of the text to the check, and return the result of the check.
 
-        If ``ids`` do not begin with the ids of the previous call of this method, a new generation begins.
+        ``ids`` are all tokens of the generation so far. If they do not continue the ids of the previous call, a new
+        generation begins.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

@@ -67,7 +67,11 @@ class BudgetExceeded(Exception):
 
 
 class Budget:
-    """The remaining steps, characters and time of one render, for a conversation of ``size`` characters."""
+    """The work that one render may still do: a number of steps, a number of characters, and a time.
+
+    The limits on steps and characters grow with ``size``, the number of characters of the conversation. To *spend* a
+    cost is to subtract it from the budget.
+    """
 
     def __init__(self, size: int) -> None:
         self.limit_steps = STEPS + STEPS_PER_CHARACTER * size
@@ -79,9 +83,11 @@ class Budget:
     def spend(self, steps: int, characters: int = 0) -> None:
         """Subtract steps and characters from the budget.
 
+        The characters are checked in every call. The steps and the time are checked after every ``_STEPS_PER_CHECK``
+        steps, and in each call with at least ``_CHARACTERS_PER_CHECK`` characters.
+
         Raises:
-            BudgetExceeded: the render has used more steps, characters or time than its budget. Steps and time are
-                checked after every ``_STEPS_PER_CHECK`` steps, and at each step of many characters.
+            BudgetExceeded: the render has used more steps, characters or time than its budget.
         """
         self._steps -= steps
         self._characters -= characters
@@ -108,10 +114,9 @@ class Budget:
             raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
-        """Return the number of values in a tree of containers.
+        """Return the number of values in a tree of containers, at most ``limit_steps``.
 
-        A container that occurs at two places of the tree is counted twice. The count stops when it reaches
-        ``limit_steps``.
+        A container that occurs at two places of the tree is counted twice.
         """
         return _traverse(value, self.limit_steps, characters=0)
 
@@ -120,7 +125,7 @@ class Budget:
 
         Raises:
             BudgetExceeded: the cost of the operation is larger than the remaining budget.
-            SecurityError: the operation formats a text with a large or computed width.
+            SecurityError: the operation is ``%``, and its format string has a large or computed width.
         """
         if isinstance(left, int | float) and isinstance(right, int | float):
             self.spend(1)
@@ -145,7 +150,10 @@ class Budget:
 
 
 def check_percent_format(text: str) -> None:
-    """Raise SecurityError if a format string of the operator ``%`` has a large or computed width or precision."""
+    """Raise SecurityError if a format string of the operator ``%`` has a large width or precision.
+
+    Also raise SecurityError for ``*``, with which a width or precision is computed.
+    """
     for conversion in _CONVERSION.finditer(text):
         if conversion["type"] == "(":
             raise SecurityError("chat templates cannot use parentheses in the names of formats")
@@ -165,15 +173,16 @@ def _check_width(width: str) -> None:
 
 
 def size_of(value: Any, limit: int = 2**62) -> int:
-    """Return the length of a text. For another value, return the approximate length of its text, at most ``limit``."""
+    """Return the length of a text. Return the approximate length of any other value as text, at most ``limit``."""
     return len(value) if isinstance(value, str) else min(limit, _traverse(value, limit, _CHARACTERS_PER_NODE))
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in a tree of containers, or the approximate length of the text of the tree.
+    """Return the size of a tree of containers: a number of values, or a number of characters.
 
-    If ``characters`` is 0, values are counted. Otherwise, characters are counted: for each value, the length of its
-    text plus ``characters``. The count stops when it reaches ``limit``.
+    If ``characters`` is 0, the values in the tree are counted. Otherwise the result is the approximate length of the
+    tree as text: each value counts as the length of its text plus ``characters``. The count stops when it reaches
+    ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

@@ -73,7 +73,7 @@ _CHARACTERS_PER_STEP = 64
 
 
 def require_method(function: Any) -> Any:
-    """Return the object of a method, or None if ``function`` is not a method.
+    """Return the object to which a method is bound, or None if ``function`` is not a method.
 
     Raises SecurityError if ``function`` is a method that templates cannot call.
     """
@@ -86,9 +86,10 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of the filter or method ``name``. If it reads all values of an iterator, it gets a list.
+    """Return the arguments for a call of the filter or method ``name``, with a list in place of an iterator.
 
-    The size of an iterator is known only after all values are read.
+    Only the first argument is replaced, and only if the call reads all of its values. The size of an iterator is known
+    only after all values are read.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])
@@ -101,9 +102,9 @@ def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwa
     ``value`` is the input of the filter, or the object whose method is called.
 
     Raises:
-        BudgetExceeded: the call costs more than the remaining budget, or the result of the call could be too large. A
-            result is too large if it has more characters, or more items, than the budget has characters left.
-        SecurityError: chat templates are not allowed to use this format string or argument.
+        BudgetExceeded: the call costs more than the remaining budget, or its result could have more characters or items
+            than the number of characters left in the budget.
+        SecurityError: the format string or an argument is not allowed in chat templates.
     """
     if name == "format" and isinstance(value, str):
         check_percent_format(value)
@@ -151,9 +152,9 @@ def steps_through(value: Any) -> int:
 
 
 def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
-    """Yield the numbers and texts among the arguments of a call, also in tuples inside the arguments.
+    """Yield the numbers and texts in ``value``, a tuple with the arguments of a call.
 
-    Lists and dictionaries inside ``value`` are skipped.
+    Lists and dictionaries inside the tuple are skipped. Tuples inside the tuple are searched too.
     """
     if isinstance(value, int | float | str):
         yield value

@@ -37,7 +37,10 @@ _NODES_PER_STEP = 8
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """The jinja2 environment that transformers gives to chat templates. All work of a template is counted."""
+    """The jinja2 environment of transformers for chat templates, with a limit on the work of each render.
+
+    All work of a template is subtracted from a :class:`Budget`.
+    """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -91,7 +94,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a function, macro or method that a template calls.
 
-        The cost of the call and of its result is subtracted from the template's budget of work.
+        The cost of the call and of its result is subtracted from the budget.
         """
         budget = __self.budget
         budget.spend(__self.macro_steps if isinstance(__obj, Macro) else 1)
@@ -107,8 +110,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return a replacement for the method ``format`` of a text, or None if ``value`` is not such a method.
 
-        The replacement spends the size of each value that it formats. It raises SecurityError if a width is large, or
-        if ``value`` is the method ``format_map``.
+        The replacement subtracts the size of each formatted value from the budget. It raises SecurityError if a width
+        is large. If ``value`` is the method ``format_map``, the replacement always raises SecurityError.
         """
         if super().wrap_str_format(value) is None:
             return None
@@ -125,7 +128,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return format_text
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that calls ``function`` if the budget allows the call, and spends the size of the result."""
+        """Return the filter ``function`` with a limit on its work.
+
+        The returned filter spends the cost of a call before it calls ``function``, and spends the size of the result
+        afterwards.
+        """
 
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
 
@@ -142,7 +149,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return counted
 
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a test that spends the cost of one pass over its arguments and calls ``function``."""
+        """Return the jinja2 test ``function`` with a limit on its work.
+
+        The returned test spends the cost of one pass over its arguments before it calls ``function``.
+        """
 
         def counted(*args: Any) -> Any:
             for value in args:
@@ -156,7 +166,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _CountingFormatter(SandboxedFormatter):
-    """The formatter of ``str.format``. It spends the size of each value, and refuses large widths."""
+    """The formatter of ``str.format``. It subtracts the size of each value from the budget and refuses large widths."""
 
     _env: LimitedEnvironment
 
@@ -182,7 +192,10 @@ _SCANNED = "agent_r1_scanned"
 
 
 class _CountedIterable:
-    """An iterable that spends ``steps`` for each item. ``len`` works if the wrapped iterable has a length."""
+    """An iterable that spends ``steps`` of the budget for each item.
+
+    ``len`` works if the wrapped iterable has a length.
+    """
 
     def __init__(self, iterable: Any, budget: Budget, steps: int) -> None:
         self._iterable, self._budget, self._steps = iterable, budget, steps
@@ -212,7 +225,7 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Spend one step for each value in a list, tuple or dictionary of a template, and return the container.
+    """Return a list, tuple or dictionary of a template, and spend one step for each value in it.
 
     The values of inner containers are counted too. An inner container that occurs twice is counted twice.
     """
@@ -223,14 +236,14 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Spend the cost of one pass over a value that a template searches, slices or compares. Return the value."""
+    """Return a value that a template searches, slices or compares, and spend the cost of one pass over the value."""
     spend_scan(context.environment.budget, value)
     return value
 
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return the text that a template writes for a value, and spend the size of the text."""
+    """Return a value as the text that a template writes, and spend the size of the text."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)
@@ -263,7 +276,7 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return a node that counts a concatenation, a text or a literal. Return any other node unchanged."""
+    """Return a node that counts a concatenation, a text or a literal. Return a node of any other kind unchanged."""
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
     if isinstance(node, nodes.TemplateData):
@@ -273,7 +286,7 @@ def _counting(node: nodes.Node) -> nodes.Node:
 
 
 def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    """Return a syntax tree for ``node | name(*args)``, which passes the value of ``node`` to the filter ``name``."""
+    """Return the syntax tree of ``node | name(*args)``: the filter ``name`` applied to the value of ``node``."""
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 

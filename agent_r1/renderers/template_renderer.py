@@ -152,10 +152,10 @@ class TemplateRenderer:
         return apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
 
     def _break_special_tokens(self, message: Message) -> Message:
-        """Return the message. In a user or tool message, each special token is broken by a space.
+        """Break the special tokens in a user or tool message by spaces, and return the message.
 
-        In a tool message, the tags around tool results are broken too. Otherwise the text of a retrieved page could end
-        the turn or the tool result that contains the page.
+        In a tool message, the tags around tool results are broken too. Otherwise a retrieved page could contain a text
+        that ends the turn or the tool result. Messages with other roles are returned unchanged.
         """
         if message.role not in ("user", "tool"):
             return message
@@ -164,7 +164,7 @@ class TemplateRenderer:
         return message if text == message.text else replace(message, parts=(Text(text),))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a rendered text. The name of a special token becomes the id of the special token.
+        """Return the tokens of a rendered text. The text of a special token becomes the id of this token.
 
         Raises:
             UnsupportedChat: the tokenizer cannot encode a part of the text.
@@ -189,10 +189,12 @@ class TemplateRenderer:
     ) -> RenderedPrompt | None:
         """Return the prompt after an action and its observation, or None if the template changes earlier text.
 
-        The returned tokens follow the last sampled token. If the policy did not sample an end token, the returned
-        tokens begin with the end token of the turn. If the policy sampled an end token that the template does not write
-        at this place, return None. The last sampled token can contain text after the end of the action. The returned
-        tokens do not repeat this text.
+        The returned tokens follow the last sampled token. If the policy sampled no end token, the returned tokens begin
+        with the end token of the turn. If the policy sampled an end token that the template does not write here, return
+        None.
+
+        The last sampled token can contain text after the end of the action. The returned tokens do not repeat this
+        text.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
@@ -210,11 +212,11 @@ class TemplateRenderer:
         return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return the sampled text of the action if the template writes the action with the same text, else None.
+        """Return the sampled text of an action if the template writes the same text, otherwise None.
 
-        ``rest`` is the text that the template writes after the prompt. If ``rest`` does not begin with the whole
-        sampled text, only the part up to the end of the action is compared. The tool format decides where this part
-        ends.
+        ``text`` and ``ids`` are the sampled action. ``rest`` is the text that the template writes after the prompt. The
+        tool format can end the action before the end of the sampled text. If the template writes the sampled text only
+        up to this end, return the sampled text up to this end.
         """
         if self._is_written(text, rest):
             return text
@@ -222,9 +224,9 @@ class TemplateRenderer:
         return complete if self._is_written(complete, rest) else None
 
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
-        """Return the text that the template writes for an action, which can differ from the text that was sampled.
+        """Return the text that the template writes for an action. This text can differ from the sampled text.
 
-        ``with_action`` is the conversation whose last message is the action. ``rest`` is the text that the template
+        ``with_action`` is a conversation whose last message is the action. ``rest`` is the text that the template
         writes after the prompt if more messages follow.
 
         Return None if the template writes the action differently when messages follow, or if the template changes the
@@ -237,7 +239,7 @@ class TemplateRenderer:
         return wording if alone.startswith(prompt.text) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Return whether ``rest`` begins with ``wording``, followed by the end of a turn."""
+        """Return whether ``rest`` begins with ``wording`` and then a text that ends a turn."""
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages
@@ -263,10 +265,10 @@ class TemplateRenderer:
         return Action(Message.assistant(output.content, calls, reasoning), text)
 
     def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
-        """Return the index in ``action_ids`` of the token that completes the call, for each call of an action.
+        """Return, for each call of an action, the index in ``action_ids`` of the token that completes the call.
 
-        Prefixes of the sampled tokens are decoded to find the index. If the bytes of a character belong to several
-        tokens, the last of these tokens completes the character.
+        To find the index, prefixes of the sampled tokens are decoded. If several tokens hold the bytes of one
+        character, the last of these tokens completes the character.
         """
         start, output = self._parse_output(action_ids, tools)
         return self._token_indices(action_ids, [start + call.end for call in output.calls])
@@ -274,8 +276,9 @@ class TemplateRenderer:
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
         """Return the number of sampled tokens, counted from the first, that belong to the action.
 
-        All tokens belong to the action, except the tokens after a text that ends the action in this format. The caller
-        can drop the later tokens, because the probabilities of earlier tokens do not depend on later tokens.
+        The tool format can end an action before the last sampled token, for example at the closing tag of a call. The
+        later tokens do not belong to the action. The caller can drop the later tokens, because the probabilities of
+        earlier tokens do not depend on them.
         """
         end = self._text_end(sampled_ids, tools)
         if end is None:
@@ -292,32 +295,39 @@ class TemplateRenderer:
         return self.tool_format.parse(text, tools).content.strip()
 
     def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
-        """Return the index of the character at which the format ends the action.
+        """Return the number of characters up to the end of the action in its decoded text.
 
-        Return None if the text contains nothing that ends an action in this format.
+        The tool format finds this end, for example at the closing tag of a call. Return None if the text contains no
+        such end.
         """
         start, output = self._parse_output(action_ids, tools)
         return None if output.end is None else start + output.end
 
     def _parse_output(self, action_ids: tuple[int, ...], tools: Tools) -> tuple[int, ParsedOutput]:
-        """Return (start, output). ``start`` is the number of characters of the reasoning, which begins the action.
+        """Return (start, output) for the text of an action.
 
-        ``output`` is the result of parsing the text after the reasoning.
+        ``start`` is the number of characters of the reasoning at the beginning of the text. ``output`` is the result of
+        parsing the text after the reasoning.
         """
         text = self._decode(self._without_end(action_ids))
         _, rest = self._split_reasoning(text, self._opens_reasoning)
         return len(text) - len(rest), self.tool_format.parse(rest, tools)
 
     def _token_indices(self, action_ids: tuple[int, ...], ends: Iterable[int]) -> tuple[int, ...]:
-        """Return the index of the token that completes the first ``end`` characters, for each ``end`` of ``ends``."""
+        """Convert numbers of characters to indices of tokens.
+
+        For each number in ``ends``, return the index of the first token after which that many characters of the
+        action's text are complete.
+        """
         ids = self._without_end(action_ids)
         total = len(self._decode(ids))
 
         @cache
         def num_characters(index: int) -> int:
-            """Return how many characters are complete after the token at ``index``.
+            """Return how many characters of the text are complete after the token at ``index``.
 
-            A character whose last bytes are missing is decoded as replacement characters at the end of the text.
+            If the last bytes of a character are missing, the decoded text ends with replacement characters, which are
+            not counted.
             """
             return len(self._decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
 
@@ -343,7 +353,7 @@ class TemplateRenderer:
         """Return the behavior of the template when a message follows an action.
 
         Args:
-            boundary: "tool" if the message is a tool result, "user" if the message is a user's message.
+            boundary: the role of the message that follows: "tool" for a tool result, "user" for a user's message.
             thinking: whether the action has reasoning.
         """
         try:
@@ -374,11 +384,11 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of an action that the template has rendered, if they can be parsed to the same action.
+        """Return the tokens of a rendered action, or None if these tokens are parsed to a different action.
 
-        ``text`` is the rendered conversation with the action ``probe`` after ``prompt``. Return None if the message
-        parsed from the tokens differs from ``probe``. Return None also if ``text`` begins neither with the prompt nor
-        with the prompt without its last ``<think>``.
+        ``text`` is the rendered conversation, with the action ``probe`` after ``prompt``. Return None also if ``text``
+        does not begin with the prompt. For this comparison, a ``<think>`` at the end of the prompt can be missing in
+        ``text``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

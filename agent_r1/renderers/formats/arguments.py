@@ -12,17 +12,17 @@ _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "non
 
 
 def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
-    """Return the JSON schema of an argument, or {} if the tool or the argument is not declared."""
+    """Return the JSON schema of an argument of a tool, or {} if the tool or the argument is not declared."""
     parameters = next((spec.parameters for spec in tools if spec.name == tool), {})
     return parameters.get("properties", {}).get(argument, {})
 
 
 def convert_value(text: str, schema: Mapping[str, Any]) -> object:
-    """Return the value that a model wrote as ``text``.
+    """Convert the text of an argument to the type that the schema of the argument declares.
 
-    If the schema allows strings, return the text itself. If the schema allows both strings and null, the words ``null``
-    and ``none`` become None. With other schemas, return the JSON value of the text. A text that is not JSON is returned
-    unchanged, so that the validation of the call can report the error.
+    If the schema declares the type string, return the text itself. If the schema also declares the type null, the words
+    ``null`` and ``none`` become None. With any other schema, return the JSON value of the text. If the text is not
+    JSON, return the text unchanged, so that the validation of the call can report the error.
 
     Example:
         >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})

@@ -36,8 +36,8 @@ def open_renderer(
 ) -> TemplateRenderer:
     """Return a renderer for a tokenizer and the tool format ``name``.
 
-    With ``auto``, the format is the tokenizer's own response template, if the tokenizer has one. Otherwise
-    :func:`detect_format` selects the format.
+    With ``auto``, the format is ``response`` if the tokenizer has a response template, which describes how to parse a
+    message. Otherwise :func:`detect_format` selects the format.
 
     Args:
         tokenizer: the tokenizer, with its chat template. Without a chat template, only the format ``tags`` works.
@@ -46,7 +46,8 @@ def open_renderer(
         stop_token_ids: additional tokens that end an action.
 
     Raises:
-        InvalidInput: the format does not exist, or is ``response`` and the tokenizer has no response template.
+        InvalidInput: ``name`` is not one of FORMAT_NAMES, or is ``response`` although the tokenizer has no response
+            template.
         UnsupportedChat: the chat template cannot be used.
     """
     if name not in FORMAT_NAMES:
@@ -67,13 +68,14 @@ def open_renderer(
 
 
 def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
-    """Return the first format that parses a call which the chat template of the tokenizer writes.
+    """Return the first format that can parse the tool calls of the tokenizer's chat template.
 
-    If no format parses the call, return Hermes. Any format works for an agent without tools, and :func:`require_tools`
-    raises UnsupportedChat for an agent with tools.
+    To test the formats, the chat template writes a call, and each format tries to parse the call. If no format can
+    parse the call, return Hermes, which works for an agent without tools. For an agent with tools,
+    :func:`require_tools` then raises UnsupportedChat.
 
     Raises:
-        UnsupportedChat: no format parses the call, and at least one format cannot be used with the template at all.
+        UnsupportedChat: no format can parse the call, and the template cannot be used at all with at least one format.
     """
     refused: UnsupportedChat | None = None
     tokens = {text for _, text in special_tokens(tokenizer)}
@@ -112,14 +114,14 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
 
 
 def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy of a tokenizer that has no chat template. The copy has the chat template PLAIN_TEMPLATE."""
+    """Return a copy of a tokenizer, with PLAIN_TEMPLATE as the chat template of the copy."""
     plain = copy.copy(tokenizer)
     plain.chat_template = PLAIN_TEMPLATE
     return plain
 
 
 def _header(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text that the chat template adds to a prompt after the last message."""
+    """Return the text that the chat template adds after the last message to begin the assistant's message."""
     messages = [{"role": "user", "content": "question"}]
     with_header, without = (
         apply_chat_template(tokenizer, messages, (), add_generation_prompt=added) for added in (True, False)

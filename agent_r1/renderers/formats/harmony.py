@@ -74,7 +74,7 @@ def _to_template(message: Message) -> dict[str, Any]:
 
 
 def _escape_channel(text: str) -> str:
-    """Return a text in which a space breaks each channel token.
+    """Insert a space into each channel token of a text, and return the new text.
 
     The template raises an error if the content or the reasoning of a message contains a channel token.
     """

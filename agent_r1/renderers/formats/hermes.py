@@ -72,10 +72,10 @@ def _parse_call(text: str, start: int, end: int | None) -> ParsedCall:
 
 
 def _with_arguments(data: Any) -> Any:
-    """Return the JSON value of a call, with its arguments as an object.
+    """Return the JSON value of a call with an object under the key "arguments".
 
-    If the value has no arguments, the object is empty. If the arguments are a string, as in the format of OpenAI, the
-    string is parsed as JSON. A value that is not a call, or whose string is not JSON, is returned unchanged.
+    If the key is missing, an empty object is added. If the arguments are a string, as in the format of OpenAI, the
+    string is parsed as JSON. The value is returned unchanged if it is not an object, or if this string is not JSON.
     """
     if not isinstance(data, dict):
         return data

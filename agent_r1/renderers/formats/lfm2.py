@@ -32,8 +32,8 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{)\]},]", re.DO
 class Lfm2(ToolFormat):
     """The tool format of LFM2 and LFM2.5.
 
-    The template of LFM2 does not write calls, and the template of LFM2.5 does not escape quotes. So this format writes
-    calls into the content of a message.
+    Calls are written as a part of the message's content, and not by the template. The template of LFM2 does not write
+    calls, and the template of LFM2.5 does not escape quotes.
 
     Example: <|tool_call_start|>[add(a=1, b=2), search(query='Alba')]<|tool_call_end|>
     """
@@ -65,7 +65,8 @@ def _written(call: ToolCall) -> str:
 def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
     """Yield the calls of a block.
 
-    A call ends before the comma that follows the call. The last call ends with the block.
+    Commas separate the calls. The index ``end`` of a call is the index of the comma after the call. The last call has
+    the ``end`` of the block.
     """
     inside = block.text.strip()
     if not block.is_closed:
@@ -83,7 +84,7 @@ def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts of a text between commas. Commas inside brackets or strings do not separate parts."""
+    """Split a text at its commas, except commas inside brackets or strings, and return the parts."""
     parts, begin, depth = [], 0, 0
     for found in _TOKEN.finditer(text):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(found[0], 0)
@@ -114,10 +115,10 @@ def _parse_call(text: str, end: int) -> ParsedCall:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of a Python literal, or else the value of a JSON text.
+    """Parse a text as a Python literal. If this is not possible, parse the text as JSON.
 
     Raises:
-        ValueError: the text is neither JSON nor a Python literal whose value JSON can represent.
+        ValueError: the text is not JSON, and is not a Python literal whose value JSON can represent.
     """
     try:
         with warnings.catch_warnings():

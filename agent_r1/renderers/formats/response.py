@@ -26,8 +26,8 @@ class Response(ToolFormat):
 
     Args:
         template: the ``response_template`` of the tokenizer.
-        header: the text at the end of a prompt, after the last message. The parser needs the header, because the header
-            can contain the beginning of the assistant's message (opened reasoning).
+        header: the text that ends every prompt, after the last message. The header can already open the reasoning of
+            the assistant's message, so the parser reads the header before the action.
     """
 
     name: ClassVar[str] = "response"
@@ -47,7 +47,7 @@ class Response(ToolFormat):
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
         """Return the parsed message and its calls.
 
-        The parser gets one character at a time, so that the end of each call is known.
+        The parser gets the text one character at a time. So the end of each call is known.
         """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
@@ -65,9 +65,11 @@ class Response(ToolFormat):
 
 
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
-    """Add the calls that are complete at the index ``end`` of the text to ``calls``.
+    """Add the calls that the parser has completed to ``calls``.
 
-    Return the index at which the text of the next call begins: ``end`` if a call was completed, else ``start``.
+    ``events`` are the parser's events after the first ``end`` characters of the text. ``start`` is the index after the
+    previous call. Return the index at which the text of the next call begins: ``end`` if a call was completed, else
+    ``start``.
     """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:

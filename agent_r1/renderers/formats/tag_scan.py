@@ -19,12 +19,12 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class ElementPatterns:
-    """The patterns of a call or an answer.
+    """The patterns that find one kind of element, for example the calls of one tool. An element is a call or an answer.
 
     Attributes:
         opening: the pattern of the opening delimiter.
         closing: the pattern of the closing delimiter.
-        longest: an upper bound of the characters of ``opening`` and ``closing``, without the spaces after a fence.
+        longest: a number of characters that neither delimiter exceeds. Spaces after a fence are not counted.
         is_answer: whether the element is an answer, and not a call.
 
     Example:
@@ -38,7 +38,10 @@ class ElementPatterns:
 
 
 class _Search:
-    """A search for an element in a growing text: for its first opening, and for the first closing after the opening."""
+    """A search in a growing text for the first element of one kind.
+
+    The search finds the first opening delimiter, and then the first closing delimiter after the opening delimiter.
+    """
 
     def __init__(self, patterns: ElementPatterns) -> None:
         self.patterns, self.start, self.is_closed = patterns, -1, False
@@ -52,9 +55,9 @@ class _Search:
             self.is_closed = True
 
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Return the next match of a pattern, or None if the text does not contain a further match yet.
+        """Return the next match of a pattern, or None if there is no further match in the text so far.
 
-        Without a match, the next search begins at the first position at which an incomplete match can begin.
+        If there is no match, the next search skips the text in which no match can begin, even if more text follows.
         """
         found = pattern.search(text, self._position)
         if found is None:
@@ -66,15 +69,17 @@ class _Search:
 
 
 class TagScan:
-    """A check that is called with each new part of an action's text, and returns whether the action is complete.
+    """A check whether an action is complete, called with each new part of the action's text.
 
-    The result agrees with ``Tags.parse``. An action is complete if its first call is closed. An action is also complete
-    if an answer is closed and no call begins before the answer. A thought is a text from ``<think>`` to ``</think>``.
+    An action is complete if its first call is closed. An action is also complete if an answer is closed and no call
+    begins before the answer. The result agrees with ``Tags.parse``.
+
+    The text can begin with thoughts, which are skipped. A thought is a text from ``<think>`` to ``</think>``.
 
     Args:
         elements: the patterns of the calls and of the answer.
         is_opened: whether the text begins inside a thought.
-        thoughts: how many adjacent thoughts at the beginning of the text are skipped at most.
+        thoughts: the largest number of thoughts that are skipped.
     """
 
     def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:
@@ -98,8 +103,8 @@ class TagScan:
     def _skip_thoughts(self) -> bool:
         """Skip the thoughts at the beginning of the text. Return whether the search for elements can begin.
 
-        The search begins after the skipped thoughts. The search cannot begin while a thought is open, or while the text
-        is too short to show whether a thought begins.
+        The search cannot begin while a thought is open. It also cannot begin while the text is too short to show
+        whether a thought follows.
         """
         while self._thoughts:
             if not self._is_thinking:

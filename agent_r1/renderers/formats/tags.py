@@ -54,8 +54,8 @@ class _Delimiters:
     """The delimiters of one kind of element. An element is a call or an answer in the text of an action.
 
     Attributes:
-        opening: the text that is written before the element.
-        closing: the text that is written after the element.
+        opening: the opening delimiter, as a policy should write it.
+        closing: the closing delimiter, as a policy should write it.
         open_pattern: the pattern that finds the opening delimiter in a text.
         close_pattern: the pattern that finds the closing delimiter in a text.
         stops: the stop strings that can end the element.
@@ -115,9 +115,11 @@ class _Element:
 class Tags(ToolFormat):
     """The tool format in which each call stands between the tags of a tool.
 
-    The tag of a tool is the tag in ``config.names``, or else the name of the tool. The tool ``python`` has a fence if
-    ``config.names`` contains no tag for it. An action ends with its first call or answer. If a tool needs only one text
-    argument, the text is written between the tags without JSON. Other arguments are written as a JSON object.
+    An action ends with its first call or answer. If a tool needs only one text argument, the text is written between
+    the tags without JSON. Other arguments are written as a JSON object.
+
+    The tag of a tool is the tag in ``config.names``. A tool without a tag in ``config.names`` has its name as the tag,
+    except ``python``: calls of ``python`` are then written as a code block between fences.
     """
 
     name: ClassVar[str] = "tags"
@@ -131,7 +133,7 @@ class Tags(ToolFormat):
         """Check that the configured tags match the tools.
 
         Raises:
-            InvalidInput: ``names`` contains a tool that does not exist, or a tag has two uses.
+            InvalidInput: ``config.names`` contains a tool that does not exist, or two uses share the same tag.
         """
         names = {tool.name for tool in tools}
         if unknown := sorted(self._config.names.keys() - names):
@@ -221,10 +223,10 @@ class Tags(ToolFormat):
 
 
 def _bare_parameter(tool: ToolSpec) -> str | None:
-    """Return the name of the parameter whose text is written in the tag without JSON, or None if there is none.
+    """Return the name of the only parameter that a call of the tool needs, if this parameter is a text; otherwise None.
 
-    A tool has such a parameter if its only required parameter is a text. A tool without required parameters has such a
-    parameter if its only parameter is a text.
+    The value of this parameter is written between the tags without JSON. If the tool has required parameters, there
+    must be exactly one. If the tool has no required parameters, it must have exactly one parameter.
     """
     properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
     names = required or list(properties)
@@ -232,9 +234,9 @@ def _bare_parameter(tool: ToolSpec) -> str | None:
 
 
 def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
-    """Return the JSON object in a text, or None if the text is not a JSON object with arguments of the tool.
+    """Return the JSON object in a text if the object holds arguments of the tool, otherwise None.
 
-    An object has arguments of the tool if it is empty, or has at least one parameter of the tool as a key.
+    An object holds arguments of the tool if it is empty, or if at least one of its keys is a parameter of the tool.
     """
     try:
         data = parse_json(text)

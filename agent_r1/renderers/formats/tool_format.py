@@ -22,12 +22,12 @@ Tools = tuple[ToolSpec, ...]
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call in a text.
+    """A tool call that was found in a text.
 
     Attributes:
         name: the name of the tool; "" if the name could not be read.
         arguments: the arguments of the call; None if the call could not be read.
-        raw: the part of the text that the policy wrote for the call.
+        raw: the text of the call, as the policy wrote it.
         end: the number of characters from the beginning of the text to the end of the call.
         error: the reason why the call could not be read; None if the call could be read.
 
@@ -49,8 +49,8 @@ class ParsedOutput:
     Attributes:
         content: the text without the calls.
         calls: the calls, in their order in the text.
-        end: the number of characters of the text that belong to the action; None if the text contains nothing that ends
-            an action in this format.
+        end: the number of characters up to the end of the action. Some formats mark this end in the text, for example
+            by a closing tag. None if the text contains no such mark.
 
     Example:
         ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
@@ -62,7 +62,10 @@ class ParsedOutput:
 
 
 class ToolFormat(ABC):
-    """A way of writing tool calls: parses the calls of a text, and converts messages for chat templates."""
+    """The way in which a model writes tool calls.
+
+    A format parses the calls in a text, and converts messages to the dictionaries that chat templates expect.
+    """
 
     name: ClassVar[str]
     delimiters: ClassVar[tuple[str, ...]] = ()
@@ -93,10 +96,10 @@ class ToolFormat(ABC):
         return split_reasoning(text, opened)
 
     def check_writable(self, messages: Iterable[Message]) -> None:
-        """Raise UnsupportedChat if a call has an argument with a delimiter.
+        """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``.
 
-        The text that the template writes for such a call would be parsed as a different call. Only the messages of a
-        task can contain such calls: if a policy writes such a call, :meth:`parse` returns a malformed call.
+        The template would write such an argument in a text that is parsed as a different call. Only the messages of a
+        task can contain such an argument, because :meth:`parse` returns a malformed call if a policy writes one.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):
@@ -104,27 +107,28 @@ class ToolFormat(ABC):
                 raise UnsupportedChat(f"{problem}, which ends it; take it out, or give another --tool_format")
 
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
-        """Return the texts that can end an action without an end token. Most formats have no such texts."""
+        """Return the stop strings: texts after which an action can be complete without an end token.
+
+        Most formats have no stop strings.
+        """
         return ()
 
     def is_complete(self, text: str, tools: Tools) -> bool:
-        """Return whether the action ends within ``text`` in this format, even if more text follows."""
+        """Return whether the action ends within ``text``. If so, text that follows is not part of the action."""
         end = self.parse(text, tools).end
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a check for the growing text of one action.
+        """Return a check whether one action can be complete.
 
-        The check is called when a stop string is found, with the part of the text that is new since the previous call.
-        The check returns whether the action can be complete. If it returns True, the caller calls :meth:`is_complete`
-        with the whole text. A format whose stop strings often occur inside an action overrides this method with a cheap
-        check.
+        The caller calls the check each time the action's text contains a new stop string, and passes the text that is
+        new since the previous call. If the check returns True, the caller calls :meth:`is_complete` with the whole
+        text. A format overrides this method with a cheap check if its stop strings often occur inside an action.
 
         Args:
             tools: the tools of the prompt.
-            is_opened: whether the action begins inside a thought.
-            thoughts: how many thoughts (``<think> .. </think>``) at the beginning are removed before the text is passed
-                to :meth:`parse`.
+            is_opened: whether the action begins inside a thought (``<think> .. </think>``).
+            thoughts: how many thoughts at the beginning of the action are removed before :meth:`parse` gets the text.
         """
         return lambda part: True
 
@@ -135,7 +139,7 @@ class ToolFormat(ABC):
     def tool_instructions(self, tools: Tools) -> str | None:
         """Return the text of a system message that describes the tools, or None if the format has no such text.
 
-        The text is used with templates that do not describe tools.
+        The text is used only if the chat template does not describe the tools.
         """
         return None
 
@@ -158,10 +162,9 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
 
 
 def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
-    """Return the first of ``delimiters`` that occurs in the arguments, or None if no delimiter occurs.
+    """Return the first of ``delimiters`` that occurs in the arguments, or None if none of them occurs.
 
-    The parsed arguments are searched, and not the text of the call, because JSON in the text can write a delimiter with
-    escapes.
+    The arguments are searched after parsing. In the text of a call, JSON can write a delimiter with escapes.
 
     Example:
         >>> find_delimiter({"words": ["a</parameter>"]}, ("</parameter>",))
@@ -211,7 +214,7 @@ def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
 def text_before(text: str, opening: str) -> str:
     """Return the text before the first ``opening``, without a line break at its end.
 
-    Return the whole text if ``opening`` does not occur.
+    If ``opening`` does not occur, return the whole text.
     """
     content, mark, _ = text.partition(opening)
     return content.removesuffix("\n") if mark else content
@@ -251,7 +254,7 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a call that could not be read. ``error`` is the reason."""
+    """Return a ParsedCall for a call that could not be read. ``error`` is the reason."""
     return ParsedCall(name, None, raw, end, error)
 
 

@@ -91,10 +91,10 @@ def _parse(
 
 
 def _require_writable(call: ParsedCall, delimiters: tuple[str, ...]) -> ParsedCall:
-    """Return the call, or a malformed call if an argument contains a delimiter.
+    """Return the call, or a malformed call if an argument contains one of ``delimiters``.
 
-    The episode continues after a malformed call. Without this check, the next prompt could not be rendered, and the
-    episode would fail.
+    A malformed call is an error that the policy sees, and the episode continues. Without this check, rendering the next
+    prompt would raise an error, and the episode would fail.
     """
     if found := find_delimiter(call.arguments or {}, delimiters):
         return malformed_call(call.raw, call.end, f"an argument holds {found}, which ends it", call.name)
