@@ -291,9 +291,10 @@ class Algorithm(Component):
         return mask
 
     def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return the importance weight of each token from the correction alone: (N,).
+        """Return the importance weight that the correction gives to each token: (N,).
 
-        The weight is 1 on observations. Without a correction, the weight of every token is 1.
+        Observations have weight 1. All tokens have weight 1 if the algorithm has no correction. The weights do not
+        include the rejection rule and the token mask.
         """
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
         if self.correction is None or old_logprobs is None:
@@ -366,19 +367,19 @@ class Algorithm(Component):
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return the outputs, in which the critic's values after actions are kept only for D of the S turns.
+    """Return the outputs, with the critic's values after actions for ``turns`` only.
 
-    ``turns`` (D,) holds the numbers of these turns.
+    ``turns`` (D,) holds the numbers of D of the S turns. All other outputs are unchanged.
     """
     values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[turns])
     return replace(outputs, values=values)
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return the critic's targets with one target after the action of each of ``count`` turns.
+    """Return the critic's targets, with a target after the action of each of ``count`` turns.
 
-    ``targets`` holds targets after the actions of D turns only. ``turns`` (D,) holds the numbers of these D turns. In
-    the result, the other turns have weight 0.
+    ``targets`` has a target after the action of D turns only. ``turns`` (D,) holds the numbers of these D turns. In the
+    result, the targets after the actions of the other turns have weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

@@ -37,7 +37,7 @@ class Component(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
-        """Raise ValueError if a field that is not a bool gets true or false: pydantic would convert it to 1 or 0."""
+        """Raise ValueError if a field that is not a bool gets true or false, which pydantic would convert to 1 or 0."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("it should be a number or a name, not true or false")

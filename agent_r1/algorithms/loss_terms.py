@@ -222,7 +222,7 @@ class Kl(Component):
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
     """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
 
-    mu is the sampler's policy.
+    mu is the sampler's policy, and ref is the reference policy.
     """
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")
@@ -239,9 +239,9 @@ class Distillation(Component):
 
         D_t = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
 
-    p is the teacher and pi the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities of
-    all other tokens together. With the whole vocabulary as top k, D_t is KL(p || pi), the forward KL divergence. The
-    tokens t are the policy's own (on-policy distillation, 2306.13649).
+    p is the teacher and pi is the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities
+    of all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi), the forward KL divergence. The
+    policy has sampled the tokens t (on-policy distillation, 2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
@@ -285,8 +285,8 @@ class Distillation(Component):
 class Correction(Component):
     """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
 
-    The weight is computed from w = pi_old / mu. pi_old is the trainer's policy before the update, mu the sampler's
-    policy.
+    The weight is computed from w = pi_old / mu. pi_old is the trainer's policy before the update, and mu is the
+    sampler's policy.
     """
 
     rule: Literal["truncate", "window"] = "truncate"
@@ -326,7 +326,7 @@ class Correction(Component):
 class Rejection(Component):
     """A rule that masks all tokens, turns or trajectories whose ratio w = pi_old / mu is outside a window.
 
-    pi_old is the trainer's policy before the update, mu the sampler's policy. A masked token has no policy loss.
+    pi_old is the trainer's policy before the update, and mu is the sampler's policy. A masked token has no policy loss.
     """
 
     level: Level = "trajectory"

@@ -24,7 +24,7 @@ TOKEN_LEVEL: Set[Level] = {"token"}
 
 
 class PolicyLoss(Component, ABC):
-    """A policy loss: one number per token, whose weighted sum is minimized."""
+    """A policy loss: one number per token. Training minimizes the weighted sum of these numbers."""
 
     name: str = ""
 

@@ -58,10 +58,9 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
-    Settings are nested tables, or have dotted keys. If the value of a setting is the name of a component, this
-    component replaces the old component. Keys that begin with the key of the setting (``loss.clip_high``) change
-    parameters of the component. An unknown ``name`` is accepted if ``settings`` holds every component, like the
-    settings of a stored run.
+    ``settings`` are nested tables, or have dotted keys. A key such as ``loss`` replaces a component: its value is the
+    name of the new component. A key such as ``loss.clip_high`` changes a parameter of the component. An unknown
+    ``name`` is accepted if ``settings`` holds every component, like the settings of a stored run.
 
     Raises:
         InvalidInput: if a name or a key is unknown, a value is invalid, or the components do not fit together.
@@ -186,10 +185,10 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
-    """Return the new value of the field ``name`` of a component.
+    """Return the value of the field ``name`` of a component, changed by the settings ``given``.
 
-    The field holds a plain value or another component. ``given`` holds the settings for the field: the key "" has a new
-    value for the field itself. Other keys, such as ``clip_low``, change parameters of the component in the field.
+    The field holds a plain value or another component. In ``given``, the key "" has a new value for the field itself.
+    Any other key, such as ``clip_low``, has a new value for a parameter of the component in the field.
     """
     value: Any = dict(component)[name]
     options = choices(component, name)
@@ -209,9 +208,10 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
     """Return the new content of a field to which a setting gives ``value``.
 
-    If the field can hold components (``options``), ``value`` is the name of a component, and this component is
-    returned. If the field is optional, the name "none" gives None. If the field holds a plain value, ``value`` is
-    returned. Raise InvalidInput if the field can hold components and none of them has this name.
+    ``options`` holds the components that the field can hold, by name. If ``options`` is empty, the field holds a plain
+    value, and ``value`` is returned. Otherwise ``value`` names a component, which is returned with its default
+    settings. If the field is ``optional``, the name "none" gives None. Raise InvalidInput if ``options`` has no
+    component with this name.
     """
     if optional and value in (None, NONE):
         return None
@@ -233,7 +233,10 @@ def _is_optional(component: Component, name: str) -> bool:
 
 
 def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
-    """Return the classes of components that a field can hold, by name; {} if the field holds a plain value."""
+    """Return the classes of components that the field ``name`` of ``component`` can hold: {name of the class: class}.
+
+    The key of a class without a name is "". The result is {} if the field holds a plain value.
+    """
     base = next(_component_types(type(component).model_fields[name].annotation), None)
     if base is None:
         return {}
@@ -241,7 +244,7 @@ def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
 
 
 def name_of(component: type[Component]) -> str:
-    """Return the default of ``name`` that a class of components declares, or "" if the class declares no ``name``."""
+    """Return the name that a class of components declares, such as "clip", or "" if the class declares no name."""
     return str(component.model_fields["name"].default) if "name" in vars(component).get("__annotations__", {}) else ""
 
 
@@ -276,9 +279,10 @@ def _subclasses(base: type[Component]) -> Iterable[type[Component]]:
 
 
 def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
-    """Return the error for a parameter that a component does not have.
+    """Return the error for a parameter ``name`` that a component does not have.
 
-    The message names the components that have such a parameter, or the parameters of the component.
+    If other components have such a parameter, the message names these components. Otherwise the message lists the
+    parameters of ``component``.
     """
     own = name_of(type(component)) if isinstance(component, NAMED) else ""
     others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]

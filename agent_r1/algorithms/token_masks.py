@@ -49,10 +49,11 @@ class TokenMask(Component, ABC):
 
 
 class SecondMoment(TokenMask):
-    """A mask of the tokens with the largest (log(pi_old / mu))^2: M2PO (2510.01161; ``_apply_m2po_masking`` in AReaL).
+    """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (2510.01161).
 
     Tokens are masked until the mean of (log(pi_old / mu))^2 over the other tokens is at most ``threshold``. mu is the
-    sampler's policy. Unlike a clip, the rule bounds the mean over the batch, and not the value of each token.
+    sampler's policy. Unlike a clip, the rule bounds the mean over the batch, and not the value of each token. In AReaL,
+    the rule is ``_apply_m2po_masking``.
     """
 
     name: Literal["second_moment"] = "second_moment"
@@ -76,10 +77,10 @@ class SecondMoment(TokenMask):
 
 
 class TopEntropy(TokenMask):
-    """A mask of all tokens except the tokens with the largest entropy of the policy: the forking tokens of 2506.01939.
+    """A rule that keeps only the tokens with the largest entropy of the policy: the forking tokens of 2506.01939.
 
-    A token is kept if its entropy is at least a quantile of the entropies in the whole batch. In TRL, the quantile is
-    set by ``top_entropy_quantile``.
+    A token is kept if its entropy is at least the quantile 1 - ``share`` of the entropies in the whole batch. In TRL,
+    ``top_entropy_quantile`` sets the share.
     """
 
     name: Literal["top_entropy"] = "top_entropy"
@@ -100,11 +101,12 @@ class TopEntropy(TokenMask):
 
 
 class ClipCov(TokenMask):
-    """A mask of a few random tokens with a large covariance of advantage and log-probability: Clip-Cov (2505.22617).
+    """A rule that masks a few random tokens with a large covariance: Clip-Cov (2505.22617).
 
-    Tokens with a large covariance reduce the entropy of the policy most. The masked tokens are drawn from the tokens
-    with low < cov < high (:func:`covariance`). The number of masked tokens is ``share`` times the number of all
-    tokens, but at least 1. If there are fewer tokens to draw from, all of them are masked.
+    The covariance is between advantage and log-probability (:func:`covariance`). Tokens with a large covariance reduce
+    the entropy of the policy most. The masked tokens are drawn from the tokens with low < covariance < high. The number
+    of masked tokens is ``share`` times the number of all tokens, but at least 1. If there are fewer tokens to draw
+    from, all of them are masked.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -163,8 +165,8 @@ class OffPolicyMask(Component):
 
         M = 0 if A < 0 and the mean of log(mu / pi) over the trajectory > threshold, else 1
 
-    mu is the sampler's policy, pi the policy in the current minibatch. So the mean log-ratio includes staleness, the
-    mismatch of sampler and trainer, and the optimizer steps of earlier minibatches.
+    A token with M = 0 is masked. mu is the sampler's policy, and pi is the policy in the current minibatch. So the mean
+    log-ratio includes staleness, the mismatch of sampler and trainer, and the optimizer steps of earlier minibatches.
     """
 
     threshold: float = Field(default=0.5, gt=0)

@@ -16,8 +16,8 @@ from agent_r1.data.batch import TrainingBatch
 class Advantage(Component, ABC):
     """An advantage estimator.
 
-    By default, an estimator gets a batch with action tokens only. If the advantage mask or the loss mask is switched
-    off, the batch also holds observation tokens.
+    By default, the batch that an estimator gets holds action tokens only. If ``masks.advantage`` or ``masks.loss`` of
+    the algorithm is off, the batch also holds observation tokens.
     """
 
     name: str = ""
@@ -45,9 +45,9 @@ class Advantage(Component, ABC):
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return ``output``. Raise TypeError if ``output`` is None: the output of the model was not computed.
+    """Return ``output``. Raise TypeError if ``output`` is None, which means that no model has computed the output.
 
-    The error contains ``description``, which names the output.
+    ``description`` names the output in the error.
     """
     if output is None:
         raise TypeError(f"the algorithm needs {description}")

@@ -74,13 +74,14 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return value targets for the states before tokens and for the states after actions.
+        """Return the critic's targets and their weights, for the states before tokens and for the states after actions.
 
-        The arguments give the targets and weights of the states before tokens: ``target`` (N,) and ``weight`` (N,).
-        The state after the action of a turn has the return of the next turn as its target. ``turn_returns`` (S,) holds
-        the return of each turn. After the last turn of a trajectory, the target is 0. If the trajectory was truncated,
-        this last target is not known, so its weight is 0. If ``bootstrap`` is off, all states after actions have weight
-        0.
+        ``target`` (N,) and ``weight`` (N,) are the targets and the weights of the states before tokens.
+        ``turn_returns`` (S,) holds the return of each turn. The target after the action of a turn is the return of the
+        next turn. After the last turn of a trajectory, the target is 0.
+
+        A state after an action has weight 0 in two cases: ``bootstrap`` is off, or the state is the last state of a
+        truncated trajectory, whose target is not known.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
@@ -92,7 +93,8 @@ class WithCritic(Advantage):
 class OverTokens(WithCritic):
     """The base class of estimators that compute one advantage per token.
 
-    Each action token is one time step. Observation tokens are not time steps, unless a mask is switched off.
+    Each action token is one time step. If ``masks.advantage`` or ``masks.loss`` of the algorithm is off, each
+    observation token is a time step too.
     """
 
     over_time: ClassVar[bool] = True
@@ -129,7 +131,8 @@ class TokenGae(OverTokens):
 class LengthAdaptiveGae(OverTokens):
     """GAE whose lambda grows with the length of the trajectory, as in VAPO (2504.05118, section 4.2).
 
-    The advantages use lambda = 1 - 1 / (alpha * length). The critic's targets use lambda = ``lam``.
+    For the advantages, lambda is 1 - 1 / (alpha * length), but at least 0. For the critic's targets, lambda is the
+    setting ``lam``.
     """
 
     name: Literal["length_adaptive_gae"] = "length_adaptive_gae"
@@ -175,8 +178,9 @@ class TurnGae(WithCritic):
 class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, 2510.16907; RAGEN, 2504.20073).
 
-    In the GAE over tokens, the reward of the last token of a turn is V + A of the turn, and other tokens have reward 0.
-    Every recorded turn is a turn of GAE, also if the turn has no reward.
+    The GAE over turns gives each turn an advantage A. V is the critic's value at the start of the turn. In the GAE over
+    tokens, the last token of a turn has the reward V + A of the turn, and the other tokens have reward 0. A turn
+    without a reward is also a time step of the GAE over turns.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

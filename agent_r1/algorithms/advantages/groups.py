@@ -137,7 +137,10 @@ class BestOfK(Advantage):
 
 
 class WhitenedGroup(Advantage):
-    """A = whiten(R - mean R of the group), over the tokens of the batch: REINFORCE++-baseline (2501.03262)."""
+    """A = whiten(R - mean R of the group): REINFORCE++-baseline (2501.03262).
+
+    whiten scales the advantages to mean 0 and standard deviation 1 over the tokens of the batch.
+    """
 
     name: Literal["whitened_group"] = "whitened_group"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})

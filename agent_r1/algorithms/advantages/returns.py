@@ -17,7 +17,10 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class TokenReturns(Advantage):
-    """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) over tokens: REINFORCE++ (2501.03262)."""
+    """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) for each token t: REINFORCE++ (2501.03262).
+
+    whiten scales the advantages to mean 0 and standard deviation 1 over the tokens of the batch.
+    """
 
     name: Literal["token_returns"] = "token_returns"
     over_time: ClassVar[bool] = True
@@ -34,7 +37,10 @@ class TokenReturns(Advantage):
 
 
 class TurnReturns(Advantage):
-    """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) over turns: REINFORCE (Williams 1992) in Agent-R1 (2511.14460)."""
+    """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) for each turn t: REINFORCE (Williams 1992) in Agent-R1 (2511.14460).
+
+    whiten scales the advantages to mean 0 and standard deviation 1 over the turns of the batch.
+    """
 
     name: Literal["turn_returns"] = "turn_returns"
 
@@ -69,8 +75,8 @@ class Success(Advantage):
 class Teacher(Advantage):
     """A = log pi_teacher - log pi_old of each token: on-policy distillation (2306.13649).
 
-    A is the negative of the k1 estimate of KL(pi_old || pi_teacher). A is used as an advantage and not as a loss,
-    because the gradient of k1 is 0 in expectation. pi_old is the policy before the update, also for stale tokens.
+    -A is the estimate k1 of KL(pi_old || pi_teacher). k1 is used as an advantage because, as a term of the loss, k1 has
+    an expected gradient of 0. pi_old is the policy before the update, also for tokens that older weights sampled.
     """
 
     name: Literal["teacher"] = "teacher"

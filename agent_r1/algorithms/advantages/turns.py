@@ -76,7 +76,11 @@ class TurnAndOutcome(TurnRelative):
 
 
 class SameTurn(TurnRelative):
-    """A_t = (G_t - mean G) / std G over the group's turns with the same turn number: GTPO (2511.14846)."""
+    """A_t = (G_t - mean G) / std G: GTPO (2511.14846).
+
+    G_t is the discounted return from turn t on. The mean and the std are over the turns of the group that have the same
+    turn number.
+    """
 
     name: Literal["same_turn"] = "same_turn"
 
@@ -96,8 +100,9 @@ class SameTurn(TurnRelative):
 class SameState(TurnRelative):
     """A_t = A(R) + turn_weight * A(G_t): GiGPO (2505.10978, equation 8).
 
-    A(R) compares the trajectories of a group. A(G_t) compares the turns of a group that are in the same state. Two
-    turns are in the same state if the last messages of the environment before these turns are equal, word for word.
+    G_t is the discounted return from turn t on. A(R) compares the trajectories of a group. A(G_t) compares the turns of
+    a group that are in the same state. Two turns are in the same state if the last messages of the environment before
+    these turns are equal, word for word.
     """
 
     name: Literal["same_state"] = "same_state"
@@ -138,14 +143,14 @@ class SameState(TurnRelative):
 
 
 class SameHistory(TurnRelative):
-    """A_t = weighted mean over k of (G_t - mean G) / std G among turns with the same last k states.
+    """A_t = weighted mean over k of A_k(G_t): HGPO (2602.22817), computed as in the recipe of verl-agent.
 
-    The estimator is HGPO (2602.22817), computed as in the recipe of verl-agent. The last k states of a turn include
-    the state before the turn. A larger k compares turns that are more similar, but fewer turns.
+    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G compares the turns of the group that
+    have the same last k states. The state before the turn is one of these k states. A larger k compares turns that are
+    more similar, but fewer turns. std is the standard deviation of a population (without Bessel's correction).
 
-    For one turn, a number k has weight 0 in three cases: no other turn of the group has the same last k states; all
-    turns with these states have equal G; or the turn has fewer than k states. std is the standard deviation of a
-    population (without Bessel's correction).
+    For one turn, a number k has weight 0 in three cases: the turn has fewer than k states; no other turn of the group
+    has the same last k states; all turns with these states have equal G.
     """
 
     name: Literal["same_history"] = "same_history"

@@ -28,12 +28,12 @@ def effective_share(weight: Tensor) -> float:
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
     """Return the importance ratio r = pi / pi_old of each token: (n,) -> (n,), with gradient through ``logprobs``.
 
-    If ``unit`` (n,) is given, r is the sequence-level importance ratio of GSPO (2507.18071, equation 7). The ratio is
-    the geometric mean over the tokens y of a turn or trajectory: (pi(y) / pi_old(y))^(1 / |y|).
+    If ``unit`` (n,) is given, the tokens y of a unit (a turn or a trajectory) share one value of r. This value is the
+    sequence-level ratio of GSPO (2507.18071, equation 7), a geometric mean: s = (pi(y) / pi_old(y))^(1 / |y|).
 
-    The gradient of r at a token flows only through pi of this token (GSPO-token, equation 14): r = sg(mean) * pi /
+    The gradient of r at a token then flows only through pi of this token (GSPO-token, equation 14): r = sg(s) * pi /
     sg(pi), with the stop-gradient sg. If all tokens of a unit have the same advantage A and the weight 1 / |y|, the sum
-    of their gradients is A times the gradient of the sequence-level ratio.
+    of their gradients is A times the gradient of s.
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()

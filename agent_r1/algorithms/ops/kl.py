@@ -13,20 +13,28 @@ from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
 
 
 def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return log(pi / q). The value is unbiased. The expected gradient is 0."""
+    """Return the estimate k1 = log(pi / q) of KL(pi || q) at each token: (n,).
+
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased. Its expected gradient is 0.
+    """
     return logprobs - other
 
 
 def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return log(pi / q)^2 / 2. The value is biased. The expected gradient is the gradient of KL(pi || q)."""
+    """Return the estimate k2 = log(pi / q)^2 / 2 of KL(pi || q) at each token: (n,).
+
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is biased. Its expected gradient is the
+    gradient of KL(pi || q).
+    """
     return (logprobs - other).square() / 2
 
 
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return q / pi - 1 - log(q / pi). The value is unbiased and never negative.
+    """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
 
-    The expected gradient is the gradient of KL(q || pi). If ``bound`` is given, the value is at most ``bound``, and a
-    token with a larger k3 has no gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
+    expected gradient is the gradient of KL(q || pi). If ``bound`` is given, larger values of k3 become ``bound`` and
+    have no gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -34,9 +42,10 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 
 
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return k3 with the gradient of k2. The value is unbiased and never negative.
+    """Return an estimate of KL(pi || q) at each token, with the value of k3 and the gradient of k2: (n,).
 
-    The expected gradient is the gradient of KL(pi || q). ``bound`` bounds the value, and not the gradient.
+    The estimate is unbiased and never negative. Its expected gradient is the gradient of KL(pi || q). ``bound`` limits
+    the value, but not the gradient.
     """
     k2 = kl_k2(logprobs, other)
     # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
@@ -44,9 +53,10 @@ def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> T
 
 
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
-    """Return (pi / pi_old) * k3, with gradient through both factors (DeepSeek-V3.2, 2512.02556).
+    """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, 2512.02556).
 
-    For tokens that were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the
-    gradient of KL(pi || q). ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest value of k3.
+    ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest value of k3. Both factors have a gradient. For tokens that
+    were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the gradient of KL(pi ||
+    q).
     """
     return ratio * kl_k3(logprobs, other, bound)

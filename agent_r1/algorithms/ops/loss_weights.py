@@ -21,7 +21,7 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
             ``group_mean``: 1 / (number of units * tokens of the unit), so that all units have equal weight.
             ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783). Units without tokens are not
             counted.
-        length: The divisor of ``constant``, in tokens. The other aggregations do not use the length.
+        length: The number ``length`` in the formula of ``constant``, in tokens. The other formulas do not use it.
     """
     if aggregation == "token_mean":
         return torch.full(unit.shape, 1 / len(unit), dtype=torch.float64)
