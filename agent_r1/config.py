@@ -174,7 +174,7 @@ def has_setting(cls: type[BaseModel], key: str) -> bool:
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field that a dotted key names, or the table field that contains the named entry.
+    """Return the field that a dotted key names. If the key names an entry of a table, return the field of the table.
 
     Return None if the key names neither a field nor an entry of a table.
     """

@@ -293,8 +293,8 @@ class Algorithm(Component):
     def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
         """Return the importance weight that the correction gives to each token: (N,).
 
-        Observations have weight 1. All tokens have weight 1 if the algorithm has no correction. The weights do not
-        include the rejection rule and the token mask.
+        Observations have weight 1. If the algorithm has no correction, every token has weight 1. The rejection rule and
+        the token mask do not change these weights.
         """
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
         if self.correction is None or old_logprobs is None:

@@ -17,15 +17,17 @@ from agent_r1.training.progress import Progress
 def with_unseen_questions(
     taskset: TaskSet, config: EvalConfig, trained: TrainSettings | None, progress: Progress
 ) -> TaskSet:
-    """Return the task set, changed so that it is evaluated on questions that the run was not trained on.
+    """Return the task set for an evaluation on questions that the evaluated model was not trained on.
 
-    - If the run was trained on the data at the path ``config.data``, the task set is returned unchanged. It is then
+    ``config.data`` is the path of the data for the evaluation.
+
+    - If the model belongs to a run that was trained on data at the same path, the task set is returned unchanged. It is
       evaluated on its test splits.
     - If the run was trained on data at another path, the training questions of the run are removed.
     - Otherwise no questions are removed.
 
-    In the second and the third case, a task set with the split ``whole`` is evaluated on this split. The split
-    ``whole`` contains all questions. A task set has this split if its data are one file.
+    In the second and the third case, a task set from a single file is evaluated on all its remaining questions: on the
+    split ``taskset.whole``.
 
     Args:
         trained: the configuration of the run that is evaluated; None if the model does not belong to a run.

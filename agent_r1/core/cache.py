@@ -18,10 +18,11 @@ Origin = Mapping[str, str | int]
 
 
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return ``folder`` with the files that ``make`` writes. Call ``make`` only if the folder is missing or damaged.
+    """Return ``folder`` with the files that ``make`` writes.
 
-    ``make`` gets a temporary folder beside ``folder``, which is renamed when it is complete. So a killed process leaves
-    no incomplete folder. Of several processes, one calls ``make``, and the others wait for the result.
+    ``make`` is called only if the folder is missing or damaged, or was made from another ``origin``. ``make`` gets a
+    temporary folder beside ``folder``, which is renamed when it is complete. So a killed process leaves no incomplete
+    folder. If several processes call this function, one of them calls ``make``, and the others wait for the result.
 
     Raises OSError if the folder cannot be written or locked, and all errors of ``make``.
     """

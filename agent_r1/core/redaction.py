@@ -40,7 +40,8 @@ def redact(text: str) -> str:
 def redact_url(value: str) -> str:
     """Return ``value`` without credentials, as :func:`redact` does.
 
-    A value that begins as an address is an address to its end, also if it contains spaces or quotes.
+    If ``value`` begins like an address, all of ``value`` is treated as the address, also if it contains spaces or
+    quotes.
 
     Example:
         >>> redact_url("http://ann:it's my secret@10.0.0.1:8800")
@@ -51,7 +52,7 @@ def redact_url(value: str) -> str:
 
 
 def has_redacted(url: str) -> bool:
-    """Return whether credentials were replaced in an address, and the address has no other credentials."""
+    """Return whether an address had credentials, and all of them have been replaced by ``***``."""
     return redact_url(url) == url and REDACTED in url and _URL.search(url) is not None
 
 
@@ -60,9 +61,9 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return an address that is part of another address, such as a query's value, without credentials.
+    """Return an address that is part of another address, such as the value of a query, without its credentials.
 
-    If it contains a third address that may have credentials, all of it is replaced.
+    If this inner address contains an ``@`` and a third address, everything after its scheme is replaced.
     """
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
@@ -74,11 +75,14 @@ def _redact_rest(rest: str) -> str:
 
 
 def _without_user(rest: str) -> str:
-    """Return an address without its scheme, with ``***`` instead of the user and the password.
+    """Return ``rest``, an address without its scheme, with ``***`` in place of the user and the password.
 
-    The authority of an address ends at the first ``/``, ``?`` or ``#``. A password may contain these characters and
-    ``@``. So, if there is a password, the credentials end at the last ``@`` of the address. There is a password if
-    the authority has a colon before an ``@``, or if a colon is not followed by a port.
+    The authority (user, password, host and port) ends at the first ``/``, ``?`` or ``#`` of the address. An address
+    with an ``@`` has a password in two cases: the authority has a colon before an ``@``; or the authority has no ``@``,
+    and its colon is not followed by a port.
+
+    A password can contain ``/``, ``?``, ``#`` and ``@``. So credentials with a password end at the last ``@`` of the
+    address.
     """
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, host = authority.rpartition("@")

@@ -23,9 +23,10 @@ represented by a new object.
 
 
 class ProtectedTask(asyncio.Task[T]):
-    """An asyncio task that code can cancel only from the scope of the task, or from an enclosing scope.
+    """An asyncio task that can be cancelled only by code in the scope of the task, or in an enclosing scope.
 
-    A scope is a list of calls of user code, each made inside the previous call. The scope of the run is empty, and
+    The scope of code is the list of calls of user code in which the code runs, the outermost call first. For example,
+    the scope (environment, tool) is enclosed by the scope (environment). The scope of the run's own code is empty, and
     encloses all other scopes.
     """
 
@@ -47,9 +48,9 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return an asyncio task that runs ``work`` inside the same calls of user code as the caller.
+    """Return an asyncio task that runs ``work`` in the scope of the caller.
 
-    Only code inside these calls, or in an outer call, can cancel the task.
+    Only code in this scope or in an enclosing scope can cancel the task (see :class:`ProtectedTask`).
     """
     return _protected_task(work, _scope.get())
 

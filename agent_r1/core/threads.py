@@ -73,8 +73,8 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 class WorkerThread:
     """One daemon thread that runs jobs in the order in which they are submitted.
 
-    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. The exception
-    that ``ended`` returns is then raised in every waiting caller and in every later caller.
+    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. All waiting and
+    all later callers then get an exception: the result of ``ended()``, or by default a RuntimeError.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:
@@ -109,9 +109,9 @@ class WorkerThread:
             self._waiting.discard(future)
 
     def close(self, *, wait_seconds: float | None = 0) -> None:
-        """End the thread after the jobs submitted so far, and wait for its end at most ``wait_seconds``.
+        """End the thread after the jobs submitted so far, and wait at most ``wait_seconds`` for its end.
 
-        None: wait without a limit.
+        If ``wait_seconds`` is None, wait without a limit.
         """
         self._jobs.put(None)
         self._thread.join(wait_seconds)

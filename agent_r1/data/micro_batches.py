@@ -141,8 +141,9 @@ def _collate(sequences: Block) -> MicroBatch:
 def _tree_mask(subtree_ends: Sequence[Tensor], width: int) -> Tensor:
     """Return the tree attention mask: (B, T, T) bool. Element (b, i, j) says whether token i attends to token j.
 
-    The element is true if j <= i < the end of the subtree of j, which ``subtree_ends`` holds. A padding token attends
-    at least to itself, so that every token attends to some token.
+    Token i attends to token j if j <= i and token i is in the subtree of token j. ``subtree_ends`` holds, for each
+    sequence, the position at which the subtree of each token ends. A padding token attends at least to itself, so that
+    every token attends to some token.
     """
     ends = pad_sequence(list(subtree_ends), batch_first=True, padding_value=width)[:, None, :]  # (B, 1, T)
     position = torch.arange(width)  # (T,)

@@ -78,9 +78,9 @@ Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one sequence per tree of turns. A tree without action tokens is left out.
+    """Return one sequence for each tree of turns in the trajectory. A tree without action tokens is left out.
 
-    Every shared prefix is in the sequence once.
+    If several turns of a tree begin with the same tokens, the sequence holds these tokens only once.
     """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -114,12 +114,10 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return a function that packs like ``packing``, but makes no sequence with branches that is too long.
+    """Return a function that packs like ``packing``, but limits the length of sequences with branches.
 
-    Such a sequence is too long if it has more than ``max_tokens()`` tokens.
-
-    If ``packing`` would make a sequence that is too long, the trajectory is packed per turn instead: each sequence then
-    holds only the prompt and the action of one turn. The loss and the gradient are the same in both cases.
+    If ``packing`` makes a sequence with branches and more than ``max_tokens()`` tokens, the trajectory is packed by
+    :func:`pack_per_turn` instead. The loss and the gradient are the same in both cases.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -200,10 +198,10 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 
 
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
-    """Return, for each of ``count`` consecutive tokens of a sequence, the positions that belong to its prediction.
+    """Return the prediction of each of ``count`` consecutive tokens of a sequence.
 
-    The positions of a token are: the logits that predict the token, the token in the sequence, and the token in the
-    batch. For the first token, these positions are ``before``, ``start`` and ``batch_position``.
+    The prediction of a token is three positions: of the logits that predict the token, of the token in the sequence,
+    and of the token in the batch. The first prediction is (``before``, ``start``, ``batch_position``).
     """
     # the logits at position t - 1 predict token t
     logit_positions = (before, *range(start, start + count - 1))

@@ -62,9 +62,9 @@ class ToolEnv:
         call_rewards: a sync function that returns process rewards for one call. The episode fails in the same cases as
             with ``turn_rewards``. The function is also called if the result of the call is an explanation
             (``result.ok`` is then False). It is not called for calls that are not run.
-        sandbox: the isolation of code that the policy writes and that no tool with its own ``sandbox`` runs. An example
-            is code that runs in a tool server. Give a sandbox, or the text ``"none: .."`` with a reason if such code
-            is not isolated. Leave ``sandbox`` out if there is no such code.
+        sandbox: the isolation of code that the policy writes and that a tool without a ``sandbox`` of its own runs, for
+            example a tool server. Give a sandbox, or the text ``"none: .."`` with a reason if this code is not
+            isolated. Leave ``sandbox`` out if no such tool runs code.
 
     Rewards exist on three levels: for calls, for turns and for the trajectory. Rewards on different levels must have
     different names.

@@ -43,9 +43,10 @@ def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
 
     ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D).
 
-    The columns are summed in chunks. L depends on the longest sequence in a block, and the weights of a shorter
-    sequence end with zeros. In one matrix product over more than 384 columns, BLAS libraries divide the sum at a
-    column that depends on L, so the last bits of a sequence would depend on the other sequences in its block.
+    The sum over the L columns is computed in chunks of ``VALUE_CHUNK`` columns. In one matrix product over more than
+    384 columns, BLAS libraries divide the sum at a column that depends on L. L depends on the longest sequence in a
+    block, so the last bits of a sequence would depend on the other sequences in its block. With chunks they do not,
+    because the weights of a shorter sequence end with zeros.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -69,9 +70,11 @@ def cache_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer, and return (output, None). The output has the shape (R, T, H, D).
 
-    Transformers expects the attention weights in place of None, but does not need them. ``key`` and ``value`` can be
-    strided views of a block, and are not copied for each attention head. Instead, the G attention heads that share a
-    key-value head become rows of one matrix product (grouped-query attention).
+    Shapes: R rows, T new tokens per row, L visible tokens, H attention heads, K key-value heads, D head size.
+
+    G = H / K attention heads share a key-value head (grouped-query attention). ``key`` and ``value`` are not copied for
+    each of these heads. Instead, the G heads become rows of one matrix product. ``key`` and ``value`` can be strided
+    views of a block. Transformers expects the attention weights in place of None, but does not need them.
 
     Args:
         query: (R, H, T, D).
@@ -103,10 +106,10 @@ class CacheSlot:
 
 @dataclass(slots=True)
 class CacheBlock:
-    """The keys and values of ``rows`` sequences.
+    """The keys and values of R = ``rows`` sequences.
 
-    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D). ``lengths`` (R,) holds, for each row, the
-    number of tokens whose keys and values are valid.
+    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D), with K key-value heads of size D.
+    ``lengths`` (R,) holds, for each row, the number of tokens whose keys and values are valid.
     """
 
     rows: int
@@ -183,9 +186,9 @@ class DecodeCache(_CacheView):
 class PrefillCache(_CacheView):
     """The cache of a prefill pass: T new tokens for each sequence. The sequences can be in several blocks.
 
-    The keys and values of the new tokens are written to the slots. The attention of a layer gets ``context`` earlier
-    columns, followed by the columns of the new tokens. The earlier columns of sequence i are the keys and values of the
-    first ``cached[i]`` tokens in its slot, followed by zeros as padding.
+    The keys and values of the new tokens are written to the slots of the sequences. Each layer gets the keys and values
+    of earlier tokens, followed by the keys and values of the new tokens. The earlier tokens of sequence i are the first
+    ``cached[i]`` tokens in its slot. They are padded with zeros to ``context`` tokens.
     """
 
     def __init__(

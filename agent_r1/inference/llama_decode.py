@@ -145,6 +145,6 @@ def _rms_norm(states: Tensor, norm: Any) -> Tensor:
 
 
 def _rotate_half(states: Tensor) -> Tensor:
-    """Return (-b, a) for states (a, b), divided in the middle of the last dimension."""
+    """Return (-b, a) for the first half a and the second half b of the last dimension of ``states``."""
     half = states.shape[-1] // 2
     return torch.cat((-states[..., half:], states[..., :half]), dim=-1)

@@ -180,8 +180,9 @@ class ModelRunner:
         """Run one decode step of a block, and return the logits (len(last_tokens), V) in fp32.
 
         ``last_tokens`` maps each running row to the last token of its sequence, which the step appends to the cache.
-        The logits have the order of this mapping. The whole block runs, so that shapes do not depend on the number of
-        running rows. All other rows write to positions that are overwritten before they are read.
+        The logits are in the order of this mapping. The step computes all rows of the block, so that shapes do not
+        depend on the number of running rows. Rows that are not running write to positions that are overwritten before
+        they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -159,7 +159,7 @@ class Scheduler:
     def plan_prefill(self) -> PrefillPlan:
         """Return the chunks to compute and the prefixes to copy, so that nothing is computed twice.
 
-        After the plan, the slot of every running request holds all tokens of its sequence but the last token.
+        When this work is done, the slot of every running request holds all tokens of its sequence but the last token.
         """
         new: list[PrefillChunk] = []
         for slot, request in self._running.items():

@@ -134,8 +134,8 @@ class TorchEngine:
     async def close(self) -> None:
         """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError.
 
-        This waits at most ``CLOSE_SECONDS`` until the worker thread has ended: if the process exits while the thread is
-        inside torch, the process aborts.
+        The function waits at most ``CLOSE_SECONDS`` for the end of the worker thread. If the process exits while this
+        thread is inside torch, the process aborts.
         """
         self._is_closed = True
         if self._driver is not None:
@@ -271,7 +271,10 @@ def _resolve(request: Request) -> None:
 
 
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the maximum size of the KV cache in bytes: the configured size, or a share of the memory that is free."""
+    """Return the maximum size of the KV cache in bytes.
+
+    The size is ``config.kv_cache_gib``, or by default a share of the free memory.
+    """
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     if device.type == "cuda":

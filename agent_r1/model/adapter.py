@@ -40,8 +40,8 @@ _SAVED_PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
     """Add a new adapter to the model in place, freeze all other weights, and return the model.
 
-    The adapter's matrices are in float32, or in the model's type if that type is more precise. The outputs of the model
-    do not change, because B is 0.
+    The adapter's matrices A and B are in float32, or in the model's type if that type is more precise. A is random and
+    B is 0, so the outputs of the model do not change.
 
     Args:
         seed: the seed of the random numbers in A.
@@ -132,9 +132,9 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy ``weights`` into the model. They come from :func:`trained_weights` of a model with the same architecture.
+    """Copy ``weights`` into the model. Raise RuntimeError if the model has other names or shapes of weights.
 
-    Raise RuntimeError if the names or the shapes differ from the names and shapes in the model.
+    ``weights`` are the result of :func:`trained_weights` for a model with the same architecture.
     """
     if not has_adapter(model):
         model.load_state_dict(dict(weights))
@@ -193,7 +193,7 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Write ``weights`` to ``folder``. They come from :func:`trained_weights` of the model.
+    """Write ``weights``, the result of :func:`trained_weights` for the model, to ``folder``.
 
     If the model has an adapter, only the adapter is written, in the format of peft. Otherwise the model is written, in
     the format of transformers.
@@ -219,10 +219,10 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _inject(model: PreTrainedModel, lora: Any) -> None:
-    """Add an adapter to the model in place. ``lora`` are its settings, an object of peft.
+    """Add an adapter with the settings ``lora``, an object of peft, to the model in place.
 
-    The matrices of the adapter are in float32 or a more precise type.
-    Raise ValueError if the settings select a variant of LoRA, such as DoRA.
+    The matrices of the adapter are in float32 or a more precise type. Raise ValueError if the settings select a variant
+    of LoRA, such as DoRA.
     """
     peft = import_extra("peft", "lora")
     with warnings.catch_warnings():

@@ -35,8 +35,8 @@ def hidden_states(
         positions: (B, T) position of each token. Default: 0 .. T - 1.
         mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
             itself. Default: causal attention.
-        shared_prefix: number of first tokens that are equal in all rows and are computed once, below T. It needs the
-            default positions and mask, and a model for which :func:`supports_tree_mask` is true.
+        shared_prefix: number of first tokens, less than T, that are equal in all rows and are computed once. A number
+            above 0 needs the default positions and mask, and a model for which :func:`supports_tree_mask` is true.
     """
     if shared_prefix:
         return _states_after_prefix(backbone_of(model), ids, shared_prefix)
@@ -105,12 +105,14 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
 def token_scores(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities, entropies) of the distributions that the hidden states (N, H) predict.
+    """Return (log-probabilities of the targets, entropies) for N positions.
 
-    ``targets`` holds one token for each position, with the shape (N,), or m tokens, with the shape (N, m). The
-    log-probabilities are computed as in :func:`token_logprobs`, and have the shape of ``targets``. The entropies are in
-    nats, and have the shape (N,). They have a gradient only if ``entropy_gradient`` is true. This gradient needs memory
-    for one more tensor of the size of the logits.
+    ``hidden`` (N, H) holds the hidden state that predicts the token at each position. ``targets`` holds one token per
+    position, with the shape (N,), or m tokens per position, with the shape (N, m). The log-probabilities are computed
+    as in :func:`token_logprobs`, and have the shape of ``targets``.
+
+    The entropies (N,) are in nats. They have a gradient only if ``entropy_gradient`` is true. This gradient needs
+    memory for one more tensor of the size of the logits.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

@@ -134,9 +134,9 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
 
 
 def _find_base(folder: Path) -> Path | None:
-    """Return the folder of the model that the adapter in ``folder`` belongs to; None if it holds no adapter.
+    """Return the folder of the model that the adapter in ``folder`` belongs to; None if ``folder`` holds no adapter.
 
-    Raise InvalidInput if there is no such model, or if it is an adapter itself.
+    Raise InvalidInput if this model does not exist, or is itself an adapter.
     """
     base = base_of(folder)
     if base is None:

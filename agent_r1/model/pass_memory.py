@@ -74,7 +74,7 @@ def pass_bytes(shape: PassShape) -> int:
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T), which are tensors without data.
+    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T). Both are tensors without data.
 
     If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as a pass over branches does.
     """

@@ -56,7 +56,7 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
     """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, 2512.02556).
 
     ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest value of k3. Both factors have a gradient. For tokens that
-    were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the gradient of KL(pi ||
+    were sampled from pi_old, the expected value is KL(pi || q). The expected gradient is then the gradient of KL(pi ||
     q).
     """
     return ratio * kl_k3(logprobs, other, bound)

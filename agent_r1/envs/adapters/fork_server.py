@@ -81,7 +81,7 @@ def _fork(control: socket.socket, descriptors: list[int], children: set[int]) ->
 
 
 def _kill(pid: int, children: set[int]) -> None:
-    """Kill a child and the processes that it started. An id that is not in ``children`` is ignored.
+    """Kill the child process ``pid`` and the processes that it started. Do nothing if ``pid`` is not in ``children``.
 
     A child in ``children`` was not reaped yet, so the system cannot have given its id to another process.
     """

@@ -114,7 +114,10 @@ class TextArenaGame:
         self._env.close()
 
     def _run_opponent(self, done: bool) -> Observation:
-        """Let the opponent move until the policy has to move or the game has ended. Return the observation."""
+        """Let the opponent move until the policy has to move or the game has ended, and return the observation.
+
+        ``done`` says whether the game has already ended.
+        """
         for _ in range(MAX_OPPONENT_MOVES):
             if done:
                 rewards, _ = self._env.close()
@@ -127,9 +130,9 @@ class TextArenaGame:
         raise RuntimeError(f"the opponent moved {MAX_OPPONENT_MOVES} times in a row")
 
     def _format(self, player: int, events: list[tuple[int, str, Any]]) -> str:
-        """Join the messages that a player has received to one text, without the player's own actions.
+        """Return the messages that a player has received, without the player's own actions, as one text.
 
-        ``events`` holds (sender, message, kind) of each message. An action of the other player is written as
+        ``events`` holds one tuple (sender, message, kind) per message. An action of the other player is written as
         ``name: action``.
         """
         action = self._textarena.ObservationType.PLAYER_ACTION
