@@ -11,7 +11,6 @@ import asyncio
 import ipaddress
 import json
 import logging
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.sockets import listen
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import (
     MAX_BODY,
@@ -204,7 +203,7 @@ class RetrievalServer:
         port: int = 0,
         allowed_hosts: Sequence[str] = (),
     ) -> None:
-        self._socket = _listen(host, port)
+        self._socket = listen(host, port)
         self.host, self.port = self._socket.getsockname()[:2]
         app = create_app(retriever, health, allowed_hosts or _default_hosts(host))
         config = uvicorn.Config(
@@ -241,24 +240,6 @@ class RetrievalServer:
     ) -> None:
         self.stop()
         self._thread.join()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(MAX_CONNECTIONS)
-        except OSError:
-            listening.close()
-            raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a domain name
-        reason = error.strerror if isinstance(error, OSError) else error
-        do = f"choose another --host or --port ({reason})"
-        raise InvalidInput("address", got=f"{host}:{port}", do=do) from error
-    return listening
 
 
 def _default_hosts(host: str) -> tuple[str, ...]:

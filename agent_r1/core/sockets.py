@@ -1,0 +1,31 @@
+"""Sockets that servers listen on."""
+
+from __future__ import annotations
+
+import socket
+
+from agent_r1.core.errors import InvalidInput
+
+BACKLOG = 256
+"""Connections that wait to be accepted."""
+
+
+def listen(host: str, port: int, do: str = "choose another --host or --port") -> socket.socket:
+    """Return a TCP socket that listens at (host, port); port 0 stands for any free port.
+
+    Raises InvalidInput with the remedy ``do`` if the address cannot be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a domain name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput("address", got=f"{host}:{port}", do=f"{do} ({reason})") from error
+    return listening
