@@ -46,7 +46,7 @@ Config = TypeVar("Config", bound=BaseModel)
 class NestedByName:
     """Annotation of a setting that is chosen by name and has settings of its own, such as ``algorithm``.
 
-    The validator of the field gets these settings as one flat table, and checks the settings:
+    The validator of the setting gets the name and the other settings as one flat table, and checks them. Example:
     ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 

@@ -82,9 +82,10 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
 
 def find_algorithm(name: str) -> Algorithm | None:
-    """Return the preset with this name, or the algorithm at FILE.py:NAME. Return None if no preset has this name.
+    """Return the preset ``name``, or the algorithm of a file if ``name`` is FILE.py:NAME.
 
-    The name of an algorithm from a file becomes FILE.py:NAME, so that the algorithm can be found by this name later.
+    Return None if there is no such preset. The ``name`` of an algorithm from a file becomes FILE.py:NAME, so that the
+    algorithm can be found by this name later.
 
     Raises:
         InvalidInput: if the file does not exist, raises an error, or does not define the algorithm.

@@ -34,11 +34,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """The condition under which a generation ends: a sampled token completes one of ``strings``.
+    """The condition under which a generation ends: a sampled token completes one of the stop strings ``strings``.
 
     An engine calls ``is_met`` after each sampled token, with all tokens sampled so far. The result depends only on the
-    given tokens. A stop string inside a thought does not end the generation. Therefore an engine that searches for
-    ``strings`` itself (a server) must also call ``is_met``.
+    given tokens. A stop string inside a thought does not end the generation. Therefore an engine that searches for the
+    stop strings itself (a server) must also call ``is_met``.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))

@@ -163,10 +163,11 @@ class TorchEngine:
             self._driver = shared_task(self._drive())
 
     async def _drive(self) -> None:
-        """Run decode steps until no work is left. ``generate``, ``update_weights`` and ``release`` restart the loop.
+        """Run a loop of decode steps until no work is left.
 
-        Decode steps run in the worker thread. Between two decode steps, weights are updated and requests are scheduled.
-        If the loop fails, all waiting callers get an EngineError.
+        ``generate``, ``update_weights`` and ``release`` start the loop again. Decode steps run in the worker thread.
+        Between two decode steps, weights are updated and requests are scheduled. If the loop fails, all waiting callers
+        get an EngineError.
         """
         try:
             while self._updates or self._scheduler.has_work:

@@ -79,7 +79,10 @@ def backbone_states(
     mask: Tensor | None = None,
     added: Tensor | None = None,
 ) -> Tensor:
-    """Return :func:`hidden_states` of a model without a head. ``added`` (B, T, H) is added to the token embeddings."""
+    """Return the hidden states as :func:`hidden_states` does, for a model without a head.
+
+    ``added`` (B, T, H) is added to the token embeddings.
+    """
     additive = None
     if mask is not None:
         dtype = next(backbone.parameters()).dtype
@@ -149,8 +152,9 @@ def top_tokens(
     """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state.
 
     ``hidden`` has the shape (N, H), and both results have the shape (N, k). Only tokens with an id below ``vocabulary``
-    are returned, so that a model with fewer embeddings knows them too. k is ``count``, or the number of such tokens if
-    there are fewer. The logits are computed in chunks, as in :func:`token_logprobs`, and have no gradient.
+    are returned. So a model with fewer embeddings can also compute their probabilities. k is ``count``, or the number
+    of such tokens if there are fewer. The logits are computed in chunks, as in :func:`token_logprobs`, and have no
+    gradient.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

@@ -104,8 +104,8 @@ class GroupRelative(Advantage):
 class BestOfK(Advantage):
     """The amount by which an attempt raises the best return among k attempts at the same task.
 
-    If k is the size of the group, only the best attempt has an advantage (2503.19595; ``grpo_passk`` in verl). If k is
-    smaller, several of the best attempts have an advantage: PKPO (2505.15201, equation 33).
+    If k is the size of the group, all attempts but the best have advantage 0 (2503.19595; ``grpo_passk`` in verl). If k
+    is smaller, several of the best attempts have a positive advantage: PKPO (2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"

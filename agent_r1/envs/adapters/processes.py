@@ -33,7 +33,7 @@ MAX_ANSWER = 16 * 2**20
 
 
 class WorkerProcess:
-    """An object in a worker process, made by :func:`start_process`. It handles one call at a time."""
+    """A worker process that holds one object, made by :func:`start_process`. It handles one call at a time."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server, self._pid = server, pid
