@@ -191,10 +191,7 @@ class TemplateRenderer:
 
         The returned tokens follow the last sampled token. If the policy sampled no end token, the returned tokens begin
         with the end token of the turn. If the policy sampled an end token that the template does not write here, return
-        None.
-
-        The last sampled token can contain text after the end of the action. The returned tokens do not repeat this
-        text.
+        None. If the last sampled token contains text after the end of the action, this text is not repeated.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
@@ -227,10 +224,9 @@ class TemplateRenderer:
         """Return the text that the template writes for an action. This text can differ from the sampled text.
 
         ``with_action`` is a conversation whose last message is the action. ``rest`` is the text that the template
-        writes after the prompt if more messages follow.
-
-        Return None if the template writes the action differently when messages follow, or if the template changes the
-        prompt. In both cases, the next prompt cannot begin with the sampled tokens.
+        writes after the prompt if more messages follow. Return None if the template writes the action differently when
+        messages follow, or if the template changes the prompt: then the next prompt cannot begin with the sampled
+        tokens.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)
@@ -265,20 +261,15 @@ class TemplateRenderer:
         return Action(Message.assistant(output.content, calls, reasoning), text)
 
     def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
-        """Return, for each call of an action, the index in ``action_ids`` of the token that completes the call.
-
-        To find the index, prefixes of the sampled tokens are decoded. If several tokens hold the bytes of one
-        character, the last of these tokens completes the character.
-        """
+        """Return, for each call of an action, the index in ``action_ids`` of the token that completes the call."""
         start, output = self._parse_output(action_ids, tools)
         return self._token_indices(action_ids, [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
         """Return the number of sampled tokens, counted from the first, that belong to the action.
 
-        The tool format can end an action before the last sampled token, for example at the closing tag of a call. The
-        later tokens do not belong to the action. The caller can drop the later tokens, because the probabilities of
-        earlier tokens do not depend on them.
+        The tool format can end an action before the last sampled token. The caller can then drop the later tokens,
+        because the probabilities of earlier tokens do not depend on them.
         """
         end = self._text_end(sampled_ids, tools)
         if end is None:
@@ -295,10 +286,9 @@ class TemplateRenderer:
         return self.tool_format.parse(text, tools).content.strip()
 
     def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
-        """Return the number of characters up to the end of the action in its decoded text.
+        """Return the number of characters up to the end of the action, or None if the text contains no such end.
 
-        The tool format finds this end, for example at the closing tag of a call. Return None if the text contains no
-        such end.
+        The tool format finds the end, for example at the closing tag of a call.
         """
         start, output = self._parse_output(action_ids, tools)
         return None if output.end is None else start + output.end

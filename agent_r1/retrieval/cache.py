@@ -16,13 +16,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The inputs that determine a set of vectors or a faiss index. Each origin has its own folder.
+    """The inputs from which vectors or a faiss index were computed. Each origin has a folder of its own in the cache.
 
     Attributes:
         passages: the checksum of the passages.
         encoder: the fingerprint of the sentence encoder.
         passage_prefix: the text that was put before every passage.
-        factory: the factory string of the faiss index; "" for the vectors themselves.
+        factory: the factory string of the faiss index; "" for vectors without an index.
 
     Example:
         Origin(passages="9f2c..", encoder="77a0..", passage_prefix="", factory="")
@@ -35,12 +35,12 @@ class Origin:
 
     @property
     def key(self) -> str:
-        """The name of the folder of this origin."""
+        """The name of the folder for this origin."""
         return hashlib.sha256(json.dumps([FORMAT, asdict(self)]).encode()).hexdigest()[:32]
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder for ``origin`` in ``cache``. A missing or damaged folder is made with ``make``.
+    """Return the folder for ``origin`` in ``cache``. If the folder is missing or damaged, ``make`` writes a new one.
 
     Raises InvalidInput if the folder cannot be created in the cache.
     """

@@ -27,9 +27,9 @@ BACKOFF = 0.25
 class RemoteRetriever:
     """A client of the retrieval server (``agent-r1 retriever``). One request carries many queries.
 
-    A request is retried if there is no connection, if the request times out, or if the server reports an internal
-    error. If the last try fails, the client raises RetrievalError. If the server refuses a request (status 4xx), the
-    client raises AgentR1Error at once.
+    A request is tried again if there is no connection, if the request times out, or if the server reports an internal
+    error. After the last try, the client raises RetrievalError. If the server refuses a request (status 4xx), the
+    client raises AgentR1Error without a further try.
     """
 
     def __init__(self, address: str, seconds: float = SECONDS, tries: int = TRIES, backoff: float = BACKOFF) -> None:

@@ -86,7 +86,7 @@ class RetrieverConfig(SearchConfig):
 
 
 def check(config: SearchConfig) -> None:
-    """Raise InvalidInput if a given setting has no effect together with the other settings."""
+    """Raise InvalidInput if a setting was given that has no effect together with the other settings."""
     idle = [name for name in DENSE_ONLY if name in config.model_fields_set] if not config.encoder else []
     if idle:
         raise InvalidInput(

@@ -45,11 +45,11 @@ class DenseIndex:
 def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
     """Return a dense index over ``passages``. The vectors of the passages are cached in ``config.cache``.
 
-    If ``config.faiss`` is set, a faiss index is made with this factory string, and is cached too.
+    If ``config.faiss`` is set, it is the factory string of a faiss index, which is built and cached too.
 
     Raises:
-        InvalidInput: the encoder cannot be loaded; the cache cannot be written; or faiss has to make an index, and is
-            not installed or refuses the factory string.
+        InvalidInput: the encoder cannot be loaded, the cache cannot be written, faiss is needed but not installed, or
+            faiss refuses the factory string.
     """
     if config.faiss:
         import_faiss()  # raises before the passages are encoded, which can take an hour

@@ -106,7 +106,10 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
 
 
 def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that sends the result of ``handler`` as JSON, or an error as one line with a status."""
+    """Return an endpoint that answers a request with the result of ``handler`` as JSON.
+
+    If the handler raises an error, the endpoint answers with an error status and one line of text.
+    """
 
     async def endpoint(request: Request) -> Response:
         try:

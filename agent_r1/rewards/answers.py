@@ -21,9 +21,9 @@ def exact_match(trajectory: Trajectory, task: Task) -> float:
 
 
 def f1(trajectory: Trajectory, task: Task) -> float:
-    """Return the F1 over words of the final answer and the best matching gold answer, in [0, 1].
+    """Return the F1 over words between the final answer and a gold answer, in [0, 1].
 
-    The reward is 0.0 if the attempt gives no answer.
+    If there are several gold answers, return the highest F1. The reward is 0.0 if the attempt gives no answer.
     """
     answer = final_answer(trajectory)
     return 0.0 if answer is None else f1_score(answer, gold_answers(task))
@@ -32,7 +32,7 @@ def f1(trajectory: Trajectory, task: Task) -> float:
 def sub_match(trajectory: Trajectory, task: Task) -> float:
     """Return 1.0 if the final answer contains a gold answer after normalization.
 
-    Return 0.0 if it does not, or if there is no answer.
+    Return 0.0 if the final answer contains no gold answer, or if there is no final answer.
     """
     answer = final_answer(trajectory)
     return 0.0 if answer is None else sub_match_score(answer, gold_answers(task))
@@ -41,9 +41,8 @@ def sub_match(trajectory: Trajectory, task: Task) -> float:
 def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
     """Return the exact match (1 or 0) if the format is right, else a penalty of -0.5 or -1 (2511.14460, equation 6).
 
-    The format score is the mean of two numbers: 1 if a final answer is given, else 0; and 1 if no tool call was
-    invalid, else 0. If the format score is 1, the reward is the exact match. Otherwise the reward is the format score
-    minus 1.
+    The format has two parts: the attempt gives a final answer, and no tool call was invalid. If both parts are right,
+    the format is right. If one part is right, the penalty is -0.5. If both parts are wrong, the penalty is -1.
     """
     format_score = (float(final_answer(trajectory) is not None) + float(calls_are_valid(trajectory))) / 2
     return exact_match(trajectory, task) if format_score == 1.0 else format_score - 1.0

@@ -19,10 +19,10 @@ _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
 def extract_answer(text: str) -> str | None:
-    """Return the content of the last complete ``<answer>...</answer>``; None if no answer is complete or the last is
-    blank.
+    """Return the content of the last complete ``<answer>...</answer>``, or None if this content is blank.
 
-    The tags must be written exactly as ``<answer>`` and ``</answer>``. An answer without its closing tag is ignored.
+    Also return None if there is no complete answer. The tags must be written exactly as ``<answer>`` and ``</answer>``.
+    An answer without its closing tag is ignored.
 
     Example:
         >>> extract_answer("<answer>Rome</answer> no, <answer> Oslo </answer>")
@@ -53,7 +53,7 @@ def exact_match_score(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return the highest F1 over words of the prediction and a gold answer, in [0, 1].
+    """Return the F1 over words between the prediction and a gold answer, in [0, 1]. The best gold answer counts.
 
     As in HotpotQA's script, "yes", "no" and "noanswer" match only themselves. Texts that are equal after normalization
     have F1 1.0, even if normalization leaves no words (as in SQuAD 2.0). Therefore F1 is never below the exact match.

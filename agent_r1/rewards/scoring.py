@@ -78,10 +78,10 @@ class FunctionScorer:
 
 
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
-    """Return the functions by their names.
+    """Return a mapping from the name of each function to the function.
 
-    Raises InvalidInput if a function is a lambda or an object without a function name, or if two functions have the
-    same name.
+    Raises InvalidInput if two functions have the same name. Also raises InvalidInput for a lambda, or for a callable
+    object that is not a function.
     """
     by_name: dict[str, RewardFunction] = {}
     for function in functions:

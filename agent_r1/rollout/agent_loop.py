@@ -94,7 +94,10 @@ class _RolloutEnd(Exception):
 
 
 def _environment_code() -> AbstractContextManager[None]:
-    """Return a context manager. If its block raises an exception, the rollout ends with ENVIRONMENT_FAILED."""
+    """Return a context manager for code of the environment.
+
+    If the ``with`` block raises an exception, the rollout ends with the status ENVIRONMENT_FAILED.
+    """
     return isolate(partial(_RolloutEnd, Status.ENVIRONMENT_FAILED))
 
 
@@ -157,9 +160,10 @@ class _AgentRollout:
             return self._first_that_fits(continued)
 
     def _first_that_fits(self, continued: SessionPrompt) -> SessionPrompt:
-        """Return the prompt of the first context that leaves room for a whole action.
+        """Return the prompt for the first context of the context policy that leaves room for a whole action.
 
-        The context policy yields the contexts. If no context leaves room, return the prompt of the last context.
+        If no context leaves room, return the prompt for the last context. ``continued`` is the prompt with the whole
+        history.
         """
         prompt = continued
         for messages in self.agent.context_policy.candidates(self.history):
@@ -170,9 +174,9 @@ class _AgentRollout:
         return prompt
 
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
-        """Return a prompt that asks for a summary, in the most complete context that leaves room for the summary.
+        """Return a prompt that asks for a summary, or None if no context leaves room for the summary.
 
-        Return None if no context leaves room for the summary.
+        The contexts are tried from the most complete one on. ``before`` are the messages up to the last action.
         """
         prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
         if self.session.fits(prompt):

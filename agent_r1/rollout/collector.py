@@ -111,9 +111,9 @@ class Collector:
         acquire: Acquire,
         started: asyncio.Queue[asyncio.Task[Group] | None],
     ) -> None:
-        """Start the groups in the order of ``requests``.
+        """Start the groups in the order of ``requests``, and put each started group into the queue ``started``.
 
-        Each start waits for ``acquire`` and, if the queue is full, until the consumer takes a group from the queue.
+        Before each group, wait for ``acquire``. If the queue is full, wait until the consumer takes a group.
         """
         try:
             for request in requests:
@@ -171,9 +171,9 @@ class Collector:
                 return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return the trajectories, with rewards for all trajectories that can be trained.
+        """Return the trajectories. Trajectories that can be trained get rewards.
 
-        If a scorer fails, these trajectories get the status REWARD_FAILED instead of rewards.
+        If a scorer fails, the trajectories that can be trained get the status REWARD_FAILED instead.
         """
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
@@ -187,7 +187,7 @@ class Collector:
         return tuple(scored.get(t.attempt, t) for t in trajectories)
 
     async def _compute_rewards(self, trajectories: tuple[Trajectory, ...], task: Task) -> list[Scores]:
-        """Return one mapping for each trajectory, with the rewards of all scorers by reward name."""
+        """Return one mapping for each trajectory: the rewards of all scorers by the name of the reward."""
         merged: list[dict[str, RewardValue | Unscored]] = [{} for _ in trajectories]
         for scorer in self._scorers:
             limit = asyncio.timeout(self._limits.score_seconds)
@@ -204,11 +204,11 @@ class Collector:
 
 
 def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajectory:
-    """Return the only trajectory of a rollout.
+    """Return the single trajectory that a rollout returned for the attempt ``id``.
 
     Raises:
-        ValueError: the rollout returned no trajectory, several trajectories, or the trajectory of another attempt. A
-            second trajectory would be lost, because only the attempt ``id`` belongs to the group.
+        ValueError: the rollout returned no trajectory, several trajectories, or the trajectory of another attempt. Only
+            the attempt ``id`` belongs to the group, so a second trajectory would be lost.
     """
     ids = [trajectory.attempt for trajectory in trajectories]
     if ids != [id]:
@@ -224,9 +224,13 @@ class _UserCodeFailure(Exception):
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
     """Return the trajectory with its rewards, or with the status REWARD_FAILED if the rewards are invalid.
 
-    The rewards are invalid in two cases. First, a name is used at two levels (call, turn, trajectory); this is an error
-    because a name has one weight. Second, a reward per turn does not have one number for each turn, or for each turn
-    that is not a summary.
+    The rewards are invalid in each of these cases:
+
+    - A reward is not valid (:func:`~agent_r1.rollout.user_code.validate_rewards`).
+    - The same name is used at two levels (call, turn, trajectory). A name has one weight, so it must belong to one
+      level.
+    - A reward per turn has a wrong number of values. It must have one for each turn, or one for each turn that is not a
+      summary.
     """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too

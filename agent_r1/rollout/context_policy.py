@@ -35,9 +35,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """An unfinished episode: its opening messages, its exchanges, and the policy's notes on summarized exchanges.
+    """An unfinished episode: its opening messages, its exchanges, and the policy's notes on earlier exchanges.
 
-    ``messages`` are the opening messages with the notes at the end, followed by the messages of the exchanges.
+    The notes are the text of the last summary. ``messages`` are the opening messages with the notes at the end,
+    followed by the messages of the exchanges.
 
     Example:
         History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.")
@@ -83,7 +84,7 @@ class ContextPolicy(ABC):
 
         Args:
             history: the history before the next action.
-            fits: whether the context with all new messages leaves room for an action.
+            fits: whether the whole history leaves room for an action.
         """
         return None
 
@@ -109,8 +110,8 @@ class Window(ContextPolicy):
 class Truncate(ContextPolicy):
     """A context policy that cuts old observations to ``max_characters`` characters.
 
-    The observations of the latest ``keep_turns`` exchanges are not cut. If the context still has no room for an action,
-    more observations are cut, and then the oldest exchanges are dropped.
+    The observations of the latest ``keep_turns`` exchanges are not cut at first. If the context has no room for an
+    action, more and more of these observations are cut. If this is not enough, the oldest exchanges are dropped.
     """
 
     max_characters: int = 200
@@ -134,9 +135,9 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """A context policy that replaces the exchanges of the history by a summary, which the policy itself writes.
+    """A context policy that replaces the exchanges of the history by a summary, written by the policy itself.
 
-    The summary is due if the history has more than ``keep_turns`` exchanges, or leaves no room for an action. The
+    A summary is written when the history has more than ``keep_turns`` exchanges, or leaves no room for an action. The
     episode continues from the opening messages and the summary. A summary is sampled, recorded and trained like other
     actions. If a summary has no text besides reasoning and tool calls, the history does not change.
     """
@@ -212,9 +213,10 @@ def _words(text: str) -> frozenset[str]:
 
 
 def with_notes(start: Messages, notes: str) -> Messages:
-    """Return the opening messages with notes at the end of the last user message, as every template allows.
+    """Return the opening messages with notes at the end of the last user message.
 
-    If there is no user message, the notes become a new user message at the end.
+    The notes are not a message of their own, because some chat templates refuse two adjacent user messages. If there is
+    no user message, the notes become a user message at the end.
     """
     last = max((index for index, message in enumerate(start) if message.role == "user"), default=None)
     if last is None:

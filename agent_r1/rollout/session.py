@@ -119,8 +119,8 @@ class _Sample:
 class _KnownConversation:
     """A conversation that ends with an action of this session.
 
-    The rendered text is not stored, because each text contains all texts before it: the memory would grow with the
-    square of the number of turns.
+    The rendered text is not stored. The text of each turn contains the texts of all earlier turns, so the memory would
+    grow with the square of the number of turns.
     """
 
     messages: Messages
@@ -185,9 +185,10 @@ class Session:
     def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
         """Return the prompt for a conversation.
 
-        If ``messages`` begin with conversations that ended with an action of this session, the prompt continues the
-        exact tokens of the longest of these conversations. If there is no such conversation, or if the chat template
-        changes earlier text, the prompt is a new branch.
+        The prompt continues an earlier turn if ``messages`` begin with the conversation up to and including the action
+        of this turn. If this is true of several turns, the prompt continues the longest conversation. The prompt then
+        contains the exact tokens of the turn. Otherwise, or if the chat template changes earlier text, the prompt is a
+        new branch.
 
         Raises:
             UnsupportedChat: the conversation cannot be rendered.

@@ -42,9 +42,9 @@ def format_error(error: BaseException) -> str:
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
     """Convert every exception in the ``with`` block to the exception ``failure(reason)``.
 
-    A BaseException is also converted, because some native libraries raise BaseExceptions (a panic of Rust, for
-    example). An interrupt by a signal and a cancellation of the current task are not converted. A CancelledError is
-    converted if the current task was not cancelled, because such an error comes from a task inside the user's code.
+    A BaseException is converted too, because some native libraries raise BaseExceptions (a panic of Rust, for example).
+    Two exceptions are not converted: an interrupt by a signal, and the cancellation of the current task. If the user's
+    code raises CancelledError although the current task was not cancelled, this error is converted.
     """
     task = current_task()
     try:
@@ -59,8 +59,8 @@ def validate_transition(given: object) -> Transition:
     """Return the result of an environment's step as a valid Transition, with float rewards.
 
     Raises:
-        TypeError: a value cannot be shown to a policy, used for training or stored. Without this check, the value would
-            cause an error later, which would end the whole run and not only the episode.
+        TypeError: a value in the result cannot be shown to a policy, used for training, or stored. If such a value were
+            accepted, a later error would end the whole run and not only the episode.
     """
     if not isinstance(given, Transition):
         raise TypeError(f"the step returned {describe_type(given)}, not a Transition")
@@ -105,7 +105,7 @@ def _from_openai(given: Mapping[object, object]) -> Message:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return the rewards that a scorer gave one trajectory, by name, with validated values.
+    """Return the rewards of one trajectory by name, after validation of the values.
 
     Numbers become floats, also inside a tuple. A reward that is Unscored becomes None.
 

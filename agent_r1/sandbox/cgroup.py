@@ -107,9 +107,10 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """Yield (folder, version) for each cgroup of this process in which the cgroup of a sandbox could be made.
+    """Yield (folder, version) for each cgroup of this process that can limit memory.
 
-    If the cgroup of a sandbox were made elsewhere, a memory limit of this process would not include the sandbox.
+    The cgroup of a sandbox is created inside one of these cgroups. So a memory limit of this process also applies to
+    the sandbox.
     """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -126,8 +127,8 @@ def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
 def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
     """Write the memory limit, in bytes, to the limit files of the cgroup in ``path``.
 
-    The kernel creates these files, and some kernels create only some of them. A missing file is skipped. Return
-    whether the first file in ``version.limits`` exists, which is required.
+    The kernel creates these files, and some kernels create only some of them. A missing file is skipped. Return False
+    if the first file in ``version.limits`` is missing, because this file is required.
     """
     names = [name for name in version.limits if (path / name).exists()]
     for name in names:

@@ -51,9 +51,8 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
 def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
     """Return the verdict for a candidate that did not pass, from the results of the two processes.
 
-    If one of the two processes could not start, ``passed`` is None. Otherwise ``passed`` is False. Then the reason is
-    the error of the candidate's process if this process failed. If it did not fail, the reason is the error of the
-    tests' process.
+    If one of the processes could not start, ``passed`` is None. Otherwise ``passed`` is False. The reason is the error
+    of the candidate's process, or the error of the tests' process if the candidate's process did not fail.
     """
     for result in (candidate, tests):
         if result.status is ExecutionStatus.NOT_STARTED:

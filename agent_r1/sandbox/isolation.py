@@ -57,9 +57,9 @@ class Confinement:
 
     @property
     def spare_user(self) -> bool:
-        """Whether each program runs under a user id of its own.
+        """Whether each program runs under a user id of its own, which no user of this machine has.
 
-        Only root can change the user id. Other users get a user namespace instead.
+        This is possible only if the trainer runs as root. Otherwise each program runs in a user namespace instead.
         """
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
@@ -112,9 +112,9 @@ class Confinement:
         yield from self._private_files() if IsolationLayer.FILES in self.layers else self._host_files()
 
     def _private_files(self) -> Iterator[str]:
-        """Yield the options for a file system that contains only the interpreter and the packages (read-only) and /tmp.
+        """Yield the bubblewrap options for a file system of the sandbox's own.
 
-        The size of /tmp is limited.
+        This file system contains only the interpreter and the packages (read-only), and an empty /tmp of limited size.
         """
         yield from ("--perms", "1777", "--size", str(self.limits.disk), "--tmpfs", "/tmp")
         links = {path: os.readlink(path) for path in _LIBRARIES if os.path.islink(path)}
@@ -128,10 +128,11 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        """Yield the options for the file system of the host. These options are used in tests of the other layers.
+        """Yield the bubblewrap options that show the file system of the host.
 
-        A spare user cannot read a private home folder. Such a folder is replaced by a folder that contains only the
-        interpreter, the packages and the worker.
+        These options are used in tests of the other layers. If a program runs under a user id of its own, it cannot
+        read a private home folder. Such a folder is replaced by a folder that contains only the interpreter, the
+        packages and the worker.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
@@ -149,9 +150,10 @@ class Confinement:
 
 
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Yield the bubblewrap options that mount ``paths`` read-only, and that first create the folders above them.
+    """Yield the bubblewrap options that mount ``paths`` read-only.
 
-    Without options for these folders, bubblewrap would create them in such a way that only root could read them.
+    The options also create the parent folders of these paths, if the parent folders are below ``top``. Bubblewrap also
+    creates missing folders without options, but then only root can read them.
     """
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):
@@ -183,11 +185,11 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a user id that no user has, or the overflow id 65534 if this user namespace lacks the spare ids.
+    """Return a spare user id: an id that no user of this machine has.
 
-    Each call returns a different spare id, because the kernel limits the number of processes per user id. With a shared
-    id, one program could use up the processes of another program. After ``_UIDS_PER_TRAINER`` calls in a process, the
-    ids repeat.
+    Return the overflow id 65534 if this user namespace contains no spare ids. Each call returns another spare id,
+    because the kernel limits the number of processes per user id. With a shared id, one program could use up the
+    processes of another program. The ids repeat after ``_UIDS_PER_TRAINER`` calls in a process.
     """
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
     return uid if _is_mapped(uid) else _NOBODY

@@ -141,8 +141,8 @@ class SandboxProcess:
     async def _send(self, request: bytes) -> str | None:
         """Send a request and wait until the worker is ready. Return the error, or None if the worker is ready.
 
-        A worker is ready when it has dropped its privileges. The request can be sent earlier, because the worker reads
-        no request before it is ready.
+        The worker is ready when it has dropped its privileges. It reads no request before this time, so the request can
+        be sent at once.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -162,7 +162,7 @@ class SandboxProcess:
     async def _wait_for_end(self) -> tuple[ExecutionStatus, str]:
         """Wait for the end of the call, and return its status and its error.
 
-        A call that exceeds its time limit is killed.
+        If the call exceeds its time limit, the process is killed.
         """
         seconds = self._confinement.limits.seconds
         try:
@@ -193,7 +193,7 @@ class SandboxProcess:
         return data
 
     async def _find_cause(self) -> tuple[ExecutionStatus, str]:
-        """Return the status and the error of a call in which the process ended."""
+        """Return the status and the error of a call, if the process has ended without a valid report."""
         exit_status, limits = await self._exit_status(), self._confinement.limits
         if any(stream.total > MAX_STREAM for stream in self._streams):
             return ExecutionStatus.FLOODED, f"stopped after it had printed more than {MAX_STREAM} bytes"

@@ -23,10 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return the text ``Sandbox.isolation`` of a sandbox without isolation (level ``none``) that this process uses.
+    """Return ``Sandbox.isolation`` of a sandbox that this process uses and that has no isolation (level ``none``).
 
-    Return None if all sandboxes of this process are isolated. This function also finds a sandbox that no tool or
-    environment declares.
+    Return None if there is no such sandbox. A sandbox is also found if no tool or environment declares it.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -34,9 +33,9 @@ def find_unconfined_sandbox() -> str | None:
 
 
 def sandbox_level(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, as text, without raising an error.
+    """Return as text the isolation that a tool or an environment declares; None if ``declaration`` is not valid.
 
-    A declaration is a Sandbox, or a text that is returned unchanged. For any other object, return None.
+    A valid declaration is a Sandbox, or a text, which is returned unchanged.
     """
     if isinstance(declaration, Sandbox):
         return declaration.isolation

@@ -46,7 +46,8 @@ def filter_program() -> bytes:
     """Return the filter as a BPF program for ``bwrap --seccomp``.
 
     The filter kills a process that makes a system call of another architecture. Call this function only if
-    ``pyseccomp`` in this module is not None: it is None if the package pyseccomp or the library libseccomp is missing.
+    ``pyseccomp`` in this module is not None. ``pyseccomp`` is None if the package pyseccomp or the library libseccomp
+    is missing.
     """
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in DENIED:

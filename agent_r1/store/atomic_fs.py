@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Disk:
-    """The file system operations that saving uses. Tests replace single methods to simulate errors."""
+    """The file system operations with which files are saved. Tests replace single methods to simulate errors."""
 
     def make(self, folder: Path) -> None:
         """Create a folder and its parents."""
@@ -42,10 +42,11 @@ DISK = Disk()
 
 @contextmanager
 def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
-    """Yield a hidden temporary folder, which is renamed to ``folder`` when the block ends without an exception.
+    """Yield a hidden temporary folder, which is renamed to ``folder`` at the end of the ``with`` block.
 
-    All files of the hidden folder are synced before the rename. After an exception, the hidden folder is removed. If
-    the process is killed, the hidden folder can remain. Raises OSError if ``folder`` exists and is not empty.
+    All files of the hidden folder are synced before the rename. After an exception in the block, the hidden folder is
+    removed. If the process is killed, the hidden folder can remain. Raises OSError if ``folder`` exists and is not
+    empty.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -56,10 +57,10 @@ def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 @contextmanager
 def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
-    """Yield a hidden temporary folder, which replaces ``folder`` when the block ends without an exception.
+    """Yield a hidden temporary folder, which replaces ``folder`` at the end of the ``with`` block.
 
     Unlike :func:`atomic_dir`, this function accepts an existing ``folder``. The old folder is renamed after all new
-    files are on the disk, and removed after the replacement.
+    files are on the disk, and removed after the replacement. After an exception in the block, ``folder`` is unchanged.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary

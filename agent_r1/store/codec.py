@@ -17,12 +17,12 @@ MAX_INTEGER_BITS = 4096
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
-    """Return a value as a JSON value that :func:`decode_value` decodes.
+    """Convert a value to a JSON value that :func:`decode_value` converts back.
 
-    A tuple gets a tag, so that decoding restores the tuple. A mapping gets a tag if a key is not text or begins with
-    "$". Values that JSON cannot represent (objects, sets, very long integers) become text, and decoding does not
-    restore them. Lists, tuples and mappings at depth ``MAX_DEPTH`` are replaced by ``TOO_DEEP``, because a policy can
-    generate any number of nested brackets.
+    A tuple is stored with a tag, so that decoding returns a tuple and not a list. A mapping is stored with a tag if a
+    key is not text or begins with "$". Values that JSON cannot represent (objects, sets, very long integers) become
+    text, and decoding does not restore them. Lists, tuples and mappings at depth ``MAX_DEPTH`` are replaced by
+    ``TOO_DEEP``, because a policy can generate any number of nested brackets.
 
     Example:
         >>> encode_value({"titles": ("Alba", "Bruno")})

@@ -11,10 +11,14 @@ LEVEL = 1  # The blobs are short, so higher levels take more time and save almos
 
 
 class TurnTokens(NamedTuple):
-    """The token arrays of one turn, packed into one blob, because one compression call is faster than three.
+    """The token arrays of one turn, which are stored as one blob.
 
-    The blob is compressed by zlib. Its layout is little-endian: the number of new ids and the number of action ids as
-    uint32, all ids as int32, and the log-probabilities as float64. So unpacking returns exactly the packed numbers.
+    ``new_ids`` are the tokens of the prompt that were added since the parent turn. ``action_ids`` are the sampled
+    tokens.
+
+    The blob is compressed by zlib, in one call, because this is faster than three calls. Its layout is little-endian:
+    the number of new ids and the number of action ids as uint32, all ids as int32, and the log-probabilities as
+    float64. So unpacking returns exactly the packed numbers.
 
     Example:
         >>> TurnTokens.unpack(TurnTokens((5, 6), (9, 2), (-0.3, -0.1)).pack())

@@ -13,11 +13,13 @@ from agent_r1.store.reader import RunReader
 
 
 def run_digest(reader: RunReader) -> str:
-    """Return the sha256 of everything that an exact repetition of the run reproduces, in the order of groups.
+    """Return the sha256 of everything that an exact repetition of the run reproduces.
 
-    The digest covers attempts with their policy versions, tokens, log-probabilities, rewards, fates and credit (the sum
-    of an attempt's advantages). It also covers the metrics and the checksums of all weights. It does not cover times,
-    texts for people (reasons, events), the run's name and configuration, rewards of weight 0, and superseded rows.
+    The digest covers attempts with their policy versions, tokens, log-probabilities, rewards, fates and credit. The
+    credit of an attempt is the sum of its advantages. The digest also covers the metrics and the checksums of all
+    weights. It does not cover times, texts for people (reasons, events), the run's name and configuration, rewards of
+    weight 0, and superseded rows. The attempts are hashed in the order of groups, whatever the order in which they
+    ended.
 
     If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
     """

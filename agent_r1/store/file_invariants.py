@@ -59,7 +59,10 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run, listed before the database is read, so that the database has records of all these files.
+    """The files of a run.
+
+    The files are listed before the database is read. So the database has a record of each listed file, even if the run
+    is being written.
 
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
@@ -164,10 +167,10 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 
 
 def last_closed_row(files: RunFiles) -> int:
-    """Return the number of the last ledger row that a seal outside of the database covers.
+    """Return the number of the last ledger row that is covered by a seal outside of the database; 0 if there is none.
 
-    These seals are in the seal file and in the manifests of the checkpoints and the model, which must be valid. Return
-    0 if there is no such seal.
+    Seals outside of the database are in the seal file, and in the manifests of the checkpoints and the model. All of
+    these files must be valid.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
@@ -176,9 +179,9 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the run is complete, but its last rows have no seal outside of the database.
+    """Yield a message if the run is complete, but no seal outside of the database covers its last rows.
 
-    A run that is killed while it ends can lack the seal file too, so this is no violation.
+    This is a warning and no violation, because the seal file can also be missing if the run was killed while it ended.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):

@@ -81,7 +81,7 @@ _FLOAT = struct.Struct("<d")
 
 
 class Ledger:
-    """The ledger of a database that is open for writing. No other code writes rows.
+    """The ledger of a database that is open for writing. All rows are written through the ledger.
 
     Attributes:
         head: the seal of the last row.
@@ -112,7 +112,10 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the rows that the block appends, with the last seal. If the block raises an error, commit no row."""
+        """Commit the rows that the ``with`` block appends, and the seal of the last row.
+
+        If the block raises an error, no row is committed.
+        """
         with self._undo_after_error("ROLLBACK"):
             self._connection.execute("BEGIN IMMEDIATE")
             yield
@@ -121,7 +124,10 @@ class Ledger:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Run the block as a part of the open transaction. If the block raises an error, undo all rows of the block."""
+        """Run the ``with`` block as a part of the open transaction.
+
+        If the block raises an error, the rows of the block are undone, and the transaction continues.
+        """
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
             yield
@@ -170,9 +176,9 @@ def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
 
 
 def broken_rows(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each row that does not fit the previous rows, in the order of rows.
+    """Yield one line for each row whose number or seal does not fit the previous row, in the order of rows.
 
-    Yield one more line if the last row does not have the seal in the table ``head``.
+    Yield one more line if the seal of the last row differs from the seal in the table ``head``.
     """
     last = START
     for table, row, seal, *values in merge(*(_read_rows(connection, table) for table in KEYS), key=itemgetter(1)):

@@ -56,10 +56,12 @@ class ModelFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a saved folder: its model, and its files by name.
+    """The content of the manifest of a saved folder. It describes the model and the files in the folder.
 
     Attributes:
+        fingerprint: identifies the model.
         seal: the last seal of the run's ledger when the folder was saved; None if the folder belongs to no run.
+        files: the files of the folder, by name.
     """
 
     fingerprint: ModelFingerprint

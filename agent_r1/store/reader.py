@@ -98,7 +98,7 @@ class RunReader:
         return None if found is None else self._trajectory(found)
 
     def fates(self) -> Iterator[AttemptFate]:
-        """Yield the fate of every attempt that has a fate."""
+        """Yield the recorded fate of each attempt. An attempt whose fate is not decided yet is left out."""
         columns = f"{_ATTEMPT}, fate, step, reason, credit"
         sql = f"SELECT {columns} FROM current_attempts AS attempts WHERE fate IS NOT NULL ORDER BY id"
         for *attempt, fate, step, reason, credit in self._rows(sql):

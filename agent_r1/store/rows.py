@@ -116,7 +116,7 @@ def event_rows(event: Event, segment: int, connection: sqlite3.Connection) -> It
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt, or None if the attempt was never started.
 
-    The tables refuse rows with the attempt id None. So events about an unknown attempt are refused.
+    If an event is about an unknown attempt, the row id is None, and the tables refuse the rows of the event.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()

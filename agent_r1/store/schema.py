@@ -166,7 +166,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Raise InvalidInput if the database has another schema version.
 
-    Raise sqlite3.DatabaseError if the schema version cannot be read, because the database does not belong to a run.
+    Raise sqlite3.DatabaseError if the database has no readable schema version, and is therefore not the database of a
+    run.
     """
     row = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     if row is None or not str(row[0]).isdecimal():

@@ -32,7 +32,10 @@ class VerificationReport:
         warnings: one line for each gap in the evidence that breaks no invariant.
 
     Example:
-        VerificationReport({"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0}, 2, 20, 3, 61440, 0, (), ())
+        VerificationReport(
+            attempts={"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0},
+            segments=2, steps=20, checkpoints=3, rows=61440, not_closed=0, violations=(), warnings=(),
+        )
     """
 
     attempts: Mapping[str, int]

@@ -25,7 +25,10 @@ LOCKS = Path("/proc/locks")
 
 
 class RunWriteError(AgentR1Error):
-    """The error for events that cannot be recorded, because the events contradict the database or the disk failed."""
+    """The error for events that cannot be recorded.
+
+    Either the events contradict the database, or the disk failed.
+    """
 
 
 @dataclass(slots=True)
@@ -39,12 +42,13 @@ class _Submission:
 class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    Events that arrive while a transaction is being synced are written together, in the next transaction with one fsync.
+    Events that arrive during a transaction are written together in the next transaction, which is synced to the disk
+    once.
 
-    An attempt must be started before any other event about the attempt is recorded. An attempt finishes at most once
-    and gets at most one fate. If the events of one ``record`` call violate these rules, only this call raises
-    RunWriteError. After a failed commit, all later events are refused. So the disk holds exactly the events for which
-    ``record`` returned.
+    Events must follow these rules. The start of an attempt is recorded before any other event about the attempt. An
+    attempt finishes at most once and gets at most one fate. If the events of one ``record`` call violate a rule, only
+    this call raises RunWriteError. After a failed commit, all later events are refused. So the disk holds exactly the
+    events for which ``record`` returned.
 
     Events belong to the latest segment. Only one process can write a run at a time.
 
@@ -114,7 +118,10 @@ class RunWriter:
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
-        """Commit all waiting submissions in one transaction. Do nothing if an earlier job committed them."""
+        """Commit all waiting submissions in one transaction.
+
+        Do nothing if no submission waits, because the previous transaction included it.
+        """
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return
@@ -132,9 +139,9 @@ class RunWriter:
         return [self._failure] * len(batch)
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
-        """Append the rows of one submission, and return None.
+        """Append the rows of one submission. Return None, or the error if the submission is refused.
 
-        If the submission is refused, append no row, and return the error.
+        No row of a refused submission is appended.
         """
         try:
             with self._ledger.savepoint():
@@ -151,7 +158,10 @@ class RunWriter:
 
 
 def _subject(event: Event) -> str:
-    """Return the key of the attempt that an event is about. For other events, return the name of the type."""
+    """Return the key of the attempt that an event is about.
+
+    If the event is not about one attempt, return the name of the event's type.
+    """
     match event:
         case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
             return attempt_key(attempt)

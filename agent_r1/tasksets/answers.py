@@ -18,16 +18,16 @@ def answer(text: str) -> Message:
 def answer_solutions(
     task: Task, searches: tuple[Message, ...], other: str, max_turns: int, full: Mapping[str, float]
 ) -> ReferenceSolutions:
-    """Return the reference solutions of a question.
+    """Return the reference solutions of a question: right and wrong ones.
 
     Args:
         task: the question. Every entry of ``task.data["answers"]`` is a right answer.
-        searches: messages with tool calls that the solutions send before the answer, one message per turn. There are
-            fewer messages than ``max_turns``.
+        searches: messages with tool calls, one message per turn. Some solutions send these messages before the answer.
+            There are fewer messages than ``max_turns``.
         other: a wrong answer, for example the answer of another task.
         max_turns: the largest number of turns of an episode.
-        full: values of rewards, by name. Every right solution must reach these values, and no wrong solution may
-            reach any of them.
+        full: the full value of each reward, by name. Every right solution must reach all of these values. No wrong
+            solution may reach any of them.
     """
     first, *aliases = gold_answers(task)
     gold = (

@@ -45,7 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return the value in the JSON format. ``keep`` stores an object that is not plain data, and returns its number."""
+    """Return a value as JSON data. An object that is not plain data becomes the number that ``keep`` returns for it."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -61,7 +61,7 @@ class AlteredArgument(Exception):
 
 
 def encode_exactly(value: Any) -> Any:
-    """Return the value in the JSON format. Raise AlteredArgument if the candidate would receive a different value."""
+    """Return a value as JSON data. Raise AlteredArgument if the candidate would receive a different value."""
     if value is None or type(value) is bool:
         return value
     encoder = find_encoder(value)
@@ -88,7 +88,7 @@ def find_encoder(value: Any) -> Encoder | None:
 
 
 def round_trips(value: Any) -> bool:
-    """Return whether an encoded and decoded value has the same type and equals the original value."""
+    """Return whether a value keeps its type and stays equal if it is encoded and decoded."""
     kind = type(value)
     if kind is defaultdict:
         return factory_name(value) is not None
@@ -122,7 +122,7 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a defaultdict, or a plain dictionary if its factory is not in FACTORIES. ``inner`` encodes its content."""
+    """Encode a defaultdict. It becomes a plain dictionary if its default factory is not in FACTORIES."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
@@ -138,7 +138,7 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type of a module that is perhaps not imported. If the module is not imported, no value of the type exists."""
+    """A type that is given by its module and name. No value of the type exists before the module is imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -223,7 +223,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value for encoded data. ``kept`` returns the object that was stored with a given number."""
+    """Return the value for encoded data. ``kept(number)`` returns the object that was stored under this number."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()
@@ -338,8 +338,8 @@ def serve(connection: int, source: str) -> None:
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
     """Run the tests. The candidate's functions that the tests call are executed in the candidate's process.
 
-    The last text on stderr tells the result. If all tests pass, it is the nonce. If the tests are faulty, it is the
-    nonce followed by the reason. If the candidate fails, the nonce is not written.
+    The end of the output on stderr tells the result. The output ends with ``nonce`` if all tests pass. It ends with
+    ``nonce`` and a reason if the tests are faulty. If the candidate fails, ``nonce`` is not written.
     """
     defined = receive(connection)["defined"]
     missing = [name for name in calls if name not in defined]

@@ -69,7 +69,10 @@ def exceed_memory(targets: Any) -> bool:
 
 
 def exceed_memory_together(targets: Any) -> bool:
-    """Use more memory in three processes together than the cgroup allows. The kernel can kill this process."""
+    """Start three processes that together use more memory than the cgroup allows.
+
+    Return whether the kernel allows this. The kernel can also kill this process.
+    """
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()
     for _ in range(3):

@@ -29,8 +29,8 @@ class Exam:
         setup: code that runs before the tests, in the process of the tests.
         given: code that runs before the solution, in the process of the solution.
         after: code that runs after the solution, in the process of the solution.
-        handed: the names of objects that ``after`` creates for the tests: instances of classes that the solution
-            defines. The tests can only pass these objects back to the solution.
+        handed: the names of objects that ``after`` creates for the tests. The objects are instances of classes that the
+            solution defines. The tests can only pass them as arguments to the solution's functions.
 
     Example:
         Exam(("area",), "assert area(square) == 4", after="square = Square(2)", handed=("square",))
@@ -56,9 +56,9 @@ class Exam:
         )
 
     def _candidate(self, solution: str) -> str:
-        """Return a program that runs ``given``, the solution and ``after`` as three separate sources.
+        """Return a program that runs three separate sources: ``given``, the solution, and ``after``.
 
-        The sources are separate, so that the solution can begin with ``from __future__`` and its line numbers begin
+        Because the sources are separate, the solution can begin with ``from __future__``, and its line numbers begin
         with 1.
         """
         after = self.after + (_HANDER if self.handed else "")

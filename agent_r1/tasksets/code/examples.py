@@ -26,11 +26,11 @@ class Example:
 
 
 def example_from_assertion(source: str) -> Example:
-    """Return an assertion as an example.
+    """Convert an assertion to an example.
 
-    For ``assert f(1) == 2``, the call is ``f(1)`` and the expected value is ``2``. For an assertion without ``==``, the
-    call is the condition as a bool, and the expected value is True. Raises SyntaxError if ``source`` is not one
-    assertion.
+    For ``assert f(1) == 2``, the call is ``f(1)`` and the expected value is ``2``. If the assertion has no ``==``, the
+    call is the asserted condition, converted to a bool, and the expected value is True. Raises SyntaxError if
+    ``source`` is not one assertion.
 
     Example:
         >>> example_from_assertion("assert not odd(2)")
@@ -46,10 +46,10 @@ def example_from_assertion(source: str) -> Example:
 
 
 def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
-    """Return the examples in the docstring of a function.
+    """Return the examples in the docstring of a function. ``source`` is the source that defines the function.
 
-    The examples are the doctests. If there are no doctests, the examples are the lines such as ``f(1) ➞ 2``. A doctest
-    or line whose expected value is not a literal is left out. ``source`` is the source that defines the function.
+    The examples are the doctests. If there are no doctests, the examples are the lines of a form such as ``f(1) ➞ 2``.
+    An example is left out if its expected value is not a literal.
     """
     found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
@@ -67,9 +67,11 @@ def _doctests(docs: str) -> Iterator[Example]:
 
 
 def _line(line: str, function: str) -> Iterator[Example]:
-    """Yield the example in a line, or nothing if the line has no example.
+    """Yield the example in a line such as ``f(1) ➞ 2``, or nothing if the line has no example.
 
-    The example is the shortest call of the function that the line contains, and the longest literal after the call.
+    The call begins at the first ``function(`` in the line. It ends at the first ``)`` that completes a call whose
+    arguments are all literals. The expected value is the literal after the call. If several literals begin there, the
+    longest is used.
     """
     start = line.find(f"{function}(")
     ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []

@@ -28,8 +28,8 @@ class CodeScorer:
     - ``passed``: 1 if the final solution passes the exam; 0 if the solution fails or there is no solution; None if the
       solution could not be graded, because the sandbox or the tests failed
     - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0
-    - ``first_passed``: graded like ``passed``, but for the first code that the agent gave to ``run_tests``; equal to
-      ``passed`` if the agent gave no code to ``run_tests``
+    - ``first_passed``: the same as ``passed``, but for the first code that the agent gave to ``run_tests``; if the
+      agent gave no code to ``run_tests``, the value of ``passed``
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -61,9 +61,9 @@ def extract_solution(text: str) -> str | None:
 
 
 def _closed(text: str, start: int) -> str | None:
-    """Return the block that begins at ``start``.
+    """Return the content of the block that begins at ``start``, or None if the block has no closing fence.
 
-    Return None if the text ends, or the next block begins, before the closing fence.
+    A block has no closing fence if the text ends, or another block begins, before the next closing fence.
     """
     closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
     if closer is None or (opener is not None and opener.start() < closer.start()):
@@ -96,11 +96,12 @@ def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return how often the first code of an attempt passed the exam, and how often a failed first code was fixed.
+    """Return how often the first code of an attempt passed the exam, and how often a failed first code was repaired.
 
     - ``first_pass_rate``: the share of the attempts whose first code passed
-    - ``no_second_try_rate``: of the attempts whose first code failed, the share that submitted code only once
-    - ``fix_rate``: of the attempts whose first code failed and that submitted code again, the share that passed
+    - ``no_second_try_rate``: among the attempts whose first code failed, the share that submitted code only once
+    - ``fix_rate``: among the attempts whose first code failed and that submitted code again, the share whose final
+      solution passed
 
     Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
     """

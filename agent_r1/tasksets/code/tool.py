@@ -52,10 +52,10 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 
 
 def format_trial(outcome: ExecutionResult) -> ToolResult:
-    """Return the tool result with the output of the program as text for the agent.
+    """Return the output of the program as a tool result, whose text the agent sees.
 
-    A solution that fails examples is not an error of the call. A program that does not end normally, for example
-    because it exceeds the time limit, is an error of the call.
+    A solution that fails examples is not an error of the call. The call has an error only if the program does not end
+    normally, for example because it exceeds the time limit.
     """
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:

@@ -27,10 +27,10 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 
 
 def refusal_reason(gold: str, said: str, question: str) -> str | None:
-    """Return why the form of the answer ``said`` is refused; None if the form is acceptable.
+    """Return the reason why the form of the answer ``said`` is refused; None if the form is acceptable.
 
-    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the same text as the gold answer
-    (:func:`same_text`) is never refused.
+    For example, an uncomputed sum is refused. ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An
+    answer with the same text as the gold answer (:func:`same_text`) is never refused.
     """
     if same_text(gold, said):
         return None
@@ -84,10 +84,10 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the names of the operations that an answer does not carry out: "arithmetic" for ``17 + 1``.
+    """Return the names of the operations that an answer leaves uncomputed, for example "arithmetic" for ``17 + 1``.
 
-    An answer with letters can be a sum of terms that cannot be computed. For such an answer, only named operations
-    such as ``gcd`` are returned.
+    A sum of terms with letters cannot always be computed. So if an answer contains letters, only named operations such
+    as ``gcd`` are returned.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)
@@ -116,8 +116,8 @@ def _kind(answer: str) -> str:
 def _may_equal(gold: str, said: str) -> bool:
     """Return whether an answer of the kind ``said`` can equal a gold answer of the kind ``gold``.
 
-    A kind is, for example, "set", "tuple" or "interval"; a single number or expression has the kind "one".
-    A set can be written without braces, as a list or as its only element. For all other answers, the kinds must be the
-    same.
+    A kind is, for example, "set", "list", "tuple" or "interval". A single number or expression has the kind "one". A
+    set can be written without braces, as a list; a set with one element can also be written as this element. In all
+    other cases, the two kinds must be the same.
     """
     return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

@@ -34,8 +34,8 @@ class Checked:
     """The result of a comparison of two answers.
 
     Attributes:
-        correct: whether the answer is right; None if the comparison failed.
-        reason: why the answer was refused or the comparison failed; "" if neither happened.
+        correct: whether the answer is right; None if the answers could not be compared.
+        reason: why the form of the answer was refused, or why the answers could not be compared; otherwise "".
 
     Example:
         Checked(None, "score timed out")
@@ -54,8 +54,9 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare an agent's answer (``said``) with the gold answer of a question, and return the result.
 
-        If the comparison fails, math-verify compares the gold answer with itself. If this second comparison succeeds,
-        the agent's answer is wrong. If it also fails, ``correct`` of the result is None.
+        The comparison can end with an error or exceed the time limit. Then math-verify compares the gold answer with
+        itself. If this works, the problem is the agent's answer, which is wrong. Otherwise ``correct`` of the result is
+        None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

@@ -15,8 +15,9 @@ from agent_r1.tasksets.math.problems import Problem
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return a function that returns the reference solutions of a given task.
 
-    The right solutions state the gold answer. Some wrong solutions state, for example, the answer of another problem,
-    the gold answer plus one, or an expression of the question. Other wrong solutions have no complete box.
+    The right solutions state the gold answer. A wrong solution states another answer, or states no answer in a complete
+    box. Examples of other answers are the answer of another problem, the gold answer plus one, and an expression of the
+    question.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 

@@ -35,9 +35,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify finds the gold answer equal to itself, and can therefore compute the gold answer.
+        """Return whether math-verify can compute the gold answer, that is, finds it equal to itself.
 
-        The gold answer is first normalized as in :meth:`check`, for which ``said`` is also needed.
+        The gold answer is first normalized as in :meth:`check`. This normalization also needs ``said``.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

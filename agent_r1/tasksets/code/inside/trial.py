@@ -44,9 +44,10 @@ def tried(call: str, wanted: str, names: dict[str, object]) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """Return the error with its traceback, from the first frame in the solution on (at most the last 8 frames).
+    """Return the text of an error with its traceback. At most the last 8 frames of the traceback are shown.
 
-    An error without a frame in the solution, such as a syntax error, is returned without a traceback.
+    The traceback begins with the first frame in the solution. If no frame is in the solution, for example because of a
+    syntax error, the text has no traceback.
     """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != NAME:
