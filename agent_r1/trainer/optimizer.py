@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.packages import import_extra
+from agent_r1.trainer.config import OptimizerName
 from agent_r1.trainer.protocol import Module, OptimStats
 
 
@@ -26,6 +32,16 @@ class Optimizer:
 
     Weight decay applies only to parameters with two or more dimensions. The moments exist before the first step, so
     that the saved state has the same tensors after every step.
+
+    Args:
+        groups: the modules to train.
+        betas: the decay rates of the first and second moments.
+        weight_decay: the decoupled weight decay.
+        max_norm: the maximum norm of the gradient of a module.
+        name: "adamw" keeps the moments in float32; "adamw-8bit" keeps them in 8 bits (2110.02861).
+
+    Raises:
+        InvalidInput: the package of the 8-bit optimizer is not installed.
     """
 
     def __init__(
@@ -34,26 +50,21 @@ class Optimizer:
         betas: tuple[float, float],
         weight_decay: float,
         max_norm: float,
+        name: OptimizerName = "adamw",
     ) -> None:
         self._max_norm = max_norm
         self._parameters: dict[Module, dict[str, nn.Parameter]] = {
             module: {name: p for name, p in group.module.named_parameters() if p.requires_grad}
             for module, group in groups.items()
         }
-        adamw_groups = []
+        adamw_groups: list[dict[str, Any]] = []
         for module, group in groups.items():
             parameters = self.parameters(module)
             matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
             adamw_groups.append({"params": matrices, "lr": group.learning_rate, "weight_decay": weight_decay})
             adamw_groups.append({"params": vectors, "lr": group.learning_rate, "weight_decay": 0.0})
-        self._adamw = torch.optim.AdamW(adamw_groups, betas=betas, fused=True)
-        self._learning_rates = [group["lr"] for group in self._adamw.param_groups]
-        for parameter in (p for module in groups for p in self.parameters(module)):
-            self._adamw.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        self._learning_rates: list[float] = [group["lr"] for group in adamw_groups]
+        self._adamw = (_adamw if name == "adamw" else _adamw_8bit)(adamw_groups, betas)
 
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
         """Clip the gradients of ``modules`` and apply them. Then clear the gradients of all modules.
@@ -72,8 +83,9 @@ class Optimizer:
         finite = math.isfinite(float(loss.detach())) and all(map(math.isfinite, gradient_norms.values()))
         if finite:
             for group, learning_rate in zip(self._adamw.param_groups, self._learning_rates, strict=True):
-                group["lr"] = learning_rate_factor * learning_rate
-            self._adamw.step()
+                _set_learning_rate(group, learning_rate_factor * learning_rate)
+            with _eager_on_cpu(self._adamw):
+                self._adamw.step()
         self.clear_gradients()
         return OptimStats(finite, gradient_norms)
 
@@ -86,13 +98,76 @@ class Optimizer:
         return list(self._parameters[module].values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the moments and step counters by name (``policy.lm_head.weight.exp_avg``), without copying them."""
+        """Return the moments and step counters by name (``policy.lm_head.weight.exp_avg``), without copying them.
+
+        A moment in 8 bits is several tensors: ``policy.lm_head.weight.exp_avg.codes``, ``.scale`` and ``.qmap``.
+        """
         return {
-            f"{module}.{name}.{moment}": tensor
+            f"{module}.{name}.{key}": tensor
             for module, parameters in self._parameters.items()
             for name, parameter in parameters.items()
-            for moment, tensor in self._adamw.state[parameter].items()
+            for moment, value in self._adamw.state[parameter].items()
+            for key, tensor in _plain_tensors(moment, value)
         }
+
+
+def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
+    """Return AdamW with moments in float32, which are 0."""
+    adamw = torch.optim.AdamW(groups, betas=betas, fused=True)
+    for parameter in _parameters_of(adamw):
+        adamw.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return adamw
+
+
+def _adamw_8bit(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
+    """Return torchao's AdamW, whose moments are 0 and are kept in 8 bits.
+
+    A block of 256 moments shares a scale in float32. A parameter with fewer than 4,096 weights, or with a number of
+    weights that is not a multiple of 256, has moments in float32.
+    """
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about kernels for other GPUs
+    adamw: torch.optim.Optimizer = import_extra("torchao.optim", "8bit").AdamW8bit(groups, lr=0.0, betas=betas)
+    for group in adamw.param_groups:  # torchao makes the moments in the first step, so take a step that changes nothing
+        _set_learning_rate(group, 0.0)
+    for parameter in _parameters_of(adamw):
+        parameter.grad = torch.zeros_like(parameter)
+    with _eager_on_cpu(adamw):
+        adamw.step()
+    adamw.zero_grad(set_to_none=True)
+    for parameter in _parameters_of(adamw):
+        adamw.state[parameter]["step"].zero_()
+    return adamw
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _set_learning_rate(group: dict[str, Any], learning_rate: float) -> None:
+    """Set the learning rate of a parameter group. torchao keeps it in a tensor, which must stay the same tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(learning_rate)
+    else:
+        group["lr"] = learning_rate
+
+
+def _eager_on_cpu(optimizer: torch.optim.Optimizer) -> Any:
+    """Return a context in which torchao does not compile its step on a CPU, because that needs a C++ compiler."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in _parameters_of(optimizer))
+    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
+
+
+def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``value`` with its name, or, if it is quantized, the tensors that it consists of."""
+    if not is_traceable_wrapper_subclass(value):
+        yield name, value
+        return
+    for part in value.__tensor_flatten__()[0]:
+        yield f"{name}.{part}", getattr(value, part)
 
 
 @torch.no_grad()

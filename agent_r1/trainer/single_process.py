@@ -113,7 +113,7 @@ class SingleProcessTrainer:
         if config.activation_checkpointing:
             for trained in self._trained():
                 checkpoint_activations(trained.compute, type(model).__name__)
-        self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm)
+        self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm, config.optimizer)
         self._budget = TokenBudget(config.micro_tokens)
         self._checksum: str | None = None  # of the policy's current weights; None: not computed
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients

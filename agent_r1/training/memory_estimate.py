@@ -19,6 +19,7 @@ from agent_r1.inference.torch_engine import kv_cache_bytes
 from agent_r1.model.adapter import count_adapter
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of
 from agent_r1.model.precision import DTYPES
+from agent_r1.trainer.config import OptimizerName
 from agent_r1.training.config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,9 @@ GIB = 2**30
 
 ADVISED_RANK = 16
 """The rank of the adapter in the advice for a run that does not fit into memory."""
+
+MOMENT_BYTES: Mapping[OptimizerName, int] = {"adamw": 8, "adamw-8bit": 2}
+"""The bytes of both moments of a weight. The scales of the 8-bit moments add less than 2 %."""
 
 OVERHEAD = 1.1
 """The memory that allocators hold, divided by the memory of the tensors."""
@@ -129,10 +133,11 @@ def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[M
         frozen = (("reference" in needs) + ("teacher" in needs)) * computed * parameters
         size = parameters
     yield MemoryUse("further weights", frozen + changed * size)
-    yield MemoryUse("gradients and moments", 3 * trained * FLOAT32 * size)
+    moments = MOMENT_BYTES[config.trainer.optimizer] * trained * size
+    yield MemoryUse("gradients and moments", trained * FLOAT32 * size + moments)
     if model.device.type == "cpu":  # the copies are in CPU memory, which a GPU does not use
-        saved = (1 + 2 * trained + (trained - 1)) * (config.checkpoint_every > 0) + (config.evaluate_every > 0)
-        yield MemoryUse("copies to save", saved * FLOAT32 * size)
+        checkpoint = (trained * FLOAT32 * size + moments) * (config.checkpoint_every > 0)
+        yield MemoryUse("copies to save", checkpoint + (config.evaluate_every > 0) * FLOAT32 * size)
 
 
 def _count_weights(model: PreTrainedModel) -> int:

@@ -81,6 +81,8 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
     lora = config.trainer.lora
     if lora.rank:
         require_extra("peft", "lora")  # before the model is loaded, which can take long
+    if config.trainer.optimizer == "adamw-8bit":
+        require_extra("torchao", "8bit")
     policy = load_policy(config, taskset, config.trainer.dtype if lora.rank else "float32")
     if has_adapter(policy.model):
         do = "name a whole model: a run with LoRA saves the merged model as RUN/model when it ends"

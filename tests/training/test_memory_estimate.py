@@ -71,6 +71,17 @@ def test_a_pass_takes_what_it_saves_and_some_temporary_tensors(make: Any) -> Non
     assert saved < estimated < 1.6 * saved
 
 
+def test_moments_in_8_bits_take_a_quarter() -> None:
+    model = qwen()
+    whole, small = (
+        plan_memory(model, config_of(trainer__optimizer=name), 128, PLENTY) for name in ("adamw", "adamw-8bit")
+    )
+    weights = model.num_parameters()
+    assert use_of(whole, "gradients and moments") == (4 + 8) * weights
+    assert use_of(small, "gradients and moments") == (4 + 2) * weights
+    assert use_of(whole, "copies to save") - use_of(small, "copies to save") == 6 * weights
+
+
 def test_a_pass_grows_with_its_tokens_and_shrinks_with_checkpointing_and_bfloat16() -> None:
     model = qwen(4)
     whole = pass_bytes(shape_of(model))

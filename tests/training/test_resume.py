@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 from resuming import EVERYTHING, STEPS, Whole, config_of, result_of, resume, train_with_images
+from safetensors import safe_open
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
@@ -54,6 +55,16 @@ def test_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[...,
 def test_the_whole_state_of_a_run_is_restored(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
     run = whole(unpredictable=True, **EVERYTHING)
     assert resume(run.taskset, run.stopped(step, tmp_path)) == run.result
+
+
+def test_moments_in_8_bits_are_restored(whole: Callable[..., Whole], tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    run = whole(steps=4, **{"trainer.optimizer": "adamw-8bit"})
+    folder = run.stopped(2, tmp_path)
+    (newest,) = [path for path in list_checkpoints(folder) if checkpoint_step(path) == 2]
+    with safe_open(newest / "trainer.safetensors", "pt") as file:
+        assert any(name.endswith("exp_avg_sq.codes") for name in file.keys())  # noqa: SIM118
+    assert resume(run.taskset, folder) == run.result
 
 
 def acknowledged(folder: Path) -> Counter[str]:
