@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.core.weights import PolicyVersion
 
@@ -48,6 +49,13 @@ class AttemptFate:
     step: int
     reason: str | None = None
     credit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensRecorded:
+    """What an update computed for the tokens of some of its attempts, one record per turn."""
+
+    records: tuple[TokenRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,7 @@ Event = (
     AttemptStarted
     | AttemptFinished
     | AttemptFate
+    | TokensRecorded
     | PendingDropped
     | PolicyPublished
     | StepMetrics

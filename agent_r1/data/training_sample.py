@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Trajectory, Turn
-
-T = TypeVar("T")
+from agent_r1.core.weighted_rewards import weighted_rewards, with_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +104,6 @@ def describe_status(trajectory: Trajectory) -> str:
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
 
 
-def _weighted(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
-    """Yield the name, the weight and the value of each reward whose weight is not 0."""
-    for name, value in rewards.items():
-        if weight := weights.get(name, 1.0):
-            yield name, weight, value
-
-
 def _defects(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
     """Yield every reason why the trajectory cannot be trained on."""
     if STATUS_POLICY[trajectory.status] != "train":
@@ -123,7 +114,7 @@ def _defects(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[s
         yield from _turn_defects(turn, weights)
         if turn.action_ids and not turn.new_ids and not trajectory.prompt_ids(turn):
             yield f"turn {turn.index} has an empty prompt"
-    for name, _, reward in _weighted(trajectory.rewards, weights):
+    for name, _, reward in with_weights(trajectory.rewards, weights):
         if reward is None:
             yield trajectory.reason or f"reward {name} could not be scored"
         elif isinstance(reward, tuple) and trajectory.turns_for_rewards(len(reward)) is None:
@@ -137,7 +128,7 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
         yield f"turn {turn.index} has {len(turn.action_ids)} tokens, {len(turn.logprobs)} log-probabilities"
     if turn.action_ids and (not turn.version_spans or turn.version_spans[0].start > 0):
         yield f"turn {turn.index} has no version of the weights that sampled it"
-    for name, _, value in _weighted(turn.rewards, weights):
+    for name, _, value in with_weights(turn.rewards, weights):
         if not math.isfinite(value):
             yield f"reward {name} of turn {turn.index} is {value}"
     if turn.call_rewards and len(turn.call_rewards) != len(turn.call_ends):
@@ -145,35 +136,9 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
     if not all(0 <= end < len(turn.action_ids) for end in turn.call_ends):
         yield f"turn {turn.index} has a call that ends outside its {len(turn.action_ids)} tokens"
     for call, rewards in enumerate(turn.call_rewards):
-        for name, _, value in _weighted(rewards, weights):
+        for name, _, value in with_weights(rewards, weights):
             if not math.isfinite(value):
                 yield f"reward {name} of call {call} in turn {turn.index} is {value}"
-
-
-@dataclass(frozen=True, slots=True)
-class _WeightedReward:
-    """A reward of the whole trajectory, of a turn, or of a call in a turn. ``value`` is multiplied by the weight."""
-
-    name: str
-    value: float
-    turn: int | None = None
-    call: int | None = None
-
-
-def _weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[_WeightedReward]:
-    for number, turn in enumerate(trajectory.turns):
-        for name, weight, value in _weighted(turn.rewards, weights):
-            yield _WeightedReward(name, weight * value, number)
-        for call, rewards in enumerate(turn.call_rewards):
-            for name, weight, value in _weighted(rewards, weights):
-                yield _WeightedReward(name, weight * value, number, call)
-    for name, weight, reward in _weighted(trajectory.rewards, weights):
-        if isinstance(reward, tuple):  # one number per turn
-            turns = trajectory.turns_for_rewards(len(reward)) or ()
-            for turn, value in zip(turns, reward, strict=True):
-                yield _WeightedReward(name, weight * value, turn.index)
-        elif reward is not None:
-            yield _WeightedReward(name, weight * reward)
 
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
@@ -184,7 +149,7 @@ def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) ->
     # values by (turn, call): (None, None) for the whole trajectory, (turn, None) for a whole turn
     by_place: dict[tuple[int | None, int | None], list[float]] = {}
     by_name: dict[str, list[float]] = {}
-    for reward in _weighted_rewards(trajectory, weights):
+    for reward in weighted_rewards(trajectory, weights):
         by_place.setdefault((reward.turn, reward.call), []).append(reward.value)
         by_name.setdefault(reward.name, []).append(reward.value)
     sums = {place: math.fsum(values) for place, values in by_place.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 LEVEL = 1  # The blobs are short, so higher levels take more time and save almost nothing.
@@ -44,6 +45,26 @@ class TurnTokens(NamedTuple):
 
 
 _COUNTS = struct.Struct("<2I")
+
+
+def pack_columns(columns: Sequence[Sequence[float]]) -> bytes:
+    """Return columns of numbers with equal lengths as one compressed blob. Every number is stored exactly, also NaN.
+
+    The layout is little-endian: the number of columns as uint32, then the columns one after the other as float64.
+    """
+    numbers = [number for column in columns for number in column]
+    return zlib.compress(struct.pack(f"<I{len(numbers)}d", len(columns), *numbers), LEVEL)
+
+
+def unpack_columns(blob: bytes) -> tuple[tuple[float, ...], ...]:
+    """Invert :func:`pack_columns`. Raise ValueError if the columns have different lengths."""
+    data = zlib.decompress(blob)
+    (columns,) = struct.unpack_from("<I", data)
+    numbers = struct.unpack_from(f"<{(len(data) - 4) // 8}d", data, 4)
+    if not columns or len(numbers) % columns:
+        raise ValueError(f"{len(numbers)} numbers are not {columns} columns of equal length")
+    length = len(numbers) // columns
+    return tuple(numbers[start * length : (start + 1) * length] for start in range(columns))
 
 
 def pack_document(document: Any) -> bytes:

@@ -42,6 +42,9 @@ INVARIANTS: Mapping[str, str] = {
     "a trained attempt has finished": """
         SELECT attempt || ' has no trajectory' FROM current_attempts
         WHERE fate = 'trained' AND id NOT IN (SELECT attempt_id FROM outcomes)""",
+    "an attempt with token records has a fate": """
+        SELECT attempt || ' has none' FROM current_attempts
+        WHERE fate IS NULL AND id IN (SELECT attempt_id FROM token_records)""",
     "a trained attempt has action tokens": """
         SELECT attempt || ' has none' FROM current_attempts JOIN outcomes ON attempt_id = current_attempts.id
         WHERE fate = 'trained' AND newest_version < 0""",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -12,15 +13,24 @@ from typing import Any
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics
+from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
+from agent_r1.store.attempt_list import (
+    AttemptFilter,
+    AttemptOrder,
+    AttemptSummary,
+    count_query,
+    page_query,
+    read_summary,
+)
 from agent_r1.store.codec import decode_action, decode_messages, decode_result, decode_version_spans
 from agent_r1.store.compression import TurnTokens, unpack_document
 from agent_r1.store.file_invariants import check_checkpoint, last_checkpoint_step, last_step
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.invariants import COMPLETED
 from agent_r1.store.manifest import Manifest
-from agent_r1.store.rows import attempt_key, decode_number, decode_reward
+from agent_r1.store.rows import attempt_key, decode_number, decode_reward, decode_token_record
 from agent_r1.store.schema import open_reader
 
 _ATTEMPT = "attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry"
@@ -30,6 +40,28 @@ _TRAJECTORY = (
 )
 # Rewards by (turn, call): (None, None) for the whole trajectory, (turn, None) for the whole turn.
 _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """A log event with its segment and its time in seconds since 1970.
+
+    Example:
+        RecordedEvent(1, 1767323045.0, LogEvent("warning", "gradient_spike: the gradient norm is far above .."))
+    """
+
+    segment: int
+    time: float
+    event: LogEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStart:
+    """The start of a segment: its number, the step from which it continues, and the time in seconds since 1970."""
+
+    segment: int
+    step: int
+    time: float
 
 
 class RunReader:
@@ -97,6 +129,36 @@ class RunReader:
         found = next(self._rows(f"SELECT {_TRAJECTORY} WHERE attempt = ?", attempt_key(attempt)), None)
         return None if found is None else self._trajectory(found)
 
+    def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
+        """Return the token records of an attempt, one per turn with action tokens; () if the update made none."""
+        sql = """SELECT turn, numbers FROM token_records JOIN current_attempts AS attempts ON attempt_id = attempts.id
+                 WHERE attempt = ? ORDER BY turn"""
+        rows = self._rows(sql, attempt_key(attempt))
+        return tuple(decode_token_record(attempt, turn, numbers) for turn, numbers in rows)
+
+    def list_attempts(
+        self,
+        where: AttemptFilter = AttemptFilter(),  # noqa: B008  (a frozen value)
+        *,
+        sort: AttemptOrder = "started",
+        descending: bool = False,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> tuple[AttemptSummary, ...]:
+        """Return one page of the attempts that meet all conditions, sorted by the database."""
+        query = page_query(where, sort, descending, limit, offset)
+        return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
+
+    def count_attempts(self, where: AttemptFilter = AttemptFilter()) -> int:  # noqa: B008
+        """Return the number of attempts that meet all conditions."""
+        query = count_query(where)
+        return int(next(self._rows(query.sql, *query.parameters))[0])
+
+    def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:
+        """Return all attempts in the group of an attempt, with the attempt itself, in the order of sample indices."""
+        found = self.list_attempts(AttemptFilter(group_id=attempt.group_id), limit=-1)
+        return tuple(sorted(found, key=lambda summary: summary.attempt.sort_key))
+
     def fates(self) -> Iterator[AttemptFate]:
         """Yield the recorded fate of each attempt. An attempt whose fate is not decided yet is left out."""
         columns = f"{_ATTEMPT}, fate, step, reason, credit"
@@ -118,6 +180,27 @@ class RunReader:
     def reproducible_metrics(self) -> Iterator[StepMetrics]:
         """Yield the metrics of each step without the timings."""
         return self._metrics("reproducible")
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Return the names of all metrics and timings, in the order in which they were first recorded."""
+        sql = "SELECT name FROM current_metrics GROUP BY name ORDER BY min(id)"
+        return tuple(name for (name,) in self._rows(sql))
+
+    def curve(self, name: str) -> Mapping[int, float]:
+        """Return the values of one metric or timing by step, in the order of steps; {} if no step has the metric."""
+        sql = "SELECT step, value FROM current_metrics WHERE name = ? ORDER BY step, id"
+        return {step: decode_number(value) for step, value in self._rows(sql, name)}
+
+    def segments(self) -> tuple[SegmentStart, ...]:
+        """Return the start of each segment, in the order of segments."""
+        rows = self._rows("SELECT segment, step, time FROM segments ORDER BY segment")
+        return tuple(SegmentStart(*row) for row in rows)
+
+    def recent_events(self, limit: int) -> tuple[RecordedEvent, ...]:
+        """Return the last ``limit`` log events of all segments with their times, oldest first."""
+        rows = self._rows("SELECT segment, time, kind, detail FROM events ORDER BY id DESC LIMIT ?", limit)
+        found = [RecordedEvent(segment, time, LogEvent(kind, detail)) for segment, time, kind, detail in rows]
+        return tuple(reversed(found))
 
     def events(self) -> Iterator[LogEvent]:
         """Yield the log events of all segments, in the order in which they were recorded."""

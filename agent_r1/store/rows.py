@@ -21,10 +21,13 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
     StepTimings,
+    TokensRecorded,
 )
+from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
+from agent_r1.core.weighted_rewards import total_reward
 from agent_r1.store.codec import encode_action, encode_messages, encode_result, encode_version_spans
-from agent_r1.store.compression import TurnTokens, pack_document
+from agent_r1.store.compression import TurnTokens, pack_columns, pack_document, unpack_columns
 
 CHECKPOINT_SAVED = "checkpoint_saved"
 """The kind of the row that records a saved checkpoint. The detail of the row is the step."""
@@ -81,7 +84,9 @@ def decode_reward(value: float | str | None) -> RewardValue:
     return tuple(data) if isinstance(data, list) else data
 
 
-def event_rows(event: Event, segment: int, connection: sqlite3.Connection) -> Iterator[Rows]:
+def event_rows(
+    event: Event, segment: int, reward_weights: Mapping[str, float], connection: sqlite3.Connection
+) -> Iterator[Rows]:
     """Yield the rows that record one event in a segment.
 
     The rows of all earlier events must already be in the database of ``connection``.
@@ -94,11 +99,15 @@ def event_rows(event: Event, segment: int, connection: sqlite3.Connection) -> It
             name = (key, segment, _escape(attempt.run), _escape(attempt.task), *attempt.sort_key)
             yield Rows("attempts", [(*name, _escape(split), version)])
         case AttemptFinished(trajectory):
-            yield from _trajectory_rows(trajectory, _latest_id(trajectory.attempt, connection))
+            yield from _trajectory_rows(trajectory, _latest_id(trajectory.attempt, connection), reward_weights)
         case AttemptFate(attempt, fate, step, reason, credit):
             text = None if reason is None else _escape(reason)
             number = None if credit is None else encode_number(credit)
             yield Rows("fates", [(_latest_id(attempt, connection), segment, fate, step, text, number)])
+        case TokensRecorded(records):
+            ids = {record.attempt: _latest_id(record.attempt, connection) for record in records}
+            values = [(ids[record.attempt], record.turn, encode_token_record(record)) for record in records]
+            yield Rows("token_records", values)
         case PendingDropped(step, reason):
             yield Rows("fates", connection.execute(_PENDING, (segment, step, _escape(reason))).fetchall())
         case PolicyPublished(version):
@@ -137,13 +146,35 @@ def _metrics_rows(segment: int, step: int, values: Mapping[str, float], reproduc
     return Rows("metrics", rows)
 
 
-def _trajectory_rows(trajectory: Trajectory, attempt_id: int | None) -> Iterator[Rows]:
+def encode_token_record(record: TokenRecord) -> bytes:
+    """Return the numbers of a token record as a column value."""
+    columns = (record.logprobs, record.advantages, record.loss_weights, record.entropies)
+    return pack_columns((*columns, record.values) if record.values else columns)
+
+
+def decode_token_record(attempt: AttemptId, turn: int, blob: bytes) -> TokenRecord:
+    """Return the token record of a turn from its column value."""
+    return TokenRecord(attempt, turn, *unpack_columns(blob))
+
+
+def _trajectory_rows(
+    trajectory: Trajectory, attempt_id: int | None, reward_weights: Mapping[str, float]
+) -> Iterator[Rows]:
     reason = None if trajectory.reason is None else _escape(trajectory.reason)
     # -1 if no token was sampled
     newest = max((span.version for turn in trajectory.turns for span in turn.version_spans), default=-1)
     start = pack_document(encode_messages(trajectory.start))
     end = (trajectory.status.value, int(trajectory.truncated), reason, float(trajectory.seconds))
-    yield Rows("outcomes", [(attempt_id, *end, _escape(trajectory.task_id), newest, start)])
+    task = _escape(trajectory.task_id)
+    results = [result for turn in trajectory.turns for result in turn.results]
+    counts = (
+        len(trajectory.turns),
+        sum(len(turn.action_ids) for turn in trajectory.turns),
+        len(results),
+        sum(not result.ok for result in results),
+    )
+    reward = total_reward(trajectory, reward_weights)
+    yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start)])
     yield Rows("turns", [(attempt_id, *_turn_values(turn)) for turn in trajectory.turns])
     yield Rows("rewards", [(attempt_id, *values) for values in _reward_values(trajectory)])
 

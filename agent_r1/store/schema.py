@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version of the tables, increased with every change. A run of another version is refused, not converted."""
 
 KEYS: Mapping[str, Sequence[str]] = {
@@ -20,6 +20,7 @@ KEYS: Mapping[str, Sequence[str]] = {
     "outcomes": ("attempt_id",),
     "turns": ("attempt_id", "turn"),
     "rewards": ("attempt_id", "turn", "call", "name"),
+    "token_records": ("attempt_id", "turn"),
     "fates": ("attempt_id", "segment"),
     "versions": ("segment", "version"),
     "metrics": ("segment", "step", "name"),
@@ -34,6 +35,11 @@ KEYS: Mapping[str, Sequence[str]] = {
 # - The views current_* show the run without superseded rows.
 # - An attempt can be started once per segment. Each start is a new row in attempts. Each such row gets at most one fate
 #   (trained or dropped), and can be superseded in a later segment.
+# - outcomes: turns, action_tokens, calls, call_errors (calls whose result is an error) and reward summarize the turns
+#   and rewards, so that lists of attempts are filtered and sorted quickly. reward is the weighted sum of all rewards;
+#   null if the attempt failed, or if a reward could not be computed.
+# - token_records: the numbers that an update computed for the action tokens of a turn, for some attempts of each step.
+#   They belong to the step of the fate of the attempt, and are superseded together with the attempt.
 # - rewards: turn is null if the reward belongs to the whole trajectory. call is null if the reward belongs to no single
 #   call. value is a number, JSON text (one number per turn), the text NaN, or null if the reward could not be computed.
 # - metrics: reproducible is 1 if an exact repetition of the run gives the same number, and 0 for timings.
@@ -55,11 +61,14 @@ CREATE TABLE attempts (
     retry INTEGER NOT NULL, split TEXT NOT NULL, version INTEGER NOT NULL,
     UNIQUE (attempt, segment)
 );
+CREATE INDEX attempts_of_group ON attempts (group_id);
 CREATE TABLE outcomes (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL UNIQUE REFERENCES attempts (id),
     status TEXT NOT NULL, truncated INTEGER NOT NULL, reason TEXT, seconds REAL NOT NULL,
-    task_id TEXT NOT NULL, newest_version INTEGER NOT NULL, start BLOB NOT NULL
+    task_id TEXT NOT NULL, newest_version INTEGER NOT NULL,
+    turns INTEGER NOT NULL, action_tokens INTEGER NOT NULL, calls INTEGER NOT NULL, call_errors INTEGER NOT NULL,
+    reward, start BLOB NOT NULL
 );
 CREATE TABLE turns (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
@@ -75,6 +84,11 @@ CREATE TABLE rewards (
     FOREIGN KEY (attempt_id, turn) REFERENCES turns (attempt_id, turn)
 );
 CREATE INDEX rewards_of_attempt ON rewards (attempt_id);
+CREATE TABLE token_records (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    attempt_id INTEGER NOT NULL, turn INTEGER NOT NULL, numbers BLOB NOT NULL,
+    UNIQUE (attempt_id, turn), FOREIGN KEY (attempt_id, turn) REFERENCES turns (attempt_id, turn)
+);
 CREATE TABLE fates (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL REFERENCES attempts (id),
@@ -83,6 +97,7 @@ CREATE TABLE fates (
     UNIQUE (attempt_id, segment)
 );
 CREATE UNIQUE INDEX one_fate_per_attempt ON fates (attempt_id) WHERE fate <> 'superseded';
+CREATE INDEX superseded_attempts ON fates (attempt_id) WHERE fate = 'superseded';
 CREATE TABLE versions (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     segment INTEGER NOT NULL REFERENCES segments (segment), version INTEGER NOT NULL,
@@ -109,8 +124,9 @@ CREATE VIEW current_metrics AS
 CREATE VIEW current_versions AS
     SELECT versions.* FROM versions JOIN segment_ends USING (segment) WHERE versions.step <= last_step;
 CREATE VIEW current_attempts AS
-    SELECT attempts.*, fate, step, reason, credit FROM attempts LEFT JOIN fates ON attempt_id = attempts.id
-    WHERE NOT EXISTS (SELECT 1 FROM fates AS later WHERE later.attempt_id = attempts.id AND later.fate = 'superseded');
+    SELECT attempts.*, fate, step, reason, credit
+    FROM attempts LEFT JOIN fates ON attempt_id = attempts.id AND fate <> 'superseded'
+    WHERE attempts.id NOT IN (SELECT attempt_id FROM fates WHERE fate = 'superseded');
 CREATE TRIGGER no_restart_after_fate BEFORE INSERT ON attempts
     WHEN EXISTS (SELECT 1 FROM current_attempts WHERE attempt = NEW.attempt AND fate IS NOT NULL)
     BEGIN SELECT RAISE(ABORT, 'it got its fate in an earlier segment'); END;

@@ -24,6 +24,13 @@ def latest_segment(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT max(segment) FROM segments").fetchone()[0])
 
 
+def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
+    """Return the weights of rewards by name, from the configuration of the last segment; {} if it has none."""
+    config = connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()[0]
+    weights: Mapping[str, float] = json.loads(config).get("reward_weights", {})
+    return weights
+
+
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open the next segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 

@@ -18,7 +18,7 @@ from agent_r1.core.threads import WorkerThread
 from agent_r1.store.ledger import Ledger, contradicts, read_head, write_seal_file
 from agent_r1.store.rows import attempt_key, event_rows
 from agent_r1.store.schema import check_schema, close_writer, open_writer, read_run_name
-from agent_r1.store.segment import latest_segment, open_segment
+from agent_r1.store.segment import latest_segment, open_segment, read_reward_weights
 
 LOCKS = Path("/proc/locks")
 """On Linux, a file with a line for each lock of a process: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
@@ -72,6 +72,7 @@ class RunWriter:
         self._ledger = Ledger(self._connection)
         self._first = self._ledger.head
         self._segment = latest_segment(self._connection)
+        self._reward_weights = read_reward_weights(self._connection)
         self._waiting: deque[_Submission] = deque()
         self._failure: RunWriteError | None = None
         self._worker = WorkerThread(
@@ -91,6 +92,7 @@ class RunWriter:
         try:
             # The connection can be used here, because the worker thread is idle until the first event.
             self._segment = open_segment(self._connection, self._ledger, step, config)
+            self._reward_weights = read_reward_weights(self._connection)
         except sqlite3.Error as error:
             raise RunWriteError(f"could not open a segment: {error}") from error
 
@@ -146,7 +148,7 @@ class RunWriter:
         try:
             with self._ledger.savepoint():
                 for event in events:
-                    for rows in event_rows(event, self._segment, self._connection):
+                    for rows in event_rows(event, self._segment, self._reward_weights, self._connection):
                         self._ledger.append(rows.table, rows.values)
         except sqlite3.IntegrityError as error:
             return RunWriteError(f"{_subject(event)}: {error}")
@@ -180,24 +182,23 @@ def _lock(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        got = f"{folder}, which another process is writing{_holder(folder)}"
+        process = writing_process(folder)
+        named = "" if process is None else f" (process {process})"
+        got = f"{folder}, which another process is writing{named}"
         raise InvalidInput("run", got=got, do="wait until it has ended, or end it") from None
     return descriptor
 
 
-def _holder(folder: Path) -> str:
-    """Return a text such as " (process 4711)" that names the process that holds the lock on a run.
-
-    Return "" if the system does not list locks.
-    """
+def writing_process(folder: Path) -> int | None:
+    """Return the id of the process that writes a run; None if there is none, or if the system does not list locks."""
     found = folder.stat()
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError):
         for line in LOCKS.read_text(encoding="ascii").splitlines():
             match line.split():
                 case [_, "FLOCK", _, _, process, place, *_] if place == name:
-                    return f" (process {process})"
-    return ""
+                    return int(process)
+    return None
 
 
 def _open_checked(path: Path) -> sqlite3.Connection:

@@ -86,23 +86,33 @@ def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dic
     """
     if not passes:
         return {}
-    batch, actions = prepared.batch, prepared.batch.action_mask
-    entropy = torch.full((len(batch.ids),), math.nan, dtype=torch.float64)  # (N,), NaN if not read
-    for one in reversed(passes):  # with several epochs, the first pass over a token counts
-        entropy[one.tokens] = one.entropy.double()
-
-    # The sampler is compared with the policy before the update. If the log-probabilities before the update were not
-    # computed, the first pass provides them. Later passes use new weights.
-    old, first = prepared.outputs.old_logprobs, passes[0]
-    tokens, logprobs = (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(batch.ids)), old)
+    batch, actions, first = prepared.batch, prepared.batch.action_mask, passes[0]
+    tokens, logprobs = logprobs_before_update(prepared, first)
     gap = (logprobs - batch.sampler_logprobs[tokens])[actions[tokens]]
-
     return {
-        "entropy": float(entropy[actions].nanmean()),
+        "entropy": float(first_entropies(prepared, passes)[actions].nanmean()),
         "first_ratio_deviation": float((first.ratios - 1).abs().max()),
         "logprob_gap": float(gap.abs().max()),
         "logprob_gap_mean": float(gap.abs().mean()),
     }
+
+
+def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Tensor:
+    """Return the policy's entropy at each token in the first pass over the token: (N,); NaN if no pass read it."""
+    entropy = torch.full((len(prepared.batch.ids),), math.nan, dtype=torch.float64)
+    for one in reversed(passes):
+        entropy[one.tokens] = one.entropy.double()
+    return entropy
+
+
+def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
+    """Return the (n,) tokens whose log-probabilities under the weights before the update are known, and these (n,).
+
+    If no pass before the update computed log-probabilities, the first pass provides them for its tokens. Later passes
+    use new weights.
+    """
+    old = prepared.outputs.old_logprobs
+    return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
 
 
 def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:

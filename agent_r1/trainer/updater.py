@@ -12,45 +12,24 @@ from agent_r1.algorithms.advantages.roles import AgainstRole
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.threads import run_in_thread
-from agent_r1.core.trajectory import STATUS_POLICY, Group
+from agent_r1.core.token_record import TokenRecord
+from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import segment_sum
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
-from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, describe_status, select_trainable
+from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.metrics import OptimizerStep, correction_metrics, kl_reference, pass_metrics, reward_metrics
 from agent_r1.trainer.oom_retry import explain_oom
+from agent_r1.trainer.outcomes import MASKED, REJECTED, Outcome, batch_outcomes, untrained_outcomes
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Trainer, TrainerState
 from agent_r1.trainer.schedule import learning_rate_factor
+from agent_r1.trainer.token_records import make_token_records
 
-NOT_FINITE = "the loss or a gradient was not finite"
-NO_ADVANTAGE = "advantage 0 on every token"
-GREEDY = "greedy attempt, to compare with"
-REJECTED = "rejected: sampler and trainer disagree"
 ROLE_BASELINE = "role_baseline/"
 """Prefix of the names under which the state holds the baselines of roles."""
-MASKED = "no token has a policy loss: all are masked or rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """An attempt that was trained: at least one applied optimizer step of the policy used the attempt.
-
-    In updates that train only the critic, a step of the critic is enough.
-
-    ``advantage_sum`` is the sum of the advantages of the attempt's tokens.
-    """
-
-    attempt: AttemptId
-    advantage_sum: float
-
-
-Outcome = Trained | Excluded
-"""What an update did with one attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +59,7 @@ class UpdateReport:
         metrics: the metrics of the update by name.
         outcomes: one outcome for each attempt of the groups, including greedy and retried attempts.
         micro_tokens: maximum number of tokens in a micro-batch after the update.
+        token_records: one record for each turn with action tokens of the attempts of ``record_groups`` groups.
     """
 
     step: int
@@ -87,6 +67,7 @@ class UpdateReport:
     metrics: Mapping[str, float]
     outcomes: tuple[Outcome, ...]
     micro_tokens: int
+    token_records: tuple[TokenRecord, ...] = ()
 
 
 class PolicyUpdater:
@@ -99,6 +80,7 @@ class PolicyUpdater:
         reward_weights: weight of each reward by the reward's name. A reward without an entry has weight 1.
         seed: seed of the random division of trajectories into minibatches.
         steps: number of updates of the whole run, for the schedule of the learning rates.
+        record_groups: maximum number of groups per update whose attempts get token records.
     """
 
     def __init__(
@@ -110,10 +92,11 @@ class PolicyUpdater:
         reward_weights: Mapping[str, float],
         seed: int,
         steps: int,
+        record_groups: int = 0,
     ) -> None:
         check_algorithm(algorithm)
         self._trainer, self._algorithm, self._config = trainer, algorithm, config
-        self._seed, self._steps = seed, steps
+        self._seed, self._steps, self._record_groups = seed, steps, record_groups
         self._reward_weights = dict(reward_weights)
         self._step = self._version = 0
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
@@ -162,7 +145,8 @@ class PolicyUpdater:
             selection = _join_selections(groups)
             kept = self._algorithm.select(selection, self._version)
             metrics = reward_metrics(selection, kept) | self._learning_rates()
-            outcomes: list[Outcome] = [*kept.excluded, *_untrained_outcomes([selected.group for selected in groups])]
+            records: tuple[TokenRecord, ...] = ()
+            outcomes: list[Outcome] = [*kept.excluded, *untrained_outcomes([selected.group for selected in groups])]
             if kept.samples:
                 prepared = self._prepare(kept.samples)
                 gradients = self._gradients(prepared)
@@ -171,12 +155,14 @@ class PolicyUpdater:
                 if steps:
                     metrics |= pass_metrics(trained, steps, self._version)
                     metrics |= correction_metrics(trained, self._algorithm)
+                    records = make_token_records(kept.samples, trained, steps, self._record_groups)
                 self._version += any(POLICY in step.modules and step.optim.applied for step in steps)
                 self._update_kl_coef(prepared)
                 without_loss = REJECTED if self._algorithm.token_mask is None else MASKED
-                outcomes = [*_batch_outcomes(prepared, steps, without_loss), *outcomes]
+                outcomes = [*batch_outcomes(prepared, steps, without_loss), *outcomes]
             metrics |= self._sync_reference()
-            return UpdateReport(self._step, self.publish().version, metrics, tuple(outcomes), self.micro_tokens)
+            version = self.publish().version
+            return UpdateReport(self._step, version, metrics, tuple(outcomes), self.micro_tokens, records)
 
     def publish(self) -> WeightUpdate:
         """Return the policy's current weights by reference, without a copy.
@@ -360,41 +346,3 @@ def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
         ),
         tuple(excluded for selected in ordered for excluded in selected.selection.excluded),
     )
-
-
-def _batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
-    """Return the outcome of each attempt of the batch.
-
-    An attempt is ``Trained`` if one of its tokens has a policy loss and an applied optimizer step used the attempt.
-    Every other attempt is ``Excluded`` with a reason: ``without_loss`` if none of its tokens has a policy loss. If any
-    step trained the policy, only the steps of the policy count; else, as in the critic's warm-up, all steps count.
-    """
-    batch, weights = prepared.batch, prepared.weights
-    steps = [step for step in steps if POLICY in step.modules] or steps
-    used = frozenset[int]().union(*(step.trajectories for step in steps))
-    trained = frozenset[int]().union(*(step.trajectories for step in steps if step.optim.applied))
-    accepted = segment_sum(weights.importance_weight * batch.action_mask, batch.token_trajectory).tolist()  # (M,)
-    advantage_sum = segment_sum(weights.advantage, batch.token_trajectory).tolist()  # (M,)
-    outcomes: list[Outcome] = []
-    for number, attempt in enumerate(batch.attempts):
-        reason = batch.loss_excluded[number]
-        if reason is not None:
-            outcomes.append(Excluded(attempt, reason))
-        elif not accepted[number]:
-            outcomes.append(Excluded(attempt, without_loss))
-        elif number in trained:
-            outcomes.append(Trained(attempt, advantage_sum[number]))
-        else:
-            outcomes.append(Excluded(attempt, NOT_FINITE if number in used else NO_ADVANTAGE))
-    return outcomes
-
-
-def _untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return the outcomes of the attempts that are never trained: greedy attempts, and attempts that were retried."""
-    outcomes = []
-    for greedy in (group.greedy for group in groups if group.greedy is not None):
-        failed = STATUS_POLICY[greedy.status] != "train"
-        outcomes.append(Excluded(greedy.attempt, f"{GREEDY}; {describe_status(greedy)}" if failed else GREEDY))
-    for retried in (trajectory for group in groups for trajectory in group.retried):
-        outcomes.append(Excluded(retried.attempt, f"tried again after {describe_status(retried)}"))
-    return outcomes

@@ -117,6 +117,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
         reward_weights=config.reward_weights,
         seed=config.seed,
         steps=config.steps,
+        record_groups=config.record_tokens,
     )
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}

@@ -233,6 +233,10 @@ class TrainSettings(RunConfig):
     checkpoint_keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep. The best checkpoint by validation is kept too."""
 
+    record_tokens: int = Field(default=2, ge=0)
+    """Groups per optimizer step whose attempts get a record of every token: log-probability in the trainer, advantage,
+    loss weight, entropy, and value of the critic. 0: none."""
+
     @field_validator("top_p", "top_k")
     @classmethod
     def _refuse_truncated_sampling(cls, value: float, info: ValidationInfo) -> float:

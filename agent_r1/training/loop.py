@@ -10,13 +10,22 @@ from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.core.events import AttemptFate, Event, PendingDropped, PolicyPublished, StepMetrics, StepTimings
+from agent_r1.core.events import (
+    AttemptFate,
+    Event,
+    PendingDropped,
+    PolicyPublished,
+    StepMetrics,
+    StepTimings,
+    TokensRecorded,
+)
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.staleness import StalenessController
 from agent_r1.store.writer import RunWriter
-from agent_r1.trainer.updater import Outcome, PolicyUpdater, SelectedGroup, Trained, UpdateReport
+from agent_r1.trainer.outcomes import Outcome, Trained
+from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.build import Runtime, group_requests
 from agent_r1.training.checkpoint.files import TrainProgress
 from agent_r1.training.checkpoint.manager import CheckpointManager
@@ -170,6 +179,7 @@ async def _record_step(
     }
     await run.writer.record(
         *(fate_of(outcome, update.step) for outcome in update.outcomes),
+        TokensRecorded(update.token_records),
         *published,
         StepMetrics(update.step, metrics),
         StepTimings(update.step, {**seconds, "tokens_per_second": tokens_per_second}),

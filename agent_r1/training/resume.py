@@ -17,6 +17,7 @@ from agent_r1.training.monitor.config import MonitorConfig
 
 CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
+    "record_tokens",
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
     "trainer.micro_tokens",
@@ -27,7 +28,7 @@ CHANGEABLE = (
 
 - The folder of the run.
 - The number of steps, which must be at least the number of steps that the run has taken.
-- Settings of checkpoints and reports.
+- Settings of checkpoints, records and reports.
 - Settings for the machine. ``trainer.micro_tokens`` changes results only by rounding.
 - Limits of the monitor.
 - The paths of data, corpus and model. The contents of data and corpus must be unchanged, which

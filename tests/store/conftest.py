@@ -1,5 +1,6 @@
 """Small, complete trajectories, and a scripted run of four steps."""
 
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -22,9 +23,11 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
     StepTimings,
+    TokensRecorded,
 )
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
@@ -64,6 +67,12 @@ def make_trajectory(group: int = 0, index: int = 0, turns: int = 3) -> Trajector
         start=(Message.system("Answer."), Message.user("Who rules Alba?")),
         seconds=1.5,
     )
+
+
+def make_token_records(attempt: AttemptId, step: int) -> tuple[TokenRecord, ...]:
+    """Return the token records of an attempt with three turns. The first token's log-probability was not computed."""
+    numbers = {"advantages": (step / 3, 0.5), "loss_weights": (0.125, 0.0), "entropies": (0.5, 0.25)}
+    return tuple(TokenRecord(attempt, turn, (math.nan, -0.25), **numbers) for turn in range(3))
 
 
 @pytest.fixture
@@ -113,6 +122,7 @@ class Script:
         return [
             *fates,
             broken,
+            TokensRecorded(() if step == 2 else make_token_records(good[0], step)),
             *([] if step == 2 else published),
             StepMetrics(step, {"loss": step / 7}),
             StepTimings(step, {"seconds": random.random()}),

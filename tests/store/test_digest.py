@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store import RunReader, create_run
-from agent_r1.store.compression import TurnTokens, pack_document, unpack_document
+from agent_r1.store.compression import TurnTokens, pack_columns, pack_document, unpack_document
 from agent_r1.store.digest import run_digest
 from agent_r1.store.schema import KEYS
 
@@ -109,6 +109,10 @@ NOT_COVERED: dict[str, Change] = {
     "outcomes.reason": bit,
     "outcomes.seconds": bit,
     "outcomes.newest_version": bit,
+    **{f"outcomes.{name}": bit for name in ("turns", "action_tokens", "calls", "call_errors")},
+    "outcomes.reward": lambda _: 0.5,
+    "token_records.turn": lambda turn: turn + 5,
+    "token_records.numbers": lambda _: pack_columns([(1.0,)] * 4),
     "outcomes.start": lambda _: pack_document([]),
     "fates.reason": lambda _: "another",
     "events.time": bit,
@@ -121,7 +125,7 @@ NOT_COVERED: dict[str, Change] = {
 """Names, texts for people and times; and columns that follow from covered ones."""
 
 STRUCTURE = {
-    *(f"{table}.attempt_id" for table in ("outcomes", "turns", "rewards", "fates")),
+    *(f"{table}.attempt_id" for table in ("outcomes", "turns", "token_records", "rewards", "fates")),
     *(f"{table}.segment" for table in ("attempts", "fates", "versions", "metrics", "events", "segments")),
     *(
         "attempts.run",

@@ -16,7 +16,7 @@ from agent_r1.commands.verify import verify as verify_command
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFinished, AttemptStarted, CheckpointSaved
 from agent_r1.store import create_run, file_invariants, reopen_run, verification
-from agent_r1.store.compression import TurnTokens, pack_document, unpack_document
+from agent_r1.store.compression import TurnTokens, pack_columns, pack_document, unpack_document
 from agent_r1.store.invariants import INVARIANTS
 from agent_r1.store.ledger import Seal, write_seal_file
 from agent_r1.store.manifest import Manifest, check_manifest
@@ -99,6 +99,21 @@ FIRST = "(SELECT min(id) FROM attempts)"
 def the(step: int, index: int, segment: int = 1) -> str:
     """Return SQL for the row id of an attempt."""
     return f"(SELECT id FROM attempts WHERE group_id = {step - 1} AND sample_index = {index} AND segment = {segment})"
+
+
+OF_TURNS = ("rewards", "token_records")
+"""The tables whose rows refer to turns."""
+
+
+def with_token_record(columns: list[tuple[float, ...]]) -> Break:
+    """Replace the token record of the first turn of the first attempt."""
+
+    def breaking(folder: Path) -> None:
+        with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
+            statement = f"UPDATE token_records SET numbers = ? WHERE attempt_id = {FIRST} AND turn = 0"
+            assert connection.execute(statement, (pack_columns(columns),)).rowcount == 1
+
+    return breaking
 
 
 def with_tokens(edit: Callable[[TurnTokens], TurnTokens]) -> Break:
@@ -185,12 +200,19 @@ BROKEN: dict[str, list[Break]] = {
         sql("UPDATE fates SET reason = ' ' WHERE reason = 'it was started again'"),
     ],
     "a trained attempt has finished": [
-        sql(*(f"DELETE FROM {table} WHERE attempt_id = {FIRST}" for table in ("rewards", "turns", "outcomes")))
+        sql(*(f"DELETE FROM {table} WHERE attempt_id = {FIRST}" for table in (*OF_TURNS, "turns", "outcomes")))
     ],
     "a trained attempt has action tokens": [
         sql(
-            *(f"DELETE FROM {table} WHERE attempt_id = {FIRST}" for table in ("rewards", "turns")),
-            f"UPDATE outcomes SET newest_version = -1 WHERE attempt_id = {FIRST}",
+            *(f"DELETE FROM {table} WHERE attempt_id = {FIRST}" for table in (*OF_TURNS, "turns")),
+            "UPDATE outcomes SET newest_version = -1, turns = 0, action_tokens = 0, calls = 0, call_errors = 0"
+            f" WHERE attempt_id = {FIRST}",
+        )
+    ],
+    "an attempt with token records has a fate": [
+        sql(
+            "UPDATE events SET kind = 'stopped' WHERE kind = 'completed'",
+            f"DELETE FROM fates WHERE attempt_id = {FIRST}",
         )
     ],
     "a completed run has no pending attempts": [sql(f"DELETE FROM fates WHERE attempt_id = {the(4, 2, 2)}")],
@@ -220,7 +242,13 @@ BROKEN: dict[str, list[Break]] = {
         sql(f"UPDATE turns SET tokens = x'00' WHERE attempt_id = {FIRST} AND turn = 1"),
         sql(f"UPDATE turns SET content = x'00' WHERE attempt_id = {FIRST} AND turn = 1"),
         sql(f"UPDATE turns SET parent = 2 WHERE attempt_id = {FIRST} AND turn = 1"),
-        sql(*(f"DELETE FROM {table} WHERE attempt_id = {FIRST} AND turn = 1" for table in ("rewards", "turns"))),
+        sql(*(f"DELETE FROM {table} WHERE attempt_id = {FIRST} AND turn = 1" for table in (*OF_TURNS, "turns"))),
+        *(
+            sql(f"UPDATE outcomes SET {name} = {name} + 1 WHERE attempt_id = {FIRST}")
+            for name in ("turns", "action_tokens", "calls", "call_errors")
+        ),
+        with_token_record([(0.5, 0.5, 0.5)] * 4),
+        sql(f"UPDATE token_records SET numbers = x'00' WHERE attempt_id = {FIRST} AND turn = 1"),
         sql(f"UPDATE outcomes SET start = x'00' WHERE attempt_id = {FIRST}"),
         sql(f"UPDATE outcomes SET newest_version = 2 WHERE attempt_id = {the(2, 0)}"),
         sql(f"UPDATE rewards SET value = '[0.5]' WHERE attempt_id = {FIRST} AND name = 'steps'"),

@@ -12,9 +12,10 @@ from updating import update
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.outcomes import Outcome, Trained
 from agent_r1.trainer.protocol import Trainer
 from agent_r1.trainer.single_process import SingleProcessTrainer
-from agent_r1.trainer.updater import Outcome, PolicyUpdater, Trained
+from agent_r1.trainer.updater import PolicyUpdater
 from tests.trainer.two_rank_trainer import TwoRankTrainer
 
 ALGORITHMS = {

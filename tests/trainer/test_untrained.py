@@ -19,7 +19,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.data.training_sample import Excluded
 from agent_r1.model.checksum import weights_checksum
-from agent_r1.trainer.updater import NO_ADVANTAGE, REJECTED, PolicyUpdater, UpdateReport
+from agent_r1.trainer.outcomes import NO_ADVANTAGE, REJECTED
+from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 
 
 def updater_of(model: Any, algorithm: Algorithm | str) -> PolicyUpdater:

@@ -1,0 +1,38 @@
+"""Token records: what one update computed for each action token of a turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent_r1.core.attempt_id import AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What one update computed for the action tokens of one turn, with the weights before the update.
+
+    Each tuple has one number per action token, in the order of ``Turn.action_ids``. A number that the update did not
+    compute is NaN: with several minibatches and without a pass before the update, the log-probabilities of the later
+    minibatches are unknown.
+
+    Attributes:
+        turn: the index of the turn in its trajectory.
+        logprobs: the log-probability of the token in the trainer, at the sampler's temperature.
+        advantages: the advantage of the token.
+        loss_weights: the weight of the token in the policy loss, multiplied by its importance weight. 0 if the loss
+            mask, the token mask or the rejection excludes the token.
+        entropies: the entropy of the policy at the token, in nats, in the first pass over the token.
+        values: the critic's value of the state before the token; () without a critic.
+
+    Example:
+        TokenRecord(attempt, turn=0, logprobs=(-0.3, -0.1), advantages=(0.7, 0.7), loss_weights=(0.01, 0.01),
+                    entropies=(0.9, 0.2))
+    """
+
+    attempt: AttemptId
+    turn: int
+    logprobs: tuple[float, ...]
+    advantages: tuple[float, ...]
+    loss_weights: tuple[float, ...]
+    entropies: tuple[float, ...]
+    values: tuple[float, ...] = ()

@@ -1,0 +1,61 @@
+"""The weighted rewards of a trajectory, and their sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent_r1.core.trajectory import STATUS_POLICY, Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReward:
+    """A reward of the whole trajectory, of a turn, or of a call in a turn. ``value`` is multiplied by the weight."""
+
+    name: str
+    value: float
+    turn: int | None = None
+    call: int | None = None
+
+
+def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
+    """Yield the name, the weight and the value of each reward whose weight is not 0."""
+    for name, value in rewards.items():
+        if weight := weights.get(name, 1.0):
+            yield name, weight, value
+
+
+def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[WeightedReward]:
+    """Yield every reward whose weight is not 0, multiplied by its weight. Rewards that are None are left out.
+
+    Args:
+        weights: Weights by the name of a reward. A reward without a weight has weight 1.
+    """
+    for number, turn in enumerate(trajectory.turns):
+        for name, weight, value in with_weights(turn.rewards, weights):
+            yield WeightedReward(name, weight * value, number)
+        for call, rewards in enumerate(turn.call_rewards):
+            for name, weight, value in with_weights(rewards, weights):
+                yield WeightedReward(name, weight * value, number, call)
+    for name, weight, reward in with_weights(trajectory.rewards, weights):
+        if isinstance(reward, tuple):  # one number per turn
+            for turn, value in zip(trajectory.turns_for_rewards(len(reward)) or (), reward, strict=False):
+                yield WeightedReward(name, weight * value, turn.index)
+        elif reward is not None:
+            yield WeightedReward(name, weight * reward)
+
+
+def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
+    """Return the return of a trajectory: the weighted sum of its rewards.
+
+    Return None if the attempt failed, or if a reward with a weight could not be computed or is not finite.
+    """
+    missing = any(reward is None for _, _, reward in with_weights(trajectory.rewards, weights))
+    if missing or STATUS_POLICY[trajectory.status] != "train":
+        return None
+    values = [reward.value for reward in weighted_rewards(trajectory, weights)]
+    return math.fsum(values) if all(map(math.isfinite, values)) else None

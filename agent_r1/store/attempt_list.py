@@ -1,0 +1,177 @@
+"""Lists of attempts: the queries of pages that the database filters and sorts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.events import FateName
+from agent_r1.core.trajectory import Status
+from agent_r1.store.rows import decode_number
+
+AttemptFateName = FateName | Literal["pending"]
+"""The fate of an attempt, or "pending" if it has none yet."""
+
+AttemptOrder = Literal["started", "step", "reward", "credit", "turns", "tokens", "calls", "errors", "seconds"]
+"""The column by which a list of attempts is sorted."""
+
+_ORDERS: Mapping[AttemptOrder, str] = {
+    "started": "attempts.id",
+    "step": "step",
+    "reward": "reward",
+    "credit": "credit",
+    "turns": "turns",
+    "tokens": "action_tokens",
+    "calls": "calls",
+    "errors": "call_errors",
+    "seconds": "seconds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFilter:
+    """The conditions that attempts of a list must meet. None: no condition.
+
+    Attributes:
+        step: the optimizer step at which the attempt was trained or dropped.
+        task: the id of the task.
+        reward_below: the reward is known and below this number.
+        reward_from: the reward is known and at least this number.
+        text: a part of the attempt's id, or of a reason, in any case.
+        id_prefix: the first characters of the attempt's id, or of its id without the name of the run.
+    """
+
+    split: str | None = None
+    step: int | None = None
+    status: Status | None = None
+    fate: AttemptFateName | None = None
+    task: str | None = None
+    group_id: int | None = None
+    reward_below: float | None = None
+    reward_from: float | None = None
+    text: str | None = None
+    id_prefix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSummary:
+    """One line in a list of attempts.
+
+    Attributes:
+        version: the version of the weights with which the attempt started.
+        status: how the episode ended; None if it has not ended. Then all counts are 0.
+        status_reason: why the attempt failed, or why a reward could not be computed.
+        calls: the number of tool calls.
+        call_errors: the number of tool calls whose result is an error.
+        reward: the weighted sum of all rewards; None if it is not known.
+        fate: None if the attempt has no fate yet.
+        step: the optimizer step of the fate.
+        credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
+        has_token_records: whether the update recorded numbers for every token (:class:`TokenRecord`).
+    """
+
+    attempt: AttemptId
+    split: str
+    version: int
+    status: Status | None
+    status_reason: str | None
+    seconds: float
+    turns: int
+    action_tokens: int
+    calls: int
+    call_errors: int
+    reward: float | None
+    fate: FateName | None
+    step: int | None
+    fate_reason: str | None
+    credit: float | None
+    has_token_records: bool
+
+
+_TABLES = "current_attempts AS attempts LEFT JOIN outcomes ON outcomes.attempt_id = attempts.id"
+_COLUMNS = """
+    attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry, split, version,
+    status, outcomes.reason, coalesce(seconds, 0.0), coalesce(turns, 0), coalesce(action_tokens, 0), coalesce(calls, 0),
+    coalesce(call_errors, 0), reward, fate, step, attempts.reason, credit,
+    EXISTS (SELECT 1 FROM token_records WHERE token_records.attempt_id = attempts.id)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An SQL query with its parameters."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+
+
+def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit: int, offset: int) -> Query:
+    """Return the query of one page of a list. Its rows are read by :func:`read_summary`.
+
+    Attempts without a value in the column ``sort`` come last. Attempts with equal values are sorted by their start.
+    """
+    condition = _condition(where)
+    order = f"{_ORDERS[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"
+    order += "" if sort == "started" else ", attempts.id"  # so that pages of equal values do not overlap
+    # The page is chosen before its columns are read, because sorting whole rows takes much longer.
+    chosen = f"SELECT attempts.id FROM {_TABLES} WHERE {condition.sql} ORDER BY {order} LIMIT ? OFFSET ?"
+    sql = f"SELECT {_COLUMNS} FROM {_TABLES} WHERE attempts.id IN ({chosen}) ORDER BY {order}"
+    return Query(sql, (*condition.parameters, limit, offset))
+
+
+def count_query(where: AttemptFilter) -> Query:
+    """Return the query of the number of attempts that meet all conditions."""
+    condition = _condition(where)
+    return Query(f"SELECT count(*) FROM {_TABLES} WHERE {condition.sql}", condition.parameters)
+
+
+def _condition(where: AttemptFilter) -> Query:
+    """Return the conditions of a filter as one SQL expression."""
+    conditions = {
+        "split = ?": where.split,
+        "step = ?": where.step,
+        "status = ?": where.status,
+        "coalesce(fate, 'pending') = ?": where.fate,
+        "attempts.task = ?": where.task,
+        "attempts.group_id = ?": where.group_id,
+        "reward < ?": where.reward_below,
+        "reward >= ?": where.reward_from,
+    }
+    sql = [condition for condition, value in conditions.items() if value is not None]
+    parameters: list[Any] = [value for value in conditions.values() if value is not None]
+    if where.text is not None:
+        pattern = "%" + re.sub(r"([\\%_])", r"\\\1", where.text) + "%"
+        columns = ("attempt", "outcomes.reason", "attempts.reason")
+        sql.append("(" + " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for column in columns) + ")")
+        parameters += [pattern] * len(columns)
+    if where.id_prefix is not None:
+        sql.append("(substr(attempt, 1, length(?)) = ? OR substr(attempt, length(attempts.run) + 2, length(?)) = ?)")
+        parameters += [where.id_prefix] * 4
+    return Query(" AND ".join(sql) or "TRUE", tuple(parameters))
+
+
+def read_summary(row: Sequence[Any]) -> AttemptSummary:
+    """Return the summary that a row of a page holds."""
+    run, task, group_id, sample_index, retry, split, version, status, status_reason, seconds, *counts = row
+    turns, action_tokens, calls, call_errors, reward, fate, step, fate_reason, credit, has_token_records = counts
+    return AttemptSummary(
+        AttemptId(run, task, group_id, sample_index, retry),
+        split,
+        version,
+        None if status is None else Status(status),
+        status_reason,
+        seconds,
+        turns,
+        action_tokens,
+        calls,
+        call_errors,
+        reward,
+        fate,
+        step,
+        fate_reason,
+        None if credit is None else decode_number(credit),
+        bool(has_token_records),
+    )

@@ -1,0 +1,60 @@
+"""The token records of an update: what the update computed for each action token of some of its attempts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from agent_r1.core.token_record import TokenRecord
+from agent_r1.data.training_sample import TrainingSample
+from agent_r1.trainer.metrics import OptimizerStep, first_entropies, logprobs_before_update
+from agent_r1.trainer.protocol import PreparedBatch
+
+
+def make_token_records(
+    samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
+) -> tuple[TokenRecord, ...]:
+    """Return the token records of the first ``groups`` groups with an attempt that an optimizer step used.
+
+    The records hold numbers that the update computed anyway, so no model runs again.
+
+    Args:
+        samples: the samples of the batch, in the order of its trajectories.
+        prepared: the batch, with the sequences that the optimizer steps used.
+    """
+    if not groups:
+        return ()
+    batch = prepared.batch
+    used = {sequence.trajectory for sequence in batch.sequences}
+    chosen = sorted({samples[number].group for number in used})[:groups]
+    columns = _columns(prepared, steps)
+    records: list[TokenRecord] = []
+    for number, sample in enumerate(samples):
+        if sample.group in chosen:
+            own = (batch.token_trajectory == number) & batch.action_mask  # (N,)
+            records += _records_of(sample, columns[:, own])
+    return tuple(records)
+
+
+def _columns(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> Tensor:
+    """Return the columns of the records, in the order of the fields of TokenRecord: (4, N), with a critic (5, N)."""
+    weights, values = prepared.weights, prepared.outputs.values
+    passes = [step.passed for step in steps if len(step.passed.tokens)]  # passes that ran the policy
+    logprobs = torch.full_like(weights.advantage, math.nan)
+    if passes:
+        tokens, known = logprobs_before_update(prepared, passes[0])
+        logprobs[tokens] = known
+    columns = [logprobs, weights.advantage, weights.loss_weight * weights.importance_weight]
+    columns.append(first_entropies(prepared, passes))
+    return torch.stack(columns if values is None else [*columns, values.before_token])
+
+
+def _records_of(sample: TrainingSample, columns: Tensor) -> Iterator[TokenRecord]:
+    """Yield one record per turn with action tokens. ``columns`` has the n action tokens of the sample: (4 or 5, n)."""
+    turns = [turn for turn in sample.trajectory.turns if turn.action_ids]
+    parts = columns.split([len(turn.action_ids) for turn in turns], dim=1)
+    for turn, part in zip(turns, parts, strict=True):
+        yield TokenRecord(sample.trajectory.attempt, turn.index, *map(tuple, part.tolist()))
