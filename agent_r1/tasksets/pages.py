@@ -8,7 +8,7 @@ from agent_r1.core.trajectory import Trajectory
 
 
 def share_of_pages(trajectory: Trajectory, titles: Collection[str]) -> float:
-    """Return which share of the given titles the searches of an attempt found, from 0 to 1.
+    """Return the share of the given titles that the searches of an attempt found, from 0 to 1.
 
     A title is found if a search returned the page with this title. The ``data`` of a search result must be the titles
     of the returned pages.

@@ -55,11 +55,12 @@ def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[st
     Args:
         data: a folder, a file, or the name of a data set on the hub (see :func:`_hub`). A folder has one file per
             split, such as ``train.json`` or ``train.jsonl``, or one folder per split if ``read`` accepts folders. A
-            split without a file has no questions. The questions of a single file are divided by :func:`divide`. They
-            are also the split ``WHOLE``, in an order that does not depend on ``seed``.
-        seed: orders the training questions.
+            split without a file has no questions. The questions of a single file are divided by :func:`divide`. All
+            questions of the file are also in the split ``WHOLE``, in an order that does not depend on ``seed``.
+        seed: determines the order of the training questions.
         read: reads the questions of one file, folder or split on the hub.
-        tested: names of splits of a data set on the hub. The first of them that exists has the test questions.
+        tested: names of splits. For a data set on the hub, the first of these splits that exists has the test
+            questions.
 
     Raises:
         InvalidInput: a row cannot be read, a folder has no questions, a question of a folder is in two splits, or a
@@ -91,7 +92,7 @@ def all_questions(splits: Splits[Question]) -> tuple[Question, ...]:
 
 
 def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
-    """Return the ``tasks`` function of a task set, which returns the tasks of a split.
+    """Return the function for the field ``tasks`` of a task set. This function takes a split, and returns its tasks.
 
     The function raises InvalidInput if ``data`` has no questions for the split.
     """
@@ -109,9 +110,10 @@ def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequ
 def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     """Divide the questions of one file into the splits test, validation and training.
 
-    A fifth of the different questions (1 to 1000) is for test, a tenth (1 to 128) for validation, the rest for
-    training. The hash of a question's text decides the split. Therefore the test questions of a file are the same for
-    every seed. Equal questions are in the same split, so that no test or validation question is trained on.
+    A fifth of the different questions is for test, but at least 1 and at most 1000. A tenth is for validation, but at
+    least 1 and at most 128. The rest is for training. The hash of a question's text decides the split. Therefore the
+    test questions of a file are the same for every seed. Equal questions are in the same split, so that no test or
+    validation question is trained on.
 
     Raises InvalidInput if there are fewer than three different questions.
     """
@@ -132,12 +134,15 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
 def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
     """Return the questions of each split of a data set on the hub.
 
-    ``tested`` lists names of splits. The first of them that the data set has gives the test questions, because papers
-    report the score on this split. The validation questions are a tenth of the split ``train`` (at most 128), so that
-    the choice of the checkpoint does not depend on test questions.
-
     If the data set has only one split, or ``data`` names one split (``@SPLIT``), :func:`divide` divides the questions
-    of this split.
+    of this split. Otherwise the splits are made in this way:
+
+    - Test: the first split in ``tested`` that the data set has, because papers report the score on this split.
+    - Validation: a tenth of the split ``train``, but at most 128 questions. So the choice of the checkpoint does not
+      depend on test questions.
+    - Training: the rest of the split ``train``.
+
+    Test questions that are also in the split ``train`` are left out of validation and training.
 
     Raises InvalidInput if the data set has no split ``train``, or none of the splits in ``tested``.
     """

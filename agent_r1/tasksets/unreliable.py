@@ -69,11 +69,11 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split.
+    """A split of the task set.
 
     Attributes:
         questions: the name of the TinyWiki split with the same questions.
-        rates: how often a search fails or returns an outdated page.
+        rates: the probabilities that a search fails or returns an outdated page.
     """
 
     questions: str
@@ -91,16 +91,16 @@ SPLITS: Mapping[str, Split] = {
 
 @dataclass(slots=True)
 class PageCounts:
-    """The number of searches for each page in an episode."""
+    """The counts of one episode: how often the agent has searched for each page."""
 
     asked: Counter[str] = field(default_factory=Counter)
 
     async def close(self) -> None:
-        """Do nothing: the counter needs no cleanup."""
+        """Do nothing: the counts need no cleanup."""
 
 
 class OpenPageCounts:
-    """Opens a counter for each episode."""
+    """An opener that makes new counts for each episode."""
 
     async def open(self, task: Task, context: RolloutContext) -> PageCounts:
         return PageCounts()
@@ -125,10 +125,9 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, time: int) -> str:
-    """Return the text that a search for the page ``title`` returns: the true page or an outdated edition of it.
+    """Return the text that search number ``time`` for the page ``title`` returns: the true page or an outdated edition.
 
-    ``time`` says which search for this page it is in the episode; the first is 1. Raises ConnectionError if the search
-    fails.
+    The searches of an episode for one page are counted from 1. Raises ConnectionError if the search fails.
     """
     match search_outcome(task, title, time):
         case "failed":
@@ -140,9 +139,10 @@ def edition(task: Task, title: str, time: int) -> str:
 
 
 def search_outcome(task: Task, title: str, time: int) -> Fortune:
-    """Return the outcome of a search for a page: "failed", "old" (an outdated edition) or "fresh" (the true page).
+    """Return the outcome of search number ``time`` for the page ``title``.
 
-    ``time`` says which search for this page it is in the episode; the first is 1.
+    The outcome is "failed", "old" (an outdated edition) or "fresh" (the true page). The searches of an episode for one
+    page are counted from 1.
     """
     if time == _surely_fresh(task, title, time):
         return "fresh"
@@ -154,10 +154,11 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the number of a search that surely returns the true page.
+    """Return the number of a search for the page ``title`` that surely returns the true page.
 
-    The searches for a page are counted from 1, and every three searches form a block: 1 to 3, 4 to 6, and so on. Each
-    block contains one such search. The function returns the one in the block of search number ``time``.
+    The searches for a page are counted from 1. Every three searches form a block: 1 to 3, 4 to 6, and so on. In each
+    block one search surely returns the true page. The result is the number of this search in the block with search
+    ``time``.
     """
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
@@ -170,9 +171,9 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 def old(task: Task, title: str, time: int) -> Wiki:
     """Return the outdated edition that search number ``time`` for the page ``title`` can return.
 
-    The edition is a wiki with only this page. It has the values of the true page, but no relation has its true value.
-    In the first four outdated editions of a page, a relation never has the same value twice. In the first 66 searches
-    for a page, no outdated edition is returned twice.
+    The returned wiki has only this page. The outdated page has the values of the true page, but no relation has its
+    true value. In the first four outdated editions of a page, a relation never has the same value twice. In the first
+    66 searches for a page, no outdated edition is returned twice.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
@@ -187,7 +188,7 @@ Order = tuple[int, ...]
 
 @cache
 def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
-    """Return all permutations of 0 .. ``count`` - 1 that move every element: the cyclic shifts, then the others."""
+    """Return (cyclic shifts, all others), the permutations of 0 .. ``count`` - 1 that move every element."""
     shifts = tuple(tuple((place + by) % count for place in range(count)) for by in range(1, count))
     moved = (order for order in permutations(range(count)) if all(at != place for place, at in enumerate(order)))
     return shifts, tuple(order for order in moved if order not in shifts)
@@ -248,7 +249,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return how many searches for a page an agent needs until two of them have returned the true page."""
+    """Return the number of searches for a page until two of these searches have returned the true page."""
     fresh = time = 0
     while fresh < 2:
         time += 1

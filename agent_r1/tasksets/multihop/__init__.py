@@ -135,10 +135,12 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 def recall_function(
     splits: Splits[Question], retriever: Retriever, k: int = TOP_K
 ) -> Callable[[str], Mapping[str, float]] | None:
-    """Return a function that takes the name of a split and measures the recall of its questions (see :func:`recall`).
+    """Return a function that takes the name of a split, and returns the mean recall of the split's questions.
 
-    The recall says how many of the supporting titles are among the ``k`` passages that the retriever returns. Return
-    None if no question of the task set has supporting titles.
+    The recall is named ``recall@k`` in the result, for the given ``k`` (see :func:`recall`). Questions without
+    supporting titles do not count. The result is empty if no question counts, or if the search fails.
+
+    Return None, and no function, if no question of the task set has supporting titles.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None
@@ -155,10 +157,10 @@ def recall_function(
 
 
 def recall(questions: Sequence[Question], retriever: Retriever, k: int = TOP_K) -> float:
-    """Return the mean recall of the supporting titles over the questions, in [0, 1].
+    """Return the mean recall of the questions, in [0, 1].
 
-    The recall of a question is the share of its supporting titles among the passages that a search for the question
-    returns (``k`` passages).
+    To measure the recall of a question, the retriever searches for the question and returns ``k`` passages. The recall
+    is the share of the question's supporting titles for which a passage was returned.
     """
     found = retriever.search([question.text for question in questions], k)
     shares = [

@@ -15,11 +15,11 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the other names of the entities in ``wanted``, by the Wikidata id of the entity.
+    """Return the other names of each entity in ``wanted``. The entities are given, and returned, as Wikidata ids.
 
     Other names are aliases and demonyms, as in the evaluation script of 2WikiMultihopQA. A row of the file is
-    ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises InvalidInput, which names the row, if a row
-    cannot be used.
+    ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. If a row cannot be used, raise InvalidInput with a
+    message that names the row.
     """
     names: dict[str, tuple[str, ...]] = {}
     for row in read_records(path):

@@ -70,7 +70,8 @@ def parse_paragraphs(row: JsonRecord) -> list[Paragraph]:
 def parse_hops(row: JsonRecord) -> tuple[str, ...]:
     """Return the answer of each hop; () if the row does not contain the answers.
 
-    The answers come from MuSiQue's ``question_decomposition``, or are the objects in 2WikiMultihopQA's ``evidences``.
+    For MuSiQue, the answers are in the field ``question_decomposition``. For 2WikiMultihopQA, the answers are the
+    objects of the triples (subject, relation, object) in the field ``evidences``.
     """
     steps = row.values.get("question_decomposition")
     triples = row.values.get("evidences")
@@ -81,9 +82,12 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Convert columns to rows, for a field from the hub: ``{"title": ["X"], "sent_id": [0]}`` becomes ``[["X", 0]]``.
+    """Return a field as rows, if its value is a mapping of the columns ``names``. Return other values unchanged.
 
-    Other values are returned unchanged.
+    Data sets on the hub have columns in place of rows.
+
+    Example:
+        [["X", 0]] for {"title": ["X"], "sent_id": [0]}
     """
     if not isinstance(value, dict) or not all(isinstance(value.get(name), list) for name in names):
         return value
@@ -93,9 +97,10 @@ def _columns(value: Any, *names: str) -> Any:
 
 
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
-    """Return the validated value of the field ``name``; [] if the value is empty or missing.
+    """Return the value of the field ``name`` after a check of its type; [] if the value is empty or missing.
 
-    Raises InvalidInput, which names the row, if the value is not of the expected form.
+    Raises InvalidInput if the value does not have the type ``kind``. The message names the row. It also advises the
+    user to write the field as in ``whose`` files, such as "MuSiQue's".
     """
     try:
         return kind.validate_python(value or [])

@@ -64,9 +64,11 @@ class MixtureFile(BaseModel):
 class Mixture:
     """The questions of a mixture, by split.
 
+    The test questions of each data set are a split of their own, which has the name of the data set.
+
     Attributes:
-        splits: the questions of each split. The test questions of each data set are a split of their own.
-        tests: the names of the splits with test questions, which are the names of the test data sets.
+        splits: the questions of each split.
+        tests: the names of the splits with test questions.
     """
 
     splits: Splits[Question]
@@ -94,7 +96,7 @@ def read_mixture(path: Path, seed: int) -> Mixture:
 
 
 class _Draw:
-    """Draws questions from the data sets that a mixture file names. Each data set is read only once."""
+    """The data sets that a mixture file names, from which questions are drawn. Each data set is read only once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -103,10 +105,10 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of each portion of a split. Return them by the name of the portion's data set.
+        """Draw the questions of each portion of a split. Return the questions by the name of the portion's data set.
 
-        ``salt`` determines which questions are drawn, and their order. The questions in ``held`` belong to other splits
-        and are not drawn. Raises InvalidInput if a data set has too few questions for its portion.
+        ``salt`` determines which questions are drawn, and their order. The questions in ``held`` are not drawn, because
+        other splits use them. Raises InvalidInput if a data set has too few questions for its portion.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 
@@ -122,7 +124,10 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Return the source of the questions of a portion. A file name is relative to the folder of the mixture file."""
+    """Return the file, folder or data set on the hub that ``data`` names in the mixture file ``path``.
+
+    A file name in ``data`` is relative to the folder of the mixture file.
+    """
     return Path(data) if is_hub(Path(data)) else path.parent / data
 
 

@@ -43,7 +43,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     Args:
         data: a TOML file of settings (see ``settings.Settings``).
         corpus: has to be None, because the pages are generated.
-        seed: draws the training worlds.
+        seed: determines the people and the questions of the split ``train``.
 
     Raises:
         InvalidInput: ``data`` is not a valid file of settings, or ``corpus`` is given.
@@ -70,7 +70,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def _with_tool(name: str) -> tuple[Message, ...]:
-    """Return the solved example questions of the prompt, with ``name`` as the tool of every call."""
+    """Return the messages of the solved examples in the prompt. Every call in them is a call of the tool ``name``."""
     return tuple(
         replace(message, calls=tuple(replace(call, name=name) for call in message.calls)) for message in EXAMPLES
     )
@@ -79,8 +79,9 @@ def _with_tool(name: str) -> tuple[Message, ...]:
 def solutions(task: Task, max_turns: int) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solutions give the answer, with or without a search for each page of the chain. A wrong solution, for
-    example, answers with the last person of the chain.
+    The answer to a question follows from a chain of facts, and each fact is on one page. The right solutions give the
+    answer, either at once or after a search for each of these pages. A wrong solution, for example, answers with the
+    title of the last page.
     """
     chain = task.data["chain"]
     name = OTHER_NAME if task.split == "renamed-tool" else "search"

@@ -20,7 +20,7 @@ _OMAR = Passage("Omar Petrov", "As a student, Omar Petrov had Rosa Lund as a tea
 
 
 def _solve(question: str, answer: str, *pages: Passage) -> tuple[Message, ...]:
-    """Return a question, a search for each page, and the answer."""
+    """Return the messages of a solved example: a question, a search for each page with its result, and the answer."""
     searches = [
         (tool_call("search", query=page.title), Message.tool(f"{render([page])}\n\n{question}", "call_0"))
         for page in pages

@@ -62,7 +62,8 @@ _TRIES = 10_000
 def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"].hops) -> tuple[Task, ...]:
     """Return the tasks of a split, always in the same order.
 
-    ``seed`` and ``training_hops`` change only the split ``train``. Its questions take these numbers of hops in turn.
+    ``seed`` and ``training_hops`` change only the split ``train``. The numbers of hops of successive training questions
+    are the numbers in ``training_hops``, again and again.
 
     Raises InvalidInput if the split is unknown.
     """

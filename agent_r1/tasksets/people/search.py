@@ -25,9 +25,10 @@ def _index(world: WorldKey) -> BM25Index:
 
 
 def search_tool(pages: int, name: str = "search") -> Tool:
-    """Return the search of an agent: at most ``pages`` pages of the world of the task, and then the question again.
+    """Return the search tool of an agent.
 
-    Without the question at the end, a small model answers with any value of the pages.
+    A call returns at most ``pages`` pages about the people of the task. After the pages, the result repeats the
+    question, because without it a small model answers with any value on the pages.
     """
 
     @tool(name=name)
@@ -44,7 +45,10 @@ def search_tool(pages: int, name: str = "search") -> Tool:
 
 
 def retrieval_tool(pages: int) -> Tool:
-    """Return the search of naive RAG, whose prompt has the question after the pages already."""
+    """Return the search tool of naive RAG. A call returns at most ``pages`` pages.
+
+    The result does not repeat the question, because the prompt of naive RAG has the question after the pages.
+    """
 
     @tool
     def search(query: str, task: Task) -> ToolResult:
@@ -69,7 +73,7 @@ def _result(found: Sequence[Passage], text: str) -> ToolResult:
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return which share of the needed pages the searches of an attempt found, from 0 to 1.
+    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1.
 
     The needed pages are the pages with the facts from which the answer follows.
     """

@@ -12,7 +12,7 @@ from agent_r1.core.errors import InvalidInput
 
 
 class Settings(BaseModel):
-    """The training questions, and what an agent sees and may do.
+    """The settings in a file: the hops of the training questions, the pages per search, and the turns of an episode.
 
     The questions of validation and test do not depend on the settings.
 

@@ -65,9 +65,13 @@ DISHES = _words("dumplings lasagna moussaka omelette paella pancakes porridge ra
 class Relation:
     """A relation of a person to another person or to a value, and the wordings of the relation in texts.
 
-    The wordings of pages have placeholders. {P}, {p} and {p2} stand for She, she and her, or for He, he and him. {O}
-    and {o} stand for Her and her, or for His and his. {v} stands for the value, {a} for the article of the value. In
-    the first sentence of a page, the name of the person replaces the first pronoun.
+    The wordings of pages have placeholders:
+
+    - {P}, {p} and {p2} stand for "She", "she" and "her", or for "He", "he" and "him".
+    - {O} and {o} stand for "Her" and "her", or for "His" and "his".
+    - {v} stands for the value, and {a} for the article before the value.
+
+    In the first sentence of a page, the name of the person replaces the first pronoun.
 
     Attributes:
         name: the name of the relation.

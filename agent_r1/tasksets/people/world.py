@@ -108,7 +108,7 @@ class WorldKey:
 
     Attributes:
         owner: the class of surnames that the people have: train, validation or test.
-        number: the name of the world within its class.
+        number: a text that distinguishes the worlds with the same ``owner``.
         held_out_wordings: whether the pages use the wordings that no page of training uses.
         held_out_relations: whether every page has facts of the two relations that no page of training has.
 

@@ -62,8 +62,9 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solutions give the answer, with or without a search for each page of the chain. A wrong solution, for
-    example, answers with the title of the last page.
+    The answer to a question follows from a chain of facts, and each fact is on one page. The right solutions give the
+    answer, either at once or after a search for each of these pages. A wrong solution, for example, answers with the
+    title of the last page.
     """
     chain = task.data["chain"]
     on_the_way = (chain.start, *chain.values[:-1])

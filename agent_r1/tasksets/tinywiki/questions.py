@@ -50,12 +50,12 @@ class Split:
     """How the questions of a split are drawn.
 
     Attributes:
-        owner: the class of the wikis: train, validation or test; or ``UNSEEN``: test wikis that contain a relation
-            that no other wiki contains.
+        owner: the class of the wikis: train, validation or test; or ``UNSEEN``: test wikis that contain a relation that
+            no other wiki contains.
         wikis: the number of wikis that the questions are about.
         tasks: the number of questions.
-        kinds: pairs of a wording and a number of hops. Successive questions take the next pair, and after the last
-            pair the first pair again.
+        kinds: the kinds of the questions, as pairs of a wording and a number of hops. The kinds take turns: after a
+            question of the last kind comes a question of the first kind.
         relation: a relation that every chain must contain; None for any relations.
 
     Example:

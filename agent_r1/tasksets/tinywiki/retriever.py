@@ -12,8 +12,8 @@ NOTHING = "No page."
 def retrieve(wiki: Wiki, query: str) -> str:
     """Return the page whose title is the first title in the query; ``NOTHING`` if the query contains no title.
 
-    BM25 could not rank the titles in a query: each title is one word of one page, so that all titles would have the
-    same score.
+    BM25 could not choose between several titles in a query. All would have the same score, because each title is one
+    word and belongs to one page.
     """
     named = [word for word in re.findall(r"\w+", query) if word in wiki.facts]
     return wiki.page(named[0]) if named else NOTHING

@@ -105,7 +105,7 @@ def _kind(question: Question) -> str:
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return which share of the needed pages the searches of an attempt found, from 0 to 1.
+    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1.
 
     The needed pages are the pages with the facts from which the answer follows.
     """
@@ -123,8 +123,9 @@ def supported(trajectory: Trajectory, task: Task) -> float:
 def solutions(task: Task, max_turns: int) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solutions give the answer, with or without a search for each page. A wrong solution, for example, answers
-    with a title in place of a fact, or with the other film.
+    The right solutions give the answer, either at once or after a search for each needed page. A wrong solution, for
+    example, answers with the title of a page in place of a fact. If the question compares two films, a wrong solution
+    answers with the wrong film.
     """
     supporting, answers = task.data["supporting"], task.data["answers"]
     searches = tuple(tool_call("search", query=title) for title in supporting)

@@ -29,7 +29,8 @@ class Comparison:
         name: the name of the comparison.
         first: wordings of questions that ask for the film with the earlier year.
         last: wordings of questions that ask for the film with the later year.
-        year: returns the year of a film that is compared, or None if the pages do not state the year.
+        year: returns the year of a given film, such as the year of its release; None if the pages do not state this
+            year.
         reads_directors: whether the years are on the pages of the directors.
 
     Example:
@@ -111,7 +112,7 @@ class _Pair:
 def compare_films(films: Sequence[DirectedFilm]) -> Iterator[Question]:
     """Yield the questions that compare two of ``films``: by their years, or by the countries of their directors.
 
-    For each comparison, a film is the first of the two films in at most one question.
+    Each comparison asks at most one question that names a given film first.
     """
     for comparison in COMPARISONS:
         yield from _by_year(films, comparison)

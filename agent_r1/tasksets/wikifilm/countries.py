@@ -58,8 +58,8 @@ NATIONALITY = re.compile(rf"\b(?:{'|'.join(sorted(COUNTRIES, key=len, reverse=Tr
 def country(nationality: str) -> str | None:
     """Return the country of a nationality, so that two persons' countries can be compared.
 
-    The nationalities of the United Kingdom all have the same country. The result is None if the country was divided or
-    belongs to another country, because it then cannot be compared.
+    The nationalities of the United Kingdom all have the same country. Return None if the country was divided, or
+    belongs to another country. In these cases the countries of two persons cannot be compared.
 
     Example:
         >>> country("Scottish") == country("British")

@@ -38,8 +38,8 @@ class FilmFacts:
 
     Attributes:
         films: the films, in the order of the corpus.
-        texts: the text of each page that a search shows, by title.
-        classes: the split (train, validation or test) of each film and each director, by title of the page.
+        texts: the text that a search shows of each page, by the title of the page.
+        classes: the split (train, validation or test) of each film and each director, by the title of the page.
     """
 
     films: tuple[DirectedFilm, ...]
@@ -79,10 +79,14 @@ def read_facts(pages: Iterable[Passage]) -> FilmFacts:
 
 
 def _director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
-    """Return the facts of the film's director, or None if they are not known.
+    """Return the director of a film, or None if the director is not known.
 
-    ``directors`` holds all directors with a page, by the key of their name. Return None in these cases: the film's page
-    does not name the director, not exactly one person has the name, or this person cannot have made the film.
+    ``directors`` holds all directors with a page, by the key of their name (see ``name_key``). The director is known if
+    three conditions hold:
+
+    - The film's page names the director.
+    - Exactly one person in ``directors`` has this name.
+    - This person can have made the film.
     """
     named = directors.get(name_key(film.director), []) if film.director else []
     return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None

@@ -15,8 +15,8 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
     All names of a family are in the same split, and families that share a name count as one family. So a film, its
     director, the director's father and the director's other films are in the same split.
 
-    The hash of the family's first name in alphabetical order decides the split. If the corpus gets further pages, the
-    split of a family changes only if its first name changes.
+    The names of a family are sorted in alphabetical order. A hash of the first of these names decides the split. If the
+    corpus gets further pages, the split of a family changes only if another name becomes the first.
     """
     parent: dict[str, str] = {}
 
@@ -34,9 +34,10 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
 
 
 def class_of(name: str) -> str:
-    """Return the split (train, validation or test) of the family whose first name is ``name``.
+    """Return the split (train, validation or test) of a family.
 
-    A hash of the name decides the split, so the split is the same on every machine.
+    ``name`` is the name of the family that comes first in alphabetical order. A hash of ``name`` decides the split, so
+    the split is the same on every machine.
     """
     number = int.from_bytes(hashlib.sha256(f"wikifilm|{name}".encode()).digest()[:8], "big") % 100
     if number < SHARES["train"]:

@@ -109,7 +109,10 @@ def _year(title: str, start: str, before: str, after: str) -> int | None:
 def _director(text: str) -> str | None:
     """Return the name of the film's director, which follows the words "directed by" on the film's page.
 
-    Return None if the words do not occur, if several names follow them, or if they are about another work.
+    Return None in these cases:
+
+    - The words do not occur, or their sentence is about another work.
+    - The words are followed by several names, or by no full name.
     """
     names: dict[str, str] = {}
     for match in _DIRECTED.finditer(text):
@@ -124,7 +127,7 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the name of the person with which the text begins, without a description before the name.
+    """Return the person's name at the beginning of the text, without a description before the name.
 
     Return None if the text begins with no name, or with the names of several persons.
 

@@ -62,7 +62,7 @@ def _pages(row: JsonRecord) -> Iterator[Passage]:
 def shorten(page: Passage) -> Passage:
     """Return the page without the end of its text, so that the text has at most ``SHOWN`` characters.
 
-    The text is cut after a sentence. If already its first sentence is too long, the text is cut after a word.
+    The text is cut after a sentence. If even the first sentence is too long, the text is cut after a word.
     """
     if len(page.text) <= SHOWN:
         return page

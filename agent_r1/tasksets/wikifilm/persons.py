@@ -55,7 +55,7 @@ class Person:
 
 
 def read_director(page: Passage) -> Person | None:
-    """Return the facts of a page; None if the page is not about a person who directs."""
+    """Return the facts of a director's page; None if the page is not about a director."""
     text = tidy(page.text)
     verb = _IS.search(text)
     name = title_name(page.title)
@@ -130,10 +130,13 @@ def _read_event(text: str, which: int) -> _Event:
 
 
 def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
-    """Yield the births (if ``verb`` is "born") or deaths ("died") of a person that the sentences of ``text`` state.
+    """Yield each birth or each death of a person that the sentences of ``text`` state.
+
+    ``name`` is the name of the person. ``verb`` is "born" to yield births, and "died" to yield deaths.
 
     Example:
-        "Marin was born on 3 May 1918 in Rome, Italy, and died in Oslo." states a birth and a death.
+        _Event(Date(1918, 5, 3), ("Rome", "Italy")) for the verb "born" and the text
+        "Marin was born on 3 May 1918 in Rome, Italy, and died in Oslo."
     """
     subject = rf"(?:^|[.;:] )(?:He|She|{re.escape(name)}|{re.escape(name.split()[-1])})"
     within = r"(?:[^.;]|\b[A-Z]\.){0,150}?"
@@ -181,7 +184,10 @@ def _agreed_place(events: Sequence[_Event]) -> tuple[str, ...]:
 
 
 def _nationality(definition: str) -> str | None:
-    """Return the nationality in a text such as "prolific Danish film director"; None if there are two or none."""
+    """Return the nationality in a text such as "prolific Danish film director".
+
+    Return None if the text does not state exactly one nationality.
+    """
     role = _DIRECTS.search(definition)
     found = NATIONALITY.findall(definition[: role.end()] if role else definition)
     leading = re.match(rf"(?:[a-z][\w-]*,? ){{0,4}}({NATIONALITY.pattern})(?![\w-])", definition)
@@ -194,7 +200,7 @@ def _father(text: str, name: str) -> str | None:
     """Return the full name of a person's father; None if the page does not state exactly one such name.
 
     A page can state the parents without the word "father", as in "He was the son of X and Y". Then X counts as the
-    father if X is not called an actress, and has the person's surname, which Y does not have.
+    father under two conditions: X is not called an actress, and only X has the person's surname.
     """
     surname = name.split()[-1]
     names = {read_person(text[match.end() :]) for match in _HIS_FATHER.finditer(text)}

@@ -32,7 +32,7 @@ class Relation:
     answers: Callable[[Person], tuple[str, ...]]
 
     def ask(self, who: str, id: str) -> str:
-        """Return a question about a person. The id of the question chooses the wording."""
+        """Return a question about the person ``who``. The id of the question determines which wording is used."""
         return random.Random(id).choice(self.wordings).format(x=who)
 
 

@@ -18,9 +18,9 @@ KINDS: tuple[Kind, ...] = ("1-hop", "2-hop", "comparison", "bridge-comparison")
 
 
 class Settings(BaseModel):
-    """The pages, the training questions, and what an agent sees and may do.
+    """The settings in a file: the pages, the training questions, and the limits of a search and an episode.
 
-    The questions of validation and test do not depend on the settings, except on ``data``.
+    Of these settings, only ``data`` changes the questions of validation and test.
 
     Example of a file:
         data = "pages.jsonl"
@@ -43,7 +43,9 @@ class Settings(BaseModel):
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in a TOML file; the default settings with these pages if ``data`` is something else.
+    """Return the settings in the TOML file ``data``.
+
+    If ``data`` is not a TOML file, it is the source of the pages. Then all other settings have their defaults.
 
     Raises InvalidInput if ``data`` is None, or if the file cannot be read or has an unknown or invalid setting.
     """

@@ -54,7 +54,7 @@ def title_name(title: str) -> str:
 
 
 def as_spelled(value: str, text: str) -> str | None:
-    """Return ``value`` with the spaces that it has in ``text``; None if ``text`` does not contain it.
+    """Return ``value`` as it is written in ``text``, which can have other spaces; None if ``text`` does not contain it.
 
     Example:
         >>> as_spelled("Pat O'Brien", "It stars Pat O' Brien.")
@@ -71,7 +71,7 @@ def as_spelled(value: str, text: str) -> str | None:
 
 
 def read_person(text: str) -> str:
-    """Return the name of a person with which ``text`` begins; "" if it begins with no name.
+    """Return the person's name at the beginning of ``text``; "" if ``text`` begins with no name.
 
     Example:
         >>> read_person("J. Lee van der Berg, Jr. and starring Ann Lee")
@@ -83,7 +83,9 @@ def read_person(text: str) -> str:
 
 
 def read_place(text: str) -> tuple[str, ...]:
-    """Return the parts of the place with which ``text`` begins, the smallest part first; () if it begins with no place.
+    """Return the parts of the place at the beginning of ``text``, the smallest part first.
+
+    Return () if ``text`` begins with no place.
 
     Example:
         >>> read_place("Stratford-upon-Avon, Warwickshire, England to Ann Lee")
