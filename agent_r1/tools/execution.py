@@ -141,7 +141,7 @@ def is_interrupt(error: KeyboardInterrupt) -> bool:
 
 
 def is_user_file(file: Path) -> bool:
-    """Return whether a source file is the user's own: outside this package, Python and the installed packages."""
+    """Return whether a source file belongs to the user, and not to this package, Python or an installed package."""
     own = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
     return not own and "site-packages" not in file.parts
 
@@ -160,12 +160,12 @@ def user_code_location(error: BaseException) -> str:
 
 
 async def run_detached(work: Awaitable[T]) -> T:
-    """Return the result of ``work``, which runs in an asyncio task of its own. An exception of ``work`` is raised here.
+    """Run ``work`` in an asyncio task of its own. Return the result of ``work``, or raise its exception.
 
-    Because of the separate task, a cancelled caller ends even if ``work`` catches the cancellation. asyncio cancels a
-    task only once, and a bare ``except:`` in a retry loop would catch the cancellation. If the caller is cancelled,
-    ``work`` is cancelled too, and abandoned after ``GRACE_SECONDS``. ``work`` cannot cancel the caller
-    (:mod:`agent_r1.core.tasks`).
+    If the caller is cancelled, ``work`` is cancelled too, and abandoned after ``GRACE_SECONDS``. So the caller ends
+    even if ``work`` catches the cancellation. In the caller's own task, a bare ``except:`` in ``work`` could catch the
+    cancellation of the caller, and asyncio cancels a task only once. ``work`` cannot cancel the caller (see
+    :mod:`agent_r1.core.tasks`).
     """
     task = user_code_task(_capture(work))
     try:
@@ -182,9 +182,9 @@ async def run_detached(work: Awaitable[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class _CapturedError:
-    """An exception of user code, as the result of its task.
+    """An exception of user code, which the task of this code returns as its result.
 
-    SystemExit, for example, would end the event loop if the task raised it.
+    If the task raised the exception instead, a SystemExit, for example, would end the event loop.
     """
 
     error: BaseException

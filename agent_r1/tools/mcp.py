@@ -275,9 +275,9 @@ class _Connection:
 
 
 def _redact(text: str, values: Iterable[str]) -> str:
-    """Return the text without ``values``, without the words of the values and without credentials in addresses.
+    """Return the text without the values, without the words of each value and without credentials in addresses.
 
-    For example, "secret" is a word of the value "Bearer secret". Texts shorter than ``_MIN_SECRET`` are kept.
+    For example, "secret" is a word of the value "Bearer secret". Short values and words are kept (see ``_MIN_SECRET``).
     """
     words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
     for word in sorted(words, key=len, reverse=True):
@@ -353,7 +353,7 @@ class _Shared:
 
 
 async def _list_tools(server: Server) -> list[Any]:
-    """Return the descriptions of the server's tools. The connection is closed afterwards."""
+    """Connect to the server, return the descriptions of its tools, and close the connection."""
     try:
         connection = await _Connection.open(server)
     except ConnectionError as error:

@@ -28,10 +28,13 @@ from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats
 class ModelSet:
     """The models of an algorithm, on one device.
 
-    ``temperature`` is the sampler's temperature. ``micro_tokens`` is the maximum number of tokens in a micro-batch.
-    ``critic``, ``reference`` and ``teacher`` are None if the algorithm does not need them. If ``shares_prefixes``, the
-    first tokens that all sequences of a micro-batch have in common, such as the examples of the prompts, are computed
-    once. Then only the rounding of the results differs.
+    Attributes:
+        temperature: the sampler's temperature.
+        micro_tokens: the maximum number of tokens in a micro-batch.
+        critic: None if the algorithm needs no critic. In the same way, ``reference`` and ``teacher`` can be None.
+        shares_prefixes: whether a common prefix is computed only once. The common prefix is the first tokens that all
+            sequences of a micro-batch share, such as the examples of a prompt. Only rounding errors depend on this
+            field.
     """
 
     policy: PreTrainedModel
@@ -87,9 +90,9 @@ class ModelSet:
 
     @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values in float64 on the CPU.
+        """Return the critic's values of all states of the batch, in float64 on the CPU.
 
-        The values before the tokens have the shape (N,). The values after the actions of the turns have the shape (S,).
+        There are N values for the states before the tokens, and S values for the states after the actions of the turns.
         """
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
@@ -128,8 +131,9 @@ def score_tokens(
 
     Args:
         entropy_gradient: whether the entropies have a gradient.
-        others: (N, k) further tokens at the position of each token. With them, the log-probabilities have the shape
-            (n, 1 + k). Column 0 belongs to the token itself, and the other columns belong to the further tokens.
+        others: (N, k) further tokens at the position of each of the batch's N tokens. If given, the log-probabilities
+            have the shape (n, 1 + k). Column 0 belongs to the token itself, and the other columns belong to the further
+            tokens.
     """
     hidden = _predicting_states(model, micro)  # (n, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
@@ -271,12 +275,12 @@ def _token_outputs(
 
 
 def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
-    """Return the critic's values for the states of a micro-batch. The values have a gradient.
+    """Return the critic's values of the states of a micro-batch. The values have a gradient.
 
-    The values before the tokens have the shape (n,). The values after the actions have the shape (s,).
+    There are n values for the states before the tokens, and s values for the states after the actions.
 
     If the critic reads log-probabilities, the log-probability of a token is an input at the token's position. The state
-    before a token ends at an earlier position, so the value of this state does not depend on the token's
+    before a token ends at an earlier position. So the value of this state does not depend on the token's
     log-probability.
     """
     logprobs = None
@@ -290,7 +294,8 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
     """Select the values of the micro-batch's states from ``values``, which has one number for each state of the batch.
 
-    The result has n numbers before tokens and s numbers after actions, in the dtype and on the device of ``like``.
+    The result has n numbers for the states before tokens, and s numbers for the states after actions. The numbers have
+    the dtype of ``like`` and are on its device.
     """
     return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
 

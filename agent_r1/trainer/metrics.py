@@ -19,7 +19,14 @@ from agent_r1.trainer.protocol import Module, OptimStats, PassStats, PreparedBat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """One optimizer step: its modules, the trajectories of its minibatch, and the results of its pass and optimizer."""
+    """An optimizer step.
+
+    Attributes:
+        modules: the modules that the step trained.
+        trajectories: the numbers of the trajectories in the minibatch of the step.
+        passed: the statistics of the forward and backward pass.
+        optim: the result of the optimizer.
+    """
 
     modules: frozenset[Module]
     trajectories: frozenset[int]
@@ -44,10 +51,10 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 
 
 def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
-    """Return the metrics of the optimizer steps over a batch.
+    """Return the metrics of the optimizer steps over a batch. ``version`` is the version of the current weights.
 
-    ``staleness``: ``version`` (of the current weights) minus the oldest version that sampled a token of the batch.
-    ``padding``: share of padding among the tokens that the models read.
+    ``staleness``: ``version`` minus the oldest version that sampled a token of the batch. ``padding``: share of padding
+    among the tokens that the models read.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
@@ -65,10 +72,10 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
 
 
 def correction_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
-    """Return the metrics of the correction between sampler and trainer; no metrics if the algorithm has none.
+    """Return the metrics of the correction between sampler and trainer; {} if the algorithm has no correction.
 
-    ``correction/effective_share``: effective sample size of the action tokens under the importance weights of the
-    correction, as a share of their number (:func:`agent_r1.algorithms.ops.importance_sampling.effective_share`).
+    ``correction/effective_share``: the effective sample size of the action tokens, divided by their number. It is 1 if
+    the tokens have equal importance weights (:func:`agent_r1.algorithms.ops.importance_sampling.effective_share`).
     """
     if algorithm.correction is None:
         return {}

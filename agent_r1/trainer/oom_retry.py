@@ -20,7 +20,7 @@ message contains one of these parts. The allocator of a GPU raises torch.OutOfMe
 
 
 class OutOfMemory(AgentR1Error):
-    """Memory ran out in an update, and smaller micro-batches cannot help."""
+    """The error if memory runs out in an update, and smaller micro-batches cannot help."""
 
 
 class TokenBudget:
@@ -44,8 +44,8 @@ class TokenBudget:
             undo: clears the gradients of a pass that did not finish.
 
         Raises:
-            OutOfMemory: memory ran out, and no micro-batch is larger than the largest block alone. Micro-batches can
-                then not be made smaller.
+            OutOfMemory: memory ran out, although the largest micro-batch was a single block. Smaller micro-batches are
+                then impossible.
         """
         while isinstance(result := _try(work, self.tokens), _RanOut):
             undo()

@@ -112,7 +112,7 @@ class Optimizer:
 
 
 def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """Return AdamW with moments in float32, which are 0."""
+    """Return AdamW. Its moments are in float32 and begin at 0."""
     adamw = torch.optim.AdamW(groups, betas=betas, fused=True)
     for parameter in _parameters_of(adamw):
         adamw.state[parameter] = {
@@ -148,7 +148,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _set_learning_rate(group: dict[str, Any], learning_rate: float) -> None:
-    """Set the learning rate of a parameter group. torchao keeps it in a tensor, which must stay the same tensor."""
+    """Set the learning rate of a parameter group. torchao holds the rate in a tensor, which is changed in place."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(learning_rate)
     else:
@@ -162,7 +162,7 @@ def _eager_on_cpu(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``value`` with its name, or, if it is quantized, the tensors that it consists of."""
+    """Yield ``value`` with its name. If ``value`` is quantized, yield the tensors inside it instead."""
     if not is_traceable_wrapper_subclass(value):
         yield name, value
         return

@@ -40,8 +40,10 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
     """Return the outcome of each attempt of the batch.
 
     An attempt is ``Trained`` if one of its tokens has a policy loss and an applied optimizer step used the attempt.
-    Every other attempt is ``Excluded`` with a reason: ``without_loss`` if none of its tokens has a policy loss. If any
-    step trained the policy, only the steps of the policy count; else, as in the critic's warm-up, all steps count.
+    Otherwise it is ``Excluded`` with a reason. The reason is ``without_loss`` if no token of the attempt has a policy
+    loss.
+
+    Only steps of the policy count. If no step trained the policy, as in the critic's warm-up, all steps count.
     """
     batch, weights = prepared.batch, prepared.weights
     steps = [step for step in steps if POLICY in step.modules] or steps

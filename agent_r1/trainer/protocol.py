@@ -29,7 +29,8 @@ class PreparedBatch:
     """A batch with the values that its loss needs, all computed before the first forward and backward pass.
 
     Attributes:
-        batch: the tokens, and the sequences that the models read. A minibatch has all tokens and some sequences.
+        batch: the tokens, and the sequences that the models read. A minibatch has all tokens of the batch, but only
+            some of its sequences.
         weights: advantage and loss weight of each token. Loss weights are normalized over the whole batch, so the
             losses of micro-batches and of ranks are added without a further factor.
         outputs: outputs of the models for the batch, with the weights before the update.
@@ -43,7 +44,10 @@ class PreparedBatch:
     old_logprobs: Tensor | None
 
     def minibatch(self, trajectories: Collection[int]) -> PreparedBatch:
-        """Return the batch with only the sequences of ``trajectories`` (their numbers in the batch)."""
+        """Return a minibatch: the batch with only the sequences of some trajectories.
+
+        ``trajectories`` are the numbers of these trajectories in the batch.
+        """
         sequences = tuple(sequence for sequence in self.batch.sequences if sequence.trajectory in trajectories)
         return replace(self, batch=replace(self.batch, sequences=sequences))
 
@@ -133,14 +137,14 @@ class Trainer(Protocol):
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
         """Return the ``count`` tokens that the teacher finds most likely at the position of each token of the batch.
 
-        Tokens that the policy does not embed are left out, so there can be fewer.
+        Only tokens of the policy's vocabulary count. If there are fewer than ``count``, return them all.
         """
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values in float64 on the CPU.
+        """Return the critic's values of all states of the batch, in float64 on the CPU.
 
-        The values before the tokens have the shape (N,). The values after the actions of the turns have the shape (S,).
+        There are N values for the states before the tokens, and S values for the states after the actions of the turns.
         """
         ...
 

@@ -119,9 +119,13 @@ class SingleProcessTrainer:
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _can_share_prefixes(self, *models: PreTrainedModel | None) -> bool:
-        """Return whether all models are large enough for the additional pass, and compute plain causal attention.
+        """Return whether to compute a common prefix only once, in an additional pass.
 
-        A model with activation checkpointing has no cache of keys and values.
+        The result is True if three conditions hold:
+
+        - All models are so large that the additional pass saves time.
+        - In all models, the attention mask alone determines which tokens a token attends to.
+        - Activation checkpointing is off, because it excludes the cache that holds the keys and values of the prefix.
         """
         used = [model for model in models if model is not None]
         is_large = all(model.num_parameters() >= LARGE_MODEL for model in used)

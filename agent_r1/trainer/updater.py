@@ -246,7 +246,7 @@ class PolicyUpdater:
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
 
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
-        """Return for each module the trajectories with a gradient. Modules without such trajectories are left out.
+        """Return for each module the trajectories that give it a gradient. Modules without a gradient are left out.
 
         A module without a gradient takes no optimizer step, because the step would still apply momentum. Trajectories
         without a gradient, such as the trajectories of constant groups, count only in the denominators of the loss. The

@@ -47,9 +47,9 @@ class Placement:
 
     Attributes:
         engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
-            the model of this policy, because nothing else uses the model. With LoRA, the model has an adapter, and
-            the trainer's model has the same frozen weights in memory: the engine must not change them in place. If the
-            engine needs a model without an adapter, :func:`agent_r1.model.adapter.merged_copy` makes such a copy.
+            the model of this policy, because no other service uses it. But with LoRA, the model and the trainer's model
+            share their frozen weights. The engine must not change these weights in place. An engine that needs a model
+            without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
         trainer: makes the trainer of the policy. The third argument is the teacher, or None if the algorithm needs no
             teacher.
     """

@@ -29,9 +29,10 @@ from agent_r1.training.reward_totals import sum_rewards
 
 @dataclass(frozen=True, slots=True)
 class SolutionCheck:
-    """A solution to play, and the rewards that the check expects.
+    """A reference solution to play, and the rewards that the check expects.
 
-    A gold solution has to earn all ``expected_rewards``. A wrong solution must not earn any of the expected rewards.
+    A right (gold) solution has to earn all ``expected_rewards``. A wrong solution must not earn any of the expected
+    rewards.
 
     Example:
         SolutionCheck(task, ReferenceSolution("the answer", respond), is_gold=True, expected_rewards={"em": 1.0})
@@ -213,7 +214,7 @@ def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
 
 
 def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
-    """Yield a failure for each part that is missing: a gold solution, a wrong solution, the expected rewards.
+    """Yield a failure for each part that a task lacks: a right (gold) solution, a wrong solution, the expected rewards.
 
     Without these parts, the check proves nothing about the task.
     """

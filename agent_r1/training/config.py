@@ -272,14 +272,14 @@ Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
-    """Return the configuration that ``layers`` and the defaults of the task set give.
+    """Return the configuration from ``layers`` and from the defaults of the task set.
 
     A value in an earlier layer has priority. The defaults of the task set apply to settings that no layer has. A
     training algorithm gets an importance weight if trainer and engine have different data types (see
     :func:`agent_r1.training.precision.with_correction`).
 
-    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if neither a layer nor the task set names a model,
-    or if a run has too few steps for the schedule of its learning rates.
+    Raises InvalidInput in the same cases as :func:`agent_r1.config.resolve`, and in two more cases: no model is named,
+    or a run has too few steps for the schedule of its learning rates.
     """
     defaults = restrict(Layer(f"defaults of {taskset.name}", taskset.recipe), cls, TrainConfig)
     config = resolve(cls, [*layers, defaults])

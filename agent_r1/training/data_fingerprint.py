@@ -28,8 +28,8 @@ The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sh
 def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
     """Return events with the hashes of a run's data.
 
-    One event is for the tasks of training and validation. Further events are for ``config.data`` and ``config.corpus``,
-    if the setting is a local file or folder (not a name on the hub).
+    One event is for the tasks of training and validation. ``config.data`` has an event of its own if it is a local file
+    or folder, and not a name on the hub. The same holds for ``config.corpus``.
     """
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):

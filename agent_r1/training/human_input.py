@@ -34,6 +34,9 @@ def format_signature(tool: ToolSpec) -> str:
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
     """Convert a typed line to a message.
 
+    A line is a call if it begins with the name of a tool, or with "/" and any name. All other lines are text. The
+    arguments of a call are a JSON object. Without "/", they can also be one argument as plain text.
+
     If a call cannot be parsed, the message contains a malformed call. So the person gets the same explanation as a
     policy that sends a malformed call.
 
@@ -52,11 +55,11 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call with ``text`` as the only argument; {} if ``text`` is empty.
+    """Return the arguments of a call in which one argument has the value ``text``; {} if ``text`` is empty.
 
-    ``text`` is the value of the only required argument of the tool. If the tool has no required argument or several,
-    ``text`` is the value of the first argument. If the tool has no arguments, the argument gets an empty name, which
-    the tool refuses with an explanation.
+    The argument is the only required argument of the tool. If the tool does not have exactly one required argument, the
+    argument is the first one. If the tool has no arguments, ``text`` gets an empty name. The tool then refuses the call
+    with an explanation.
     """
     required = tool.parameters.get("required", ())
     names = required if len(required) == 1 else list(tool.parameters.get("properties", {}))[:1]

@@ -30,7 +30,7 @@ class InactiveSettings:
     Attributes:
         keys: the dotted keys of the settings. The key of an optional component, such as ``algorithm.correction``,
             stands for all of its parameters.
-        reason: the reason, and the settings to change so that the keys act.
+        reason: why the settings cannot act, and which other settings to change so that they can.
     """
 
     keys: tuple[str, ...]
@@ -43,15 +43,19 @@ class InactiveSettings:
 def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
     """Return the settings of the algorithm that cannot act, grouped by reason.
 
-    A setting cannot act if every update is the same without it, except for rounding errors. The result does not depend
-    on the tasks: a setting that no attempt of a run happens to reach is not in it.
+    A setting cannot act if every update is the same without it, except for rounding errors. Only the configuration
+    decides whether a setting can act. A setting that can act is not returned, even if it happens to act on no attempt
+    of a run.
     """
     found = (_of_ratio(config), _of_mismatch(config), _of_critic(config), _of_limits(config))
     return tuple(settings for group in found for settings in group)
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that act only if the importance ratio r differs from 1, and the loss of an advantage of 0."""
+    """Yield the settings that act only on an importance ratio r other than 1, if r is always 1.
+
+    If the advantage is always 0, yield the settings of the loss.
+    """
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]
     if isinstance(algorithm.advantage, Zero) and not loss.regularizes:
@@ -79,7 +83,7 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the terms that act only if the sampler's policy mu differs from the trainer's policy."""
+    """Yield the terms that act only on a difference between the policies of sampler and trainer, if there is none."""
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -104,7 +108,11 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the clip of the critic's values if the critic takes one optimizer step per batch: V is V_old then."""
+    """Yield the clip of the critic's values if the critic takes one optimizer step per batch.
+
+    The clip limits the difference between a value and the value before the update. Before the only step, both are
+    equal.
+    """
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
     if isinstance(config.algorithm.advantage, WithCritic) and steps == 1:
@@ -137,17 +145,19 @@ def _policy_steps(config: TrainConfig) -> int:
 
 
 def _samples_match(config: TrainConfig) -> bool:
-    """Return whether the sampler's log-probabilities are the trainer's before the update, except for rounding errors.
+    """Return whether sampler and trainer have equal log-probabilities before the update, up to rounding errors.
 
-    In bfloat16 the rounding errors of two computations of the same number can be large, also if both are in bfloat16.
+    In bfloat16 the result is False, also if both use bfloat16: two computations of the same number can have large
+    rounding errors.
     """
     return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32"
 
 
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
-    """Return whether ``loss`` has the gradient of -A log pi at each ratio r with |log r| <= ``spread``.
+    """Return whether ``loss`` has the same gradient as -A log pi at each ratio r with |log r| <= ``spread``.
 
-    The loss is computed at six tokens with A = -1 and A = 1. If a user's loss needs more than r and A, return False.
+    A is the advantage of a token, and pi its probability. The gradients are compared at six tokens, three with A = 1
+    and three with A = -1. If a user's loss needs more than r and A, return False.
     """
     advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     # log pi = 0: a change of r then changes the probability pi most

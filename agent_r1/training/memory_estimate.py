@@ -51,7 +51,10 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory that a run needs with micro-batches of at most ``micro_tokens`` tokens, or of one longer sequence."""
+    """The memory that a run needs if its micro-batches have at most ``micro_tokens`` tokens.
+
+    A sequence with more tokens is not divided: it is a micro-batch by itself.
+    """
 
     micro_tokens: int
     uses: tuple[MemoryUse, ...]
@@ -68,9 +71,9 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that training ``model`` needs, with the largest micro-batches that fit into memory.
 
-    The size of the micro-batches begins at ``config.trainer.micro_tokens`` tokens, and is halved until the run needs at
-    most ``available`` bytes. Halving ends at one sequence of ``context`` tokens, because a longer sequence than the
-    size is a micro-batch by itself. The weights of ``model`` do not count, because these weights are already in memory.
+    The size of the micro-batches begins at ``config.trainer.micro_tokens`` tokens. It is halved until the run needs at
+    most ``available`` bytes, but not below ``context`` tokens: a sequence can have this length, and is never divided.
+    The weights of ``model`` do not count, because these weights are already in memory.
 
     Raises:
         InvalidInput: the smallest micro-batch does not fit. The error suggests settings that need less memory.
@@ -84,9 +87,10 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
 
 
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
-    """Yield the possible sizes of micro-batches in tokens: the configured size, and smaller sizes down to a sequence.
+    """Yield the sizes of micro-batches to try, in tokens, from large to small.
 
-    No size is above the configured size.
+    The first size is the configured size. Each further size is half the size before it, but at least ``context``. If
+    the configured size is below ``context``, it is the only size.
     """
     tokens = config.trainer.micro_tokens
     while tokens > context:
@@ -146,7 +150,7 @@ def _count_weights(model: PreTrainedModel) -> int:
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return the number of bytes from ``compute()``.
+    """Return the result of ``compute()``, a number of bytes.
 
     ``compute()`` runs the model on tensors that have shapes, but no data. If the model cannot run without data, log a
     warning and return 0.

@@ -184,8 +184,8 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
     """Return the right answers of a task, or () if no answer is known.
 
-    The answers are the value of ``answers`` in the task's data. Without this value, the answer is the text of the first
-    gold solution that calls no tool in its first message.
+    The answers are the value of ``answers`` in the task's data. Without this value, the answer comes from the first
+    right (gold) solution whose first message calls no tool. The text of this message is the answer.
     """
     answers = task.data.get("answers", ())
     if answers:

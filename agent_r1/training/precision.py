@@ -17,8 +17,8 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
 
-    Each token has a weight of its own, also if the tokens of a trajectory share one importance ratio. The product of
-    the ratios of thousands of tokens would be close to 0 in most trajectories.
+    Each token has a weight of its own, even if all tokens of a trajectory share one importance ratio. A common weight
+    would be a product of the ratios of thousands of tokens, and close to 0 in most trajectories.
 
     The algorithm is returned unchanged in these cases:
 

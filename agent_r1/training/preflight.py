@@ -35,8 +35,8 @@ A prompt with more characters than this number times the context length is too l
 def check_algorithm_settings(config: TrainConfig) -> None:
     """Raise InvalidInput if the algorithm conflicts with other settings.
 
-    A setting that cannot act under the other settings is accepted: a run names it in a note
-    (:mod:`agent_r1.training.inactive_settings`).
+    A setting of the algorithm that cannot act, because of other settings, is accepted. The run only mentions the
+    setting in a note (:mod:`agent_r1.training.inactive_settings`).
     """
     algorithm = config.algorithm
     if "group" in algorithm.needs and config.group_size < 2:

@@ -27,16 +27,15 @@ KEPT_VERSIONS = 2
 class WeightPublisher:
     """A sender of weight updates to an engine.
 
-    An engine in this process gets the trainer's module. For an engine that does not share memory with the trainer, the
-    weights are written to a safetensors folder. This folder is in /dev/shm if /dev/shm has enough room, otherwise in
-    the run's folder. The folder gets its final name when all files are written.
+    An engine in this process gets the trainer's model, with its adapter if there is one.
 
-    The trainer's weights are in float32. An engine with another data type converts the weights, and computes the
-    checksum of the converted weights. So the publisher also puts this checksum into the update that it sends.
+    For an engine that does not share memory with the trainer, the weights are written to a safetensors folder. This
+    folder is in /dev/shm if /dev/shm has enough room, otherwise in the run's folder. The folder gets its final name
+    when all files are written. An adapter is merged into the written weights, so that the engine needs no support of
+    adapters.
 
-    If the model has an adapter, an engine in this process gets the model with its adapter. A folder contains the merged
-    model instead, so that the engine needs no support of adapters. Then the update has the checksum of the merged
-    weights.
+    The checksum in an update is the checksum of the weights that the engine will serve. It differs from the trainer's
+    checksum if an adapter was merged, or if the engine converts the float32 weights to another data type.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -48,7 +47,8 @@ class WeightPublisher:
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
         """Send the weights of ``update`` to the engine. Return the version that the engine serves afterwards.
 
-        If the engine serves the weights that were sent, the version is ``update.version``.
+        If the engine serves the weights that were sent, return ``update.version``, with the checksum of the trainer's
+        weights.
 
         Raises EngineError if the engine supports no suitable transport, or if the weights cannot be written or loaded.
         """
@@ -67,9 +67,9 @@ class WeightPublisher:
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
         """Return the update to send to the engine. ``update`` comes from the trainer.
 
-        The result has the model that the engine gets, which is merged if necessary. If ``update`` has a checksum, the
-        result has the checksum of this model in the engine's data type. If the handle of ``update`` is not a model, the
-        update is returned unchanged.
+        An adapter is merged into the model if the engine gets a folder. If ``update`` has a checksum, the result has
+        the checksum of the model in the engine's data type. If the handle of ``update`` is not a model, ``update`` is
+        returned unchanged.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not isinstance(model, PreTrainedModel):

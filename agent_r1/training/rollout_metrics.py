@@ -13,9 +13,10 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the number of attempts by status, and the numbers of tool calls.
 
-    All attempts count except greedy attempts. An attempt that was retried counts once for each try. Further counts:
+    All attempts count except greedy attempts. If a failed attempt was retried, both the failed attempt and the retry
+    count. Further counts:
 
-    - ``retried``: attempts that were retried.
+    - ``retried``: failed attempts that were retried.
     - ``unscored``: attempts that ended normally and have a reward that is missing or not finite.
     - ``calls``: tool calls.
     - ``invalid_calls``: tool calls that failed because of an error of the agent.

@@ -84,8 +84,8 @@ def make_taskset(
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
     """Return the weakest isolation level of a task set; None if the task set executes no code of the policy.
 
-    Environment, scorers and tasks declare their isolation levels. A sandbox of this process without isolation counts
-    even if it is not declared.
+    Environment, scorers and tasks declare their isolation levels. A sandbox without isolation that this process uses
+    counts even if no component declares it.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])

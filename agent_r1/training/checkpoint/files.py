@@ -61,7 +61,7 @@ CORRUPT = "corrupt"
 
 
 class CheckpointError(AgentR1Error):
-    """A model or a checkpoint could not be written."""
+    """The error if a model or a checkpoint cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,9 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
-    """Return the newest checkpoint for which ``check`` does not raise CorruptCheckpoint, and the skipped checkpoints.
+    """Return the newest intact checkpoint, and the newer checkpoints that were skipped because they are not intact.
+
+    A checkpoint is intact if ``check`` does not raise CorruptCheckpoint.
 
     Raises:
         InvalidInput: if another version of agent-r1 wrote a checkpoint in another format.
@@ -246,8 +248,10 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 def find_trained_model(run: Path) -> Path:
     """Return the folder of a run's final model, or of the newest intact checkpoint if there is no intact final model.
 
-    For a run with LoRA, the folder contains only the adapter, as the run's engine also used the adapter and not the
-    merged model. Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
+    For a run with LoRA, the folder of the final model contains only the adapter, and not the merged model. The run's
+    engine used the adapter in the same way.
+
+    Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
     """
     try:
         check_manifest(run / MODEL)
@@ -310,9 +314,10 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
-    """Return the checkpoints to remove after a new checkpoint was saved. ``progress`` is the progress it contains.
+    """Return the checkpoints to remove after a new checkpoint was saved. ``progress`` is the progress that it contains.
 
-    The newest ``keep`` complete checkpoints are kept, and the checkpoints of their best steps.
+    The newest ``keep`` complete checkpoints are kept. Each of them names the best step so far, and the checkpoint of
+    this step is kept too.
     """
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]

@@ -192,10 +192,10 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 
 
 def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
-    """Return a finding if the critic explained almost none of the variance of a step's returns.
+    """Return a finding if the critic explained almost none of the variance of a step's returns; otherwise None.
 
-    The monitor warns after ``steps`` consecutive findings. Return None if there is no critic, or if all returns of the
-    step are equal.
+    The result is also None if there is no critic, or if all returns of the step are equal. The monitor warns after
+    ``steps`` consecutive findings.
     """
     explained = metrics.get("critic/explained_variance")
     # NaN is a finding, because the comparison with NaN is false.
@@ -214,7 +214,10 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
 
 
 def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
-    """Return a finding if importance weights leave few effective tokens; None if the step has no correction."""
+    """Return a finding if the importance weights of a step leave few effective tokens; otherwise None.
+
+    The result is also None if the algorithm corrects no difference between sampler and trainer.
+    """
     share = metrics.get("correction/effective_share")
     # NaN is a finding, because the comparison with NaN is false.
     if share is None or share >= _MIN_EFFECTIVE_SHARE:
@@ -251,8 +254,8 @@ def check_memory_reduced(before: int, now: int) -> Finding | None:
 def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
     """Yield warnings about failures that do not stop the run.
 
-    Yield one warning for each tool whose recent calls all failed, for several causes. Yield one more warning if too
-    many attempts failed before the window of the circuit breaker is full.
+    Yield one warning for each tool whose recent calls all failed, but not all for the same cause. Yield one more
+    warning if too many attempts failed before the window of the circuit breaker is full.
     """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"
@@ -264,10 +267,10 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
 
 
 def check_group_integrity(group: Group, group_id: int, size: int, greedy: bool) -> Finding | None:
-    """Return a finding if a group differs from the requested group.
+    """Return a finding if a group differs from the requested group; otherwise None.
 
-    The check also ensures that no attempt is trained twice: each group id is requested once, and each index of a group
-    has one attempt.
+    Each group id is requested once, and a requested group has one attempt for each index. So the check also ensures
+    that no attempt is trained twice.
 
     Args:
         group_id: the id of the requested group.
