@@ -63,7 +63,7 @@ class FunctionSignature:
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the validated keyword arguments, or InvalidArguments.
+        """Return the validated keyword arguments, or InvalidArguments if ``arguments`` is not valid.
 
         Defaults and safe conversions ("3" to 3) are applied.
         """

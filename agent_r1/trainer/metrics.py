@@ -35,11 +35,11 @@ class OptimizerStep:
 
 
 def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
-    """Return the mean reward, and the numbers of excluded attempts.
+    """Return the mean reward and the numbers of excluded attempts. ``kept`` is ``selection`` after the filters.
 
-    ``reward``: mean reward of all trainable attempts, including filtered attempts; NaN if no attempt is trainable.
-    ``failed``: number of attempts that cannot be trained. ``filtered``: number of trainable attempts that the
-    algorithm's filters excluded.
+    - ``reward``: mean reward of all trainable attempts, including filtered attempts; NaN if no attempt is trainable.
+    - ``failed``: number of attempts that cannot be trained.
+    - ``filtered``: number of trainable attempts that the algorithm's filters excluded.
     """
     rewards = [sample.total for sample in selection.samples]
     failed = len(selection.excluded)
@@ -86,10 +86,13 @@ def correction_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[st
 def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dict[str, float]:
     """Return the metrics of the passes that ran the policy. If only the critic is trained, return no metrics.
 
-    ``entropy``: mean entropy, in nats, over the action tokens that the policy read. ``first_ratio_deviation``: largest
-    |pi / pi_old - 1| in the first pass, before any weight changes. ``logprob_gap``: largest absolute difference between
-    trainer and sampler in the log-probability of an action token, before any weight changes. ``logprob_gap_mean``: mean
-    of these absolute differences. On a stale batch, the differences include the change of the policy since sampling.
+    - ``entropy``: mean entropy, in nats, over the action tokens that the policy read.
+    - ``first_ratio_deviation``: largest |pi / pi_old - 1| in the first pass, before any weight changes.
+    - ``logprob_gap``: largest absolute difference between trainer and sampler in the log-probability of an action
+      token, before any weight changes.
+    - ``logprob_gap_mean``: mean of these absolute differences.
+
+    If the batch is stale, these differences include the change of the policy since sampling.
     """
     if not passes:
         return {}
@@ -105,7 +108,10 @@ def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dic
 
 
 def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Tensor:
-    """Return the policy's entropy at each token in the first pass over the token: (N,); NaN if no pass read it."""
+    """Return the policy's entropy at each token, from the first pass that read the token: (N,).
+
+    The entropy is NaN at tokens that no pass read.
+    """
     entropy = torch.full((len(prepared.batch.ids),), math.nan, dtype=torch.float64)
     for one in reversed(passes):
         entropy[one.tokens] = one.entropy.double()
@@ -113,10 +119,10 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return the (n,) tokens whose log-probabilities under the weights before the update are known, and these (n,).
+    """Return the log-probabilities that the policy gave before the update, as (tokens, log-probabilities).
 
-    If no pass before the update computed log-probabilities, the first pass provides them for its tokens. Later passes
-    use new weights.
+    Both tensors have the shape (n,). If a pass before the update computed log-probabilities, the result has all tokens
+    of the batch. Otherwise it has the tokens of ``first``, the first pass of the update. Later passes use new weights.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
@@ -125,12 +131,13 @@ def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[T
 def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
     """Return the metrics of algorithms with a reference, a teacher, a critic or importance weights.
 
-    ``kl_reference``: KL divergence from the reference per token (estimator k1). ``kl_coefficient``: coefficient of the
-    KL penalty. ``importance_weight``: mean over the action tokens; missing if every token has weight 1.
-    ``teacher_top_mass``: probability of the teacher's top k tokens under the teacher, mean over the action tokens.
-    ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G. V is the critic's value
-    before the update, so the metric measures a prediction. A critic that always gives the same value has 0. The metric
-    is missing if all targets are equal.
+    - ``kl_reference``: KL divergence from the reference per token (estimator k1).
+    - ``kl_coefficient``: coefficient of the KL penalty.
+    - ``importance_weight``: mean over the action tokens; missing if every token has weight 1.
+    - ``teacher_top_mass``: probability of the teacher's top k tokens under the teacher, mean over the action tokens.
+    - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G; missing if all targets are
+      equal. V is the critic's value before the update, so the metric measures a prediction. A critic that always gives
+      the same value has 0.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}

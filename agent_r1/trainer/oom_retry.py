@@ -69,9 +69,9 @@ def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
 
 @contextmanager
 def explain_oom(work: str) -> Iterator[None]:
-    """Raise OutOfMemory with a message that names ``work`` if memory runs out in the ``with`` block.
+    """Raise OutOfMemory if memory runs out in the ``with`` block. The message of the error names ``work``.
 
-    If a TokenBudget raises OutOfMemory in the block, this error is not changed.
+    If a TokenBudget has already raised OutOfMemory in the block, the error is not changed.
     """
     try:
         yield

@@ -70,8 +70,8 @@ class SingleProcessTrainer:
         teacher: the model that the policy learns from, if the algorithm needs a teacher.
 
     Raises:
-        InvalidInput: the temperature is not above 0, the teacher that the algorithm needs is missing, the model does
-            not support activation checkpointing, or the algorithm changes the reference of a model with an adapter.
+        InvalidInput: the temperature is not above 0; the algorithm needs a teacher, but none is given; the model does
+            not support activation checkpointing; or the model has an adapter, and the algorithm changes the reference.
     """
 
     def __init__(

@@ -40,7 +40,10 @@ def make_token_records(
 
 
 def _columns(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> Tensor:
-    """Return the columns of the records, in the order of the fields of TokenRecord: (4, N), with a critic (5, N)."""
+    """Return the values of the records' fields at all N tokens, in the order of the fields of TokenRecord.
+
+    The shape is (4, N), or (5, N) with a critic.
+    """
     weights, values = prepared.weights, prepared.outputs.values
     passes = [step.passed for step in steps if len(step.passed.tokens)]  # passes that ran the policy
     logprobs = torch.full_like(weights.advantage, math.nan)
@@ -53,7 +56,10 @@ def _columns(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> Tensor:
 
 
 def _records_of(sample: TrainingSample, columns: Tensor) -> Iterator[TokenRecord]:
-    """Yield one record per turn with action tokens. ``columns`` has the n action tokens of the sample: (4 or 5, n)."""
+    """Yield one record for each turn of a sample with action tokens.
+
+    ``columns`` has the shape (4, n), or (5, n) with a critic. The n columns belong to the action tokens of the sample.
+    """
     turns = [turn for turn in sample.trajectory.turns if turn.action_ids]
     parts = columns.split([len(turn.action_ids) for turn in turns], dim=1)
     for turn, part in zip(turns, parts, strict=True):

@@ -203,7 +203,7 @@ class PolicyUpdater:
         self._published = None
 
     def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
-        """Return the batch of ``samples`` with the models' outputs before the update, advantages and loss weights."""
+        """Return the batch of ``samples`` with advantages, loss weights, and the models' outputs before the update."""
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         distillation = algorithm.distillation
         loss_excluded = algorithm.filters.loss_excluded(samples)

@@ -51,8 +51,8 @@ def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -
     The context length is the smallest of ``config.context`` and the limits of the model itself.
 
     Raises:
-        InvalidInput: the model cannot be loaded, the chat template cannot render the tools of the task set, the
-            tokenizer has more tokens than the model, or the device does not exist.
+        InvalidInput: the model cannot be loaded; the chat template cannot render the tools of the task set; the
+            tokenizer has more tokens than the model; or the device does not exist.
     """
     name = config.model
     tokenizer = load_tokenizer(name)

@@ -28,9 +28,9 @@ class ShutdownRequested(AgentR1Error):
 class GracefulShutdown:
     """The shutdown of a run, which a signal can request.
 
-    A shutdown takes effect only inside a block of :meth:`interruptible`. Rollouts run inside such a block, because a
-    resumed run can repeat rollouts. An update, its validation and the recording of its events run outside of such
-    blocks, so that the step is completed before the shutdown.
+    A shutdown takes effect only inside a block of :meth:`interruptible`. Rollouts run inside a block, because a resumed
+    run can repeat rollouts. An update, its validation and the recording of its events run outside of all blocks. So a
+    step is completed before the shutdown.
 
     Attributes:
         signal: the number of the signal that requested the shutdown; None if no shutdown was requested.

@@ -61,12 +61,12 @@ class Questions:
 
 
 def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set of one benchmark, or of a mixture.
+    """Build the task set of one benchmark, or of a mixture of benchmarks.
 
     Args:
-        name: the name of the task set, such as ``hotpotqa``.
+        name: the name of the task set: ``hotpotqa``, for example, or ``multihop`` for a mixture.
         data: a file of questions, a folder with a file per split (see ``splits``), or a data set on the hub (see
-            ``hub``). A mixture of data sets is given as a TOML file (see ``mixture``).
+            ``hub``). For a mixture, a TOML file that names several data sets (see ``mixture``).
         corpus: the corpus to search (see ``retrieval.open``); None for the passages in the files of questions.
         seed: determines the order of the training questions and, for a mixture, which questions are used.
 

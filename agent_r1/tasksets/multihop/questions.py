@@ -62,11 +62,11 @@ def read_questions(source: Path) -> tuple[Question, ...]:
       file ``id_aliases.json`` in the same folder contains other names of the answer, by ``answer_id``
     - MuSiQue: ``question``, ``answer``, ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``.
       Rows that are not answerable are left out, as in MuSiQue's answer metric
-    - versions of these files on the hub, in which lists of pairs are columns: ``{"title": [..], "sentences": [..]}``
-    - other files: a question (``question``, ``Question`` or ``query``), and the answer as a text or all right answers
-      as a list of texts (``answer``, ``answers`` or ``golden_answers``)
+    - the same formats on the hub, with ``{"title": [..], "sentences": [..]}`` in place of a list of pairs
+    - other files: the question in ``question``, ``Question`` or ``query``, and the answer in ``answer``, ``answers`` or
+      ``golden_answers``. The answer is a text, or a list of all right answers
 
-    Raises InvalidInput, which names the file and the row, if a row cannot be used or no question is answerable.
+    If a row cannot be used, or no question is answerable, raise InvalidInput. The message names the file and the row.
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}

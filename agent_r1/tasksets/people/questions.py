@@ -85,7 +85,8 @@ def world_of(task: Task) -> WorldKey:
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
     """Return task number ``index`` of a split, with a random question that is not yet in ``asked``.
 
-    The question is added to ``asked``. Raises InvalidInput if no new question is found.
+    The question is added to ``asked``. The numbers of the worlds begin with ``prefix``. Raises InvalidInput if no new
+    question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"

@@ -52,7 +52,7 @@ class Date:
 
 @dataclass(frozen=True, slots=True)
 class FoundDate:
-    """A date in a text, at the characters from ``start`` to ``end``.
+    """A date in a text, from the index ``start`` of its first character to the index ``end`` after its last character.
 
     Example:
         FoundDate(Date(1935, 9, 29), start=5, end=22)

@@ -106,8 +106,8 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 def _family(one: DirectedFilm) -> list[str]:
     """Return the keys of the names that must be in the same split as the film.
 
-    These names are the titles of the pages of the film and its director, the director's name, and the name of the
-    director's father.
+    The names are the title of the film's page, the title of the director's page, the director's name, and the name of
+    the director's father.
     """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)

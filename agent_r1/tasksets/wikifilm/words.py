@@ -102,9 +102,9 @@ def read_place(text: str) -> tuple[str, ...]:
 
 
 def _read_capitalized(text: str, particles: str) -> str:
-    """Return the words with a capital letter at the beginning of ``text``.
+    """Return the capitalized words with which ``text`` begins, up to the first other word.
 
-    Between such words, the result can contain lowercase words (such as "van") that are listed in ``particles``.
+    Words in ``particles``, such as "van", are also returned if they stand between two capitalized words.
     """
     of = _OF.match(text)
     at = end = of.end() if of else 0

@@ -149,8 +149,8 @@ def _load_weights(folder: Path, policy: Policy) -> Mapping[str, Tensor]:
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
     """Return the state with the weights of its best step.
 
-    If the checkpoint of the best step is corrupt, return the state without a best step, and with an event about the
-    corrupt checkpoint.
+    If the checkpoint of the best step is corrupt, return the state without a best step. Then the state also has an
+    event about the corrupt checkpoint.
     """
     best = state.progress.best
     assert best is not None

@@ -72,7 +72,10 @@ class HealthCheck:
     on_policy_only: bool = False
 
     def check(self, metrics: Mapping[str, float]) -> Finding | None:
-        """Return a finding if the metric exceeds the maximum or is NaN; None if the step has no such metric."""
+        """Return a finding if the metric exceeds the maximum or is NaN; otherwise None.
+
+        The result is also None if the step does not have the metric.
+        """
         value = metrics.get(self.metric)
         # NaN is a finding, because the comparison with NaN is false.
         if value is None or value <= self.maximum or (self.on_policy_only and metrics["staleness"] > 0):
@@ -165,9 +168,10 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained: all attempts were excluded or had advantage 0.
+    """Return a finding if no attempt of a step was trained (all were excluded or had advantage 0); otherwise None.
 
-    If a loss or gradient of the step was not finite, return None, because the check ``skipped_steps`` reports the step.
+    The result is also None if a loss or gradient of the step was not finite, because the check ``skipped_steps``
+    reports the step.
 
     Args:
         patience: the number of consecutive steps without a trained attempt after which the run is stopped; None: only
