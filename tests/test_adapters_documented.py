@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from preloaded import run_python
 
 from agent_r1.training.user_task import load_task_file
 
@@ -45,8 +44,9 @@ def test_an_example_is_a_task_set(heading: str, tmp_path: Path, monkeypatch: pyt
     assert bool(taskset.env.tools) == (heading == "MCP")
 
 
-def test_an_example_trains(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agent_r1.cli", "train", str(write_example(tmp_path, "Gymnasium"))]
+def test_an_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["-m", "agent_r1.cli", "train", str(write_example(tmp_path, "Gymnasium"))]
     options = [
         "--steps",
         "1",
@@ -60,6 +60,6 @@ def test_an_example_trains(tmp_path: Path) -> None:
         "tiny-base",
     ]
     run = ["--run", str(tmp_path / "run"), "--json", "--quiet"]
-    done = subprocess.run([*command, *options, *run], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = run_python(*command, *options, *run)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 1

@@ -1,14 +1,12 @@
 """The fault table with one fault of each kind. ``make faults`` runs more of each, and the controls."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conservation import Fate, Start, find_trained_twice, find_wrong_fates
 from fault_case import Control, Outcome, Size
+from preloaded import run_python
 
 ROOT = Path(__file__).parents[1]
 TRACED = ["T2b"] if shutil.which("strace") else []
@@ -19,9 +17,9 @@ CHEAP = ["T1", *TRACED, "T4", "T5a", "T6", "T9a", "T14", "T17", "T20"]
 runs in ``training/test_resume.py``, and broken tools in ``training/test_broken_tools.py``."""
 
 
-def test_every_property_holds_after_one_fault_of_each_kind() -> None:
-    command = [sys.executable, str(ROOT / "tests" / "faults"), "--smoke", "--only", *CHEAP]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+def test_every_property_holds_after_one_fault_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = run_python(str(ROOT / "tests" / "faults"), "--smoke", "--only", *CHEAP)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"│ {name} " in done.stdout for name in CHEAP)
 

@@ -8,7 +8,6 @@ import json
 import random
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from preloaded import run_python
 
 from agent_r1 import Message, Task
 from agent_r1.core.attempt_id import AttemptId
@@ -188,10 +188,10 @@ def test_the_base_trains_with_the_command_of_the_example(
     torch.set_num_threads(1)
     monkeypatch.setattr(BENCHMARK, "BASE_STEPS", 60)
     BENCHMARK.make_base(taskset, tmp_path / "base", 0)
-    command = [sys.executable, "-m", "agent_r1.cli", "train", str(EXAMPLE), "--model", str(tmp_path / "base")]
+    command = ["-m", "agent_r1.cli", "train", str(EXAMPLE), "--model", str(tmp_path / "base")]
     small = {"steps": 1, "groups_per_step": 8, "group_size": 8, "max_tokens": 8, "context": 256, "evaluate_n": 4}
     options = [f"--{name}={value}" for name, value in {**small, "run": tmp_path / "run"}.items()]
-    done = subprocess.run([*command, *options, "--json", "--quiet"], capture_output=True, text=True, timeout=200)
+    done = run_python(*command, *options, "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 1
     reader = RunReader(tmp_path / "run")

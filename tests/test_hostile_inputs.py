@@ -1,12 +1,11 @@
 """No option and no file ends a command in a traceback; values that no run could use are refused."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hostile_options import AGENT
+from preloaded import run_python
 
 from agent_r1.cli import main
 from agent_r1.core.errors import MAX_SHOWN, InvalidInput
@@ -18,8 +17,7 @@ FAULTS = Path(__file__).parent / "faults"
 
 @pytest.mark.timeout(900)  # ten seconds on an idle core
 def test_hostile_options_and_files_are_refused_in_one_line() -> None:
-    command = [sys.executable, str(FAULTS / "hostile_inputs.py"), "--short", "--seconds", "600"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_python(str(FAULTS / "hostile_inputs.py"), "--short", "--seconds", "600")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "options: " in done.stdout and "files: " in done.stdout and done.stdout.endswith("\n0 problems\n")
 
@@ -31,7 +29,7 @@ def test_the_fuzz_sees_what_it_looks_for() -> None:
         "hostile_inputs.accept = broken\n"
         "raise SystemExit(hostile_inputs.main(['--short', '--kinds', 'options', '--match', 'train --quiet']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=FAULTS, capture_output=True, text=True)
+    done = run_python("-c", code)
     assert done.returncode == 1 and "raised: ZeroDivisionError" in done.stdout and "1 problems" in done.stdout, done
 
 

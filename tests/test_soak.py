@@ -1,16 +1,16 @@
 """The soak test in a short form: it passes, and detects a run that leaks files. It is too short to judge memory."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
+
+from preloaded import run_python
 
 SCRIPT = Path(__file__).parent / "faults" / "soak.py"
 
 
-def soak(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--minutes", "0.05", "--deadline", "5", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+def soak(*options: str) -> CompletedProcess[str]:
+    return run_python(str(SCRIPT), "--minutes", "0.05", "--deadline", "5", *options)
 
 
 def test_a_run_with_random_faults_and_a_stop_stays_valid_and_leaks_nothing() -> None:

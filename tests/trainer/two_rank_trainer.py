@@ -7,7 +7,6 @@ then take the same optimizer step.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from preloaded import FORKSERVER
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -98,12 +98,11 @@ class TwoRankTrainer:
         self._model, self._config = model.eval(), config
         self._tree_attention = supports_tree_mask(model)
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
         self._ranks: list[Connection] = []
         for rank in range(RANKS):
-            here, there = context.Pipe()
+            here, there = FORKSERVER.Pipe()
             # A daemon ends with this process; a rank whose pipe is closed ends by itself.
-            context.Process(target=_serve, args=(rank, f"{self._folder.name}/store", there), daemon=True).start()
+            FORKSERVER.Process(target=_serve, args=(rank, f"{self._folder.name}/store", there), daemon=True).start()
             there.close()
             self._ranks.append(here)
         self._end = weakref.finalize(self, _close, self._ranks)

@@ -1,14 +1,13 @@
 """The files of a whole run: checkpoints that it can continue from, a final model, and a valid database."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import run_python
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
@@ -123,7 +122,7 @@ def test_a_failed_save_stops_the_run_with_one_line_and_the_model_is_still_saved(
         train(config, taskset, SilentProgress())
     assert check_manifest(tmp_path / "run" / "model")
     with closing(RunReader(tmp_path / "run")) as reader:
-        _, event = reader.events()
+        *_, event = reader.events()
     assert event.kind == "stopped" and "No space left" in event.detail and verify(tmp_path / "run").is_valid
 
 
@@ -140,9 +139,7 @@ def test_a_file_size_limit_stops_the_run_with_one_line(tmp_path: Path) -> None:
     """The trainer's state is larger than the limit, the model and the database are not."""
     arguments = ["train", "--run", str(tmp_path / "run"), "--quiet", "--checkpoint_every", "1"]
     small = [f"--{name}={value}" for name, value in {**SMALL, "steps": 2, "evaluate_n": 2}.items()][:-1]
-    ended = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, *arguments, *small], capture_output=True, text=True, check=False
-    )
+    ended = run_python("-c", FULL_DISK, *arguments, *small)
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1, ended.stderr
     assert "step-1 could not be written" in ended.stderr
     assert verify(tmp_path / "run").is_valid and list((tmp_path / "run" / "checkpoints").iterdir()) == []

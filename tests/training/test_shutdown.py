@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from preloaded import Program, run_python
 from resuming import Whole, config_of, resume
 
 from agent_r1.core.errors import Interrupted
@@ -165,8 +164,8 @@ asyncio.run(stuck())
 
 
 def test_a_second_sigterm_ends_the_process_by_the_signal() -> None:
-    ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=600)
-    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"handled\n"), ended.stderr
+    ended = run_python("-c", TWICE)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, "handled\n"), ended.stderr
 
 
 def test_training_in_another_thread_installs_no_handlers(micro: TaskSet, tmp_path: Path) -> None:
@@ -180,18 +179,16 @@ def test_training_in_another_thread_installs_no_handlers(micro: TaskSet, tmp_pat
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_command_prints_how_to_resume(number: signal.Signals, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "a run"
-    command = [sys.executable, "-m", "agent_r1.cli", "train", "--run", str(folder), "--steps", "500"]
-    child = subprocess.Popen([*command, "--groups_per_step", "2", "--evaluate_every", "0"], stderr=subprocess.PIPE)
-    assert child.stderr is not None
-    output = b""
-    while b"step 2/500" not in output:
-        output += (line := child.stderr.readline())
-        assert line, output
-    child.send_signal(number)
-    output += child.communicate(timeout=600)[1]
-    lines = output.decode().splitlines()[-2:]
+    command = ["-m", "agent_r1.cli", "train", "--run", str(folder), "--steps", "500"]
+    child = Program(tmp_path, *command, "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0")
+    while "step 2/500" not in child.stderr.read_text():
+        assert child.process.is_alive(), child.stderr.read_text()
+        time.sleep(0.05)
+    os.kill(child.process.pid, number)
+    ended = child.wait()
+    lines = ended.stderr.splitlines()[-2:]
     assert lines[0].startswith("stopping after the update") and lines[0].endswith(
         "send the signal again to stop at once"
     )
     assert lines[1] == f"agent-r1: stopped by {number.name}; to continue: agent-r1 train --run '{folder}' --resume"
-    assert child.returncode == code and verify(folder).is_valid and list_checkpoints(folder) != []
+    assert ended.returncode == code and verify(folder).is_valid and list_checkpoints(folder) != []
