@@ -22,6 +22,8 @@ $(INSTALLED): requirements.lock pyproject.toml
 
 $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	# Apart from the other packages: transformers imports torchao at each start if it can, which takes 1.5 s.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .venv/torchao torchao==0.18.0
 	touch $@
 
 test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap (apt-get install bubblewrap libseccomp2)

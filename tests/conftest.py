@@ -1,6 +1,9 @@
 """What holds for all tests: one thread, so that tests side by side do not fight over cores; no test is a timing."""
 
 import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,3 +21,12 @@ LONG_FILES = ("test_faults.py", "test_soak.py", "test_examples.py", "test_golden
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
+
+
+@pytest.fixture
+def torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make torchao importable. The Makefile installs it in a folder of its own."""
+    if find_spec("torchao") is None:
+        monkeypatch.syspath_prepend(str(Path(sys.prefix) / "torchao"))
+    if find_spec("torchao") is None:
+        pytest.skip("torchao is not installed: make install")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import torch
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.ops.group_stats import MIN_STD
 from agent_r1.algorithms.ops.importance_sampling import effective_share
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.training_sample import Selection
@@ -38,13 +39,24 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     """Return the mean reward and the numbers of excluded attempts. ``kept`` is ``selection`` after the filters.
 
     - ``reward``: mean reward of all trainable attempts, including filtered attempts; NaN if no attempt is trainable.
+    - ``reward_spread``: mean over the groups of the standard deviation of the rewards within a group.
+    - ``constant_groups``: share of the groups in which all rewards are equal.
     - ``failed``: number of attempts that cannot be trained.
     - ``filtered``: number of trainable attempts that the algorithm's filters excluded.
+
+    A group with fewer than two trainable attempts does not count in the second and third metric. If no group counts,
+    they are NaN.
     """
     rewards = [sample.total for sample in selection.samples]
     failed = len(selection.excluded)
+    groups: dict[int, list[float]] = {}
+    for sample in selection.samples:
+        groups.setdefault(sample.group, []).append(sample.total)
+    spreads = [pstdev(group) for group in groups.values() if len(group) > 1]
     return {
         "reward": fmean(rewards) if rewards else math.nan,
+        "reward_spread": fmean(spreads) if spreads else math.nan,
+        "constant_groups": fmean(spread <= MIN_STD for spread in spreads) if spreads else math.nan,
         "failed": float(failed),
         "filtered": float(len(kept.excluded) - failed),
     }

@@ -98,7 +98,11 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             findings = monitor.on_step(update, served)
             watch.lap("monitor_seconds")
             progress = TrainProgress(update.step, progress.groups + len(batch))
-            validation = await manager.on_step_end(progress, monitor.state())
+            validation = await manager.validate_if_due(progress)
+            if validation and manager.best is not None:
+                best = manager.best
+                findings += monitor.on_validation(update.step, validation["validation_em"], best.step, best.em)
+            await manager.copy_if_due(monitor.state())
             watch.lap("checkpoint_seconds")
             published = [PolicyPublished(update.version)] if update.version.number > before else []
             await _record_step(run, batch, update, published, validation, watch.take())

@@ -179,6 +179,12 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
     shown += [
         f"{name} {mean:.3f}" for name, mean in means.items() if report.em is None or name not in EXACT_MATCH_NAMES
     ]
+    if "entropy" in report.metrics:
+        shown.append(f"entropy {report.metrics['entropy']:.2f}")
+    if report.metrics.get("constant_groups", 0.0) > 0:
+        shown.append(f"equal groups {report.metrics['constant_groups']:.0%}")
+    if "kl_reference" in report.metrics:
+        shown.append(f"KL {report.metrics['kl_reference']:.3f}")
     if "validation_em" in report.metrics:
         shown.append(f"validation {report.metrics['validation_em']:.3f}")
     if "critic/explained_variance" in report.metrics:

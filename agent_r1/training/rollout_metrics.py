@@ -11,7 +11,7 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the number of attempts by status, and the numbers of tool calls.
+    """Return the number of attempts by status, the numbers of tool calls, and the mean length of an attempt.
 
     All attempts count except greedy attempts. If a failed attempt was retried, both the failed attempt and the retry
     count. Further counts:
@@ -21,15 +21,18 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - ``calls``: tool calls.
     - ``invalid_calls``: tool calls that failed because of an error of the agent.
     - ``failed_calls``: tool calls that failed because of an error of the tool.
+    - ``turns``: mean number of turns of an attempt.
+    - ``attempt_tokens``: mean number of tokens that the policy sampled in an attempt.
 
     Example:
-        compute_rollout_metrics(groups) == {"completed": 15.0, "engine_failed": 1.0, .., "retried": 1.0, "calls": 31.0}
+        compute_rollout_metrics(groups) == {"completed": 15.0, "engine_failed": 1.0, .., "calls": 31.0, "turns": 2.9}
     """
     retried = [t for group in groups for t in group.retried if t.attempt.sample_index < len(group.trajectories)]
     trajectories = [*(t for group in groups for t in group.trajectories), *retried]
     statuses = Counter(trajectory.status for trajectory in trajectories)
     results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
     invalid = sum(result.error in INVALID_CALL_KINDS for result in results)
+    tokens = sum(len(turn.action_ids) for trajectory in trajectories for turn in trajectory.turns)
     counts = {
         **{status.value: statuses[status] for status in Status},
         "unscored": sum(map(_is_unscored, trajectories)),
@@ -37,6 +40,8 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "calls": len(results),
         "invalid_calls": invalid,
         "failed_calls": sum(not result.ok for result in results) - invalid,
+        "turns": sum(len(trajectory.turns) for trajectory in trajectories) / max(len(trajectories), 1),
+        "attempt_tokens": tokens / max(len(trajectories), 1),
     }
     return {name: float(count) for name, count in counts.items()}
 

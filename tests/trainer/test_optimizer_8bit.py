@@ -12,7 +12,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.trainer.config import OptimizerName
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, overwrite
 
-pytest.importorskip("torchao")
+pytestmark = pytest.mark.usefixtures("torchao")
 
 
 def new_module() -> nn.Module:

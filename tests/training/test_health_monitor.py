@@ -37,7 +37,7 @@ from agent_r1.training.monitor.config import MonitorConfig
 from agent_r1.training.monitor.health_monitor import HealthMonitor
 from agent_r1.training.monitor.state import MonitorState
 
-HEALTHY = {"staleness": 0.0, "skipped_steps": 0.0, "first_ratio_deviation": 1e-6, "logprob_gap": 1e-5}
+HEALTHY = {"reward": 0.5, "staleness": 0.0, "skipped_steps": 0.0, "first_ratio_deviation": 1e-6, "logprob_gap": 1e-5}
 DEFAULT = MonitorConfig()
 
 
@@ -293,6 +293,37 @@ def test_a_restored_monitor_reports_the_same_findings(stop: int) -> None:
     assert after.state() == whole.state()
     take_steps(forgetful, *NORMS[stop:])
     assert (stop == 0) == (forgetful.state() == whole.state())
+
+
+ENTROPIES = [{"entropy": entropy, "reward": 0.5} for entropy in (0.2,) * 5 + (0.01,) * 6]
+
+
+@pytest.mark.parametrize("stop", [3, 5, 8])
+def test_an_entropy_that_stays_low_is_a_warning_also_after_a_resume(stop: int) -> None:
+    monitor, log = make_monitor()
+    take_steps(monitor, *ENTROPIES[:9])
+    assert log.events == []
+    take_steps(monitor, *ENTROPIES[9:])
+    assert len(log.events) == 2 and all("entropy 0.01" in str(event) for event in log.events)
+    before, first = make_monitor()
+    take_steps(before, *ENTROPIES[:stop])
+    after, second = make_monitor()
+    after.load_state(before.state())
+    take_steps(after, *ENTROPIES[stop:])
+    assert [*first.events, *second.events] == log.events
+
+
+def test_a_falling_validation_is_one_warning_for_each_best_step() -> None:
+    monitor, log = make_monitor()
+    take_steps(monitor, *({"reward": reward} for reward in (0.1, 0.1, 0.5, 0.6)))
+    assert monitor.on_validation(4, 0.99, 2, 0.99) == ()
+    (finding,) = monitor.on_validation(4, 0.4, 2, 0.99)
+    asyncio.run(monitor.report((finding,)))
+    assert len(log.events) == 1 and "validation: it falls while the training reward rises" in str(log.events[0])
+    restored, _ = make_monitor()
+    restored.load_state(monitor.state())
+    for one in (monitor, restored):
+        assert one.on_validation(4, 0.3, 2, 0.99) == () and len(one.on_validation(4, 0.3, 3, 0.99)) == 1
 
 
 @pytest.mark.parametrize(("steps_of_run", "groups"), [(2, 3), (3, 4), (50, 4)])

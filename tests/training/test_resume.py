@@ -57,8 +57,7 @@ def test_the_whole_state_of_a_run_is_restored(step: int, whole: Callable[..., Wh
     assert resume(run.taskset, run.stopped(step, tmp_path)) == run.result
 
 
-def test_moments_in_8_bits_are_restored(whole: Callable[..., Whole], tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
+def test_moments_in_8_bits_are_restored(torchao: None, whole: Callable[..., Whole], tmp_path: Path) -> None:
     run = whole(steps=4, **{"trainer.optimizer": "adamw-8bit"})
     folder = run.stopped(2, tmp_path)
     (newest,) = [path for path in list_checkpoints(folder) if checkpoint_step(path) == 2]

@@ -47,6 +47,8 @@ def test_every_status_is_counted_under_its_name():
         "calls": 12.0,
         "invalid_calls": 4.0,
         "failed_calls": 4.0,
+        "turns": 1.0,
+        "attempt_tokens": 1.0,
     }
     assert set(counts) >= {status.value for status in Status}
     assert not any(compute_rollout_metrics([]).values())

@@ -53,28 +53,36 @@ class CheckpointManager:
         self._saved_step = start.progress.step
         self._progress, self._monitor = start.progress, start.monitor
 
-    async def on_step_end(self, progress: TrainProgress, monitor: MonitorState) -> dict[str, float]:
-        """Validate the step if a validation is due, and take a snapshot if a checkpoint is due.
+    @property
+    def best(self) -> BestStep | None:
+        """The best step by validation so far; None if no step was validated."""
+        return self._progress.best
 
-        Call this method before the next update changes the weights.
+    async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
+        """Validate the step that was just taken, if a validation is due.
+
+        Call this method before the next update changes the weights, and then :meth:`copy_if_due`.
 
         Returns:
             The validation metrics; empty if the step was not validated.
-
-        Raises:
-            CheckpointError: if a snapshot is due and the previous save failed.
         """
-        step, before = progress.step, self._progress
-        self._progress, self._monitor = replace(progress, best=before.best, validated=before.validated), monitor
-        metrics = await self._validate(step) if self._is_due(step, self._config.evaluate_every) else {}
-        best, every = self._progress.best, self._config.checkpoint_every
+        before = self._progress
+        self._progress = replace(progress, best=before.best, validated=before.validated)
+        return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
+
+    async def copy_if_due(self, monitor: MonitorState) -> None:
+        """Take a snapshot of the step that was just taken, if a checkpoint is due.
+
+        Raises CheckpointError if a snapshot is due and the previous save failed.
+        """
+        self._monitor = monitor
+        step, best, every = self._progress.step, self._progress.best, self._config.checkpoint_every
         if self._is_due(step, every) or (every > 0 and best is not None and best.step == step):
             await self._writer.wait()
             self._snapshot = await run_in_thread(self._take_snapshot)
-        return metrics
 
     def start_saving(self) -> None:
-        """Start saving the snapshot, if :meth:`on_step_end` took a snapshot.
+        """Start saving the snapshot, if :meth:`copy_if_due` took a snapshot.
 
         Record the step before this call, because the database must contain all rows up to the step of a checkpoint.
         """
@@ -102,8 +110,8 @@ class CheckpointManager:
     async def validate_last_step(self) -> dict[str, float]:
         """Validate the last step of the run, unless it was validated before. Return the validation metrics.
 
-        Usually :meth:`on_step_end` has validated the last step. If a run is resumed with fewer steps, an earlier step
-        becomes the last step, and can be without a validation.
+        Usually :meth:`validate_if_due` has validated the last step. If a run is resumed with fewer steps, an earlier
+        step becomes the last step, and can be without a validation.
 
         Returns:
             The validation metrics; empty if the run has no validation, or if the last step was validated before.

@@ -38,6 +38,12 @@ class MonitorConfig(BaseModel):
     gradient_spike: float = Field(default=10.0, gt=1)
     """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
 
+    entropy_share: float = Field(default=0.1, ge=0, lt=1)
+    """Warn if the policy's entropy is below this share of the entropy of the first 5 steps, in 5 consecutive steps."""
+
+    constant_share: float = Field(default=0.9, ge=0, le=1)
+    """Warn if more than this share of the groups have attempts with equal rewards, in 5 consecutive steps."""
+
     critic_steps: int = Field(default=10, ge=1)
     """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
 

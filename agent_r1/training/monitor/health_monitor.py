@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,12 +25,21 @@ from agent_r1.training.monitor.checks import (
     tool_warnings,
 )
 from agent_r1.training.monitor.circuit_breaker import CircuitBreaker
+from agent_r1.training.monitor.learning_checks import (
+    START_STEPS,
+    check_contrast,
+    check_entropy,
+    check_validation,
+)
 from agent_r1.training.monitor.state import MonitorState
 
 _log = logging.getLogger(__name__)
 
 MAX_WINDOW_STEPS = 3
 """The maximum window of the circuit breaker in steps. A larger window would not become full in short runs."""
+
+REWARD_HISTORY = 1000
+"""The number of recent steps whose mean rewards are kept, for the check of the validation."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
 """The minimum window of the circuit breaker: the attempts of 4 groups, or 32 attempts if this is less."""
@@ -48,7 +58,10 @@ class HealthMonitor:
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
         self._breaker = CircuitBreaker(limits.failure_share, max(min(limits.failure_window, longest), shortest))
         self._metric_checks = metric_checks(limits, config.max_staleness, config.trainer.dtype, config.engine.dtype)
-        self._critic_steps = limits.critic_steps
+        self._limits, self._questions = limits, config.evaluate_n
+        self._start_entropies: tuple[float, ...] = ()
+        self._rewards: deque[float] = deque(maxlen=REWARD_HISTORY)
+        self._validation_warned = 0
         self._spikes = GradientSpikeDetector(limits.gradient_spike)
         self._micro_tokens = updater.micro_tokens
         self._groups = 0
@@ -82,14 +95,33 @@ class HealthMonitor:
             check_no_signal(update, self._idle_patience),
             check_memory_reduced(before, update.micro_tokens),
             self._spikes.check(update.metrics),
-            check_critic(update.metrics, self._critic_steps),
+            check_critic(update.metrics, self._limits.critic_steps),
             check_effective_share(update.metrics),
+            check_entropy(update.metrics.get("entropy"), self._start_entropies, self._limits.entropy_share),
+            check_contrast(update.metrics, self._limits.constant_share),
             *tool_warnings(self._breaker),
             *(check.check(update.metrics) for check in self._metric_checks),
         )
+        self._rewards.append(update.metrics["reward"])
+        if "entropy" in update.metrics and len(self._start_entropies) < START_STEPS:
+            self._start_entropies += (update.metrics["entropy"],)
         findings = tuple(finding for finding in results if finding is not None)
         self._streaks = {finding.check: self._streaks.get(finding.check, 0) + 1 for finding in findings}
         return tuple(finding for finding in findings if self._streaks[finding.check] >= finding.warn_after)
+
+    def on_validation(self, step: int, em: float, best_step: int, best: float) -> tuple[Finding, ...]:
+        """Check the validation after step ``step``, and return the findings to report: at most one for each best step.
+
+        Args:
+            em: the exact match of this validation.
+            best_step: the step of the best validation so far.
+            best: the exact match of the best validation.
+        """
+        finding = check_validation(em, best, self._questions, tuple(self._rewards), step - best_step)
+        if finding is None or self._validation_warned == best_step:
+            return ()
+        self._validation_warned = best_step
+        return (finding,)
 
     async def report(self, findings: Sequence[Finding]) -> None:
         """Record and log the findings of the last step.
@@ -99,20 +131,30 @@ class HealthMonitor:
         """
         await self._recorder.record(*(LogEvent("warning", str(finding)) for finding in findings))
         for finding in findings:
-            streak = self._streaks[finding.check]
+            streak = self._streaks.get(finding.check, 1)
             if finding.patience is not None and streak >= finding.patience:
                 raise self._stopped(f"{streak} steps in a row, {finding}" if streak > 1 else str(finding))
             _log.warning("%s", finding)
 
     def state(self) -> MonitorState:
         """Return the state of the monitor after the last step."""
-        return MonitorState(self._groups, self._breaker.state(), tuple(self._spikes.norms), self._streaks)
+        return MonitorState(
+            groups=self._groups,
+            breaker=self._breaker.state(),
+            gradient_norms=tuple(self._spikes.norms),
+            streaks=self._streaks,
+            start_entropies=self._start_entropies,
+            rewards=tuple(self._rewards),
+            validation_warned=self._validation_warned,
+        )
 
     def load_state(self, state: MonitorState) -> None:
         """Continue from ``state``. Call this method before the first group."""
         self._groups, self._streaks = state.groups, dict(state.streaks)
         self._breaker.load_state(state.breaker)
         self._spikes.norms.extend(state.gradient_norms)
+        self._start_entropies, self._validation_warned = state.start_entropies, state.validation_warned
+        self._rewards.extend(state.rewards)
 
     def _stopped(self, reason: str) -> RunStopped:
         version = self._updater.publish().version.number

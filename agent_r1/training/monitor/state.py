@@ -20,6 +20,9 @@ class MonitorState:
         breaker: the state of the circuit breaker.
         gradient_norms: the recent gradient norms, oldest first.
         streaks: for each check with a finding in the last step, the number of consecutive steps with a finding.
+        start_entropies: the entropies of the first steps of the run.
+        rewards: the mean rewards of the last steps, oldest first.
+        validation_warned: the best step at the last warning about validation; 0 if there was no such warning.
 
     Example:
         MonitorState(16, CircuitBreakerState((None, FailedAttempt(..), None)), (0.42, 0.4), {"logprob_gap": 2})
@@ -29,3 +32,6 @@ class MonitorState:
     breaker: CircuitBreakerState = field(default_factory=CircuitBreakerState)
     gradient_norms: tuple[float, ...] = ()
     streaks: Mapping[str, int] = field(default_factory=dict)
+    start_entropies: tuple[float, ...] = ()
+    rewards: tuple[float, ...] = ()
+    validation_warned: int = 0

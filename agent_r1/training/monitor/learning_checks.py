@@ -1,0 +1,94 @@
+"""Health checks of learning: does the policy explore, do groups have a contrast, does validation follow the reward?
+
+Their findings are warnings. None of them stops a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from agent_r1.training.monitor.checks import Finding
+
+START_STEPS = 5
+"""The number of steps at the start of a run whose mean entropy is the entropy of the start."""
+
+WARN_AFTER = 5
+"""The number of consecutive steps with a finding after which the monitor warns."""
+
+
+def check_entropy(entropy: float | None, start: Sequence[float], share: float) -> Finding | None:
+    """Return a finding if the policy's entropy fell below a share of the entropy at the start of the run.
+
+    Args:
+        entropy: the mean entropy of a step in nats per action token; None if the step ran no policy.
+        start: the entropies of the first steps. With fewer than ``START_STEPS`` entropies there is no finding.
+        share: the smallest share without a finding.
+    """
+    if entropy is None or len(start) < START_STEPS or entropy >= share * fmean(start):
+        return None
+    return Finding(
+        check="entropy",
+        what="the policy has become almost deterministic, so the attempts of a group hardly differ",
+        value=f"entropy {entropy:.3g}",
+        limit=f"at least {share:g} of {fmean(start):.3g}, the entropy of the first {START_STEPS} steps",
+        do="if the reward is not at its maximum, lower the learning rate, raise algorithm.loss.clip_high, or set "
+        "algorithm.entropy_coef",
+        patience=None,
+        warn_after=WARN_AFTER,
+    )
+
+
+def check_contrast(metrics: Mapping[str, float], share: float) -> Finding | None:
+    """Return a finding if too many groups of a step have attempts with equal rewards.
+
+    Advantages that compare the attempts of a group are 0 in such a group.
+
+    Args:
+        share: the largest share of such groups without a finding.
+    """
+    constant = metrics.get("constant_groups")
+    if constant is None or math.isnan(constant) or constant <= share:
+        return None
+    return Finding(
+        check="contrast",
+        what="almost all groups have attempts with equal rewards, so few groups can teach anything",
+        value=f"{constant:.0%} of the groups, mean reward {metrics['reward']:.3g}",
+        limit=f"at most {share:.0%}",
+        do="use tasks that are solved sometimes, a larger group_size, a higher temperature, or --algorithm dapo, which "
+        "refills such groups; if the reward is at its maximum, training is done",
+        patience=None,
+        warn_after=WARN_AFTER,
+    )
+
+
+def check_validation(em: float, best: float, questions: int, rewards: Sequence[float], since: int) -> Finding | None:
+    """Return a finding if validation fell while the training reward rose.
+
+    Then the policy overfits, or exploits a reward. Validation fell if ``em`` is below ``best`` by more than two
+    standard errors of the difference of two proportions.
+
+    Args:
+        em: the exact match of this validation.
+        best: the exact match of the best validation.
+        questions: the number of validation questions.
+        rewards: the mean rewards of the last steps, oldest first.
+        since: the number of steps since the best validation. The rewards of these steps are compared with the rewards
+            of equally many steps before them.
+    """
+    pooled = (em + best) / 2
+    margin = 2 * math.sqrt(2 * pooled * (1 - pooled) / max(questions, 1))
+    after = [reward for reward in rewards[len(rewards) - since :] if math.isfinite(reward)]
+    before = [reward for reward in rewards[: len(rewards) - since][-since:] if math.isfinite(reward)]
+    if since < 1 or em >= best - margin or not before or not after or fmean(after) <= fmean(before):
+        return None
+    return Finding(
+        check="validation",
+        what="it falls while the training reward rises: the policy overfits, or exploits a reward",
+        value=f"exact match {em:.3g}; mean reward {fmean(before):.3g} before the best step, {fmean(after):.3g} since",
+        limit=f"at least {best - margin:.3g}: the best was {best:.3g}, {since} steps ago",
+        do="RUN/model will have the best step; take fewer steps or a lower learning rate, and look at attempts with "
+        "high rewards",
+        patience=None,
+    )
