@@ -276,7 +276,10 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return a node that counts a concatenation, a text or a literal. Return a node of any other kind unchanged."""
+    """Return ``node`` with a filter that counts the size of its value, if it is a concatenation, a text or a literal.
+
+    Return a node of any other kind unchanged.
+    """
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
     if isinstance(node, nodes.TemplateData):
