@@ -27,6 +27,7 @@ from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.hub import is_hub
 from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trackers.registry import TrackerName
 from agent_r1.training.monitor.config import MonitorConfig
 
 if TYPE_CHECKING:
@@ -247,6 +248,9 @@ class TrainSettings(RunConfig):
 
 class TrainConfig(TrainSettings):
     """Settings of a training run. The defaults fit a model of 3B parameters. Task sets can have other defaults."""
+    track: tuple[TrackerName, ...] = ()
+    """Trackers that show the metrics while the run trains, separated by commas: tensorboard, wandb, trackio, mlflow."""
+
 
     section: ClassVar[str] = "Algorithm"
 

@@ -15,6 +15,7 @@ from agent_r1.core.events import (
     Event,
     PendingDropped,
     PolicyPublished,
+    Recorder,
     StepMetrics,
     StepTimings,
     TokensRecorded,
@@ -23,7 +24,6 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.staleness import StalenessController
-from agent_r1.store.writer import RunWriter
 from agent_r1.trainer.outcomes import Outcome, Trained
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.build import Runtime, group_requests
@@ -46,7 +46,7 @@ class TrainingRun:
 
     runtime: Runtime
     collector: Collector
-    writer: RunWriter
+    recorder: Recorder
     folder: Path
     start: ResumeState
     progress: Progress
@@ -70,8 +70,8 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     progress = run.start.progress
     first = await run_in_thread(updater.publish)  # in a thread, because publish() can compute a checksum of all weights
-    manager = CheckpointManager(runtime, run.folder, run.start, run.writer)
-    monitor = HealthMonitor(config, updater, run.writer, run.folder)
+    manager = CheckpointManager(runtime, run.folder, run.start, run.recorder)
+    monitor = HealthMonitor(config, updater, run.recorder, run.folder)
     monitor.load_state(run.start.monitor)
     staleness = StalenessController(
         config.steps - progress.step,
@@ -82,7 +82,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
         version=first.version.number,
     )
     requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups)
-    await run.writer.record(*run.start.events)
+    await run.recorder.record(*run.start.events)
     await publisher.publish(first)
     async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):
         watch = Stopwatch()
@@ -110,8 +110,8 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             manager.start_saving()
             await staleness.on_step_end(update.version.number)
     if validation := await manager.validate_last_step():
-        await run.writer.record(StepMetrics(config.steps, validation))
-    await run.writer.record(PendingDropped(config.steps, "the run had taken its last step"))
+        await run.recorder.record(StepMetrics(config.steps, validation))
+    await run.recorder.record(PendingDropped(config.steps, "the run had taken its last step"))
     await manager.finalize()
     await publisher.publish(await run_in_thread(updater.publish))
 
@@ -181,7 +181,7 @@ async def _record_step(
         "tokens": float(tokens),
         **extra_measures(run.runtime.taskset, trajectories),
     }
-    await run.writer.record(
+    await run.recorder.record(
         *(fate_of(outcome, update.step) for outcome in update.outcomes),
         TokensRecorded(update.token_records),
         *published,

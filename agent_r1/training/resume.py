@@ -17,7 +17,7 @@ from agent_r1.training.monitor.config import MonitorConfig
 
 CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
-    "record_tokens",
+    *("record_tokens", "track"),
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
     "trainer.micro_tokens",

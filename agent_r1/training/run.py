@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
@@ -18,7 +17,11 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.collector import Collector
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
+from agent_r1.store.results import result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
+from agent_r1.trackers import TrackedRun, TrackingRecorder
+from agent_r1.trackers.protocol import RunEnd, flat_settings
+from agent_r1.trackers.registry import require_trackers
 from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
 from agent_r1.training.checkpoint.files import CORRUPT
 from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
@@ -31,7 +34,7 @@ from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
-from agent_r1.training.tables import PassAtK, TrainReport
+from agent_r1.training.tables import PassAtK, TrainReport, table_json
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         RunStopped: the monitor stopped the run. The message is a diagnosis.
         Interrupted: a signal stopped the run. Interrupted is a subclass of KeyboardInterrupt.
     """
+    require_trackers(config.track)
     taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
     require_new_run(folder)
@@ -57,7 +61,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     try:
         start = initial_state(runtime.updater)
         start = replace(start, events=(*start.events, *data_events, *runtime.events))
-        return _train_and_close(runtime, start, writer, folder, progress)
+        return _train_and_close(runtime, start, writer, TrackedRun(folder.name, folder, _tracked(config)), progress)
     finally:
         writer.close()
 
@@ -79,6 +83,7 @@ def resume(
     if taskset.name != config.taskset:
         do = f"resume with the task set of the run, {config.taskset!r}"
         raise InvalidInput("taskset", got=repr(taskset.name), do=do)
+    require_trackers(config.track)
     taskset = with_splits(taskset, config.splits)
     folder = run_folder(config.run)
     writer = reopen_run(folder)  # also locks the run, before the models are loaded
@@ -91,7 +96,8 @@ def resume(
         start = restore_run(folder, runtime.policy, runtime.updater)
         start = replace(start, events=(*start.events, *data_events, *runtime.events))
         writer.open_segment(start.progress.step, config.model_dump(mode="json"))
-        return _train_and_close(runtime, start, writer, folder, progress)
+        tracked = TrackedRun(folder.name, folder, _tracked(config), start.progress.step)
+        return _train_and_close(runtime, start, writer, tracked, progress)
     finally:
         writer.close()
 
@@ -102,10 +108,10 @@ def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
 
 
 def _train_and_close(
-    runtime: Runtime, start: ResumeState, writer: RunWriter, folder: Path, progress: Progress
+    runtime: Runtime, start: ResumeState, writer: RunWriter, tracked: TrackedRun, progress: Progress
 ) -> TrainReport:
     config, taskset, agent = runtime.config, runtime.taskset, runtime.agent
-    progress.print_line(f"run: {folder}")
+    progress.print_line(f"run: {tracked.folder}")
     for inactive in inactive_settings(config):
         progress.print_line(f"note: {inactive}")
     if taskset.sandbox is not None:
@@ -115,19 +121,28 @@ def _train_and_close(
             show = log.warning if event.kind in (CORRUPT, INEXACT) else progress.print_line
             show(f"{event.kind}: {event.detail}")
     env = taskset.env_for_split("train")
+    start = replace(start, events=(*start.events, tools_event(env.tools)))
+    recorder = TrackingRecorder(writer, config.track, tracked, progress.print_line)
     collector = Collector(
         AgentLoop(agent, env),
         taskset.scorers,
-        writer,
+        recorder,
         writer.run,
         rollout_limits(config),
         seed=config.seed,
         greedy=AgentLoop(greedy_agent(agent), env) if runtime.updater.needs_greedy else None,
     )
+    end: RunEnd = "failed"
     try:
-        return run_protected(_run(TrainingRun(runtime, collector, writer, folder, start, progress)))
+        report = run_protected(_run(TrainingRun(runtime, collector, recorder, tracked.folder, start, progress)))
+        end = "completed"
+        return report
+    except Interrupted:
+        end = "stopped"
+        raise
     finally:
         progress.finish()
+        recorder.close(end)
 
 
 async def _run(run: TrainingRun) -> TrainReport:
@@ -138,17 +153,21 @@ async def _run(run: TrainingRun) -> TrainReport:
         except ShutdownRequested:
             assert shutdown.signal is not None
             name = signal.Signals(shutdown.signal).name
-            await run.writer.record(LogEvent("stopped", name))
+            await run.recorder.record(LogEvent("stopped", name))
             restarts = run.runtime.config.checkpoint_every == 0
             message = f"stopped by {name}{' without checkpoints: it would start from step 0' if restarts else ''}"
             raise Interrupted(shutdown.signal, message, run.folder) from None
         except BaseException as error:
             with suppress(RunWriteError):  # the writer itself can have failed
-                await run.writer.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
+                await run.recorder.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
             for engine in run.runtime.engines.values():
                 await engine.close()
+
+
+def _tracked(config: TrainConfig) -> dict[str, str | int | float | bool | None]:
+    return flat_settings(config.model_dump(mode="json"))
 
 
 async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> TrainReport:
@@ -160,7 +179,8 @@ async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> Tr
     seconds = time.perf_counter() - began
     with shutdown.interruptible():
         report = await _compare(run, seconds)
-    await run.writer.record(LogEvent("completed", f"{config.steps} steps in {seconds:.1f} s"))
+    await run.recorder.record(result_event("table", table_json(report.table)))
+    await run.recorder.record(LogEvent("completed", f"{config.steps} steps in {seconds:.1f} s"))
     return report
 
 

@@ -83,6 +83,8 @@ MORE: dict[str, Any] = {
     "steps": 8,
     "checkpoint_every": 2,
     "checkpoint_keep": 3,
+    "record_tokens": 0,
+    "track": ("tensorboard",),
     "pass_k": 1,
     "splits": ("style-a", "paraphrased"),
     "pass_attempts": 2,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from agent_r1.core.events import Recorder
 from agent_r1.core.threads import run_in_thread
+from agent_r1.store.results import result_event
 from agent_r1.training.build import Runtime, rollout_limits
 from agent_r1.training.checkpoint.async_writer import AsyncCheckpointWriter
 from agent_r1.training.checkpoint.files import (
@@ -26,6 +27,7 @@ from agent_r1.training.checkpoint.files import (
 from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.evaluate import Method, evaluate_split
 from agent_r1.training.monitor.state import MonitorState
+from agent_r1.training.tables import make_cell
 
 
 class CheckpointManager:
@@ -48,6 +50,7 @@ class CheckpointManager:
         self._policy, self._taskset, self._updater = runtime.policy, runtime.taskset, runtime.updater
         self._agent, self._config, self._folder = runtime.agent, runtime.config, folder
         self._best_weights: Mapping[str, Tensor] = start.best_weights
+        self._recorder = recorder
         self._writer = AsyncCheckpointWriter(self._write, recorder)
         self._snapshot: Snapshot | None = None
         self._saved_step = start.progress.step
@@ -146,6 +149,8 @@ class CheckpointManager:
         limits = rollout_limits(self._config)
         results = await evaluate_split(method, self._taskset, split, self._config.evaluate_n, limits)
         em = statistics.fmean(result.em for result in results)
+        cell = asdict(make_cell(results))
+        await self._recorder.record(result_event("validation", {"step": step, "split": split, **cell}))
         self._progress = replace(self._progress, validated=step)
         if self._progress.best is None or em >= self._progress.best.em:
             self._progress = replace(self._progress, best=BestStep(step, em))

@@ -1,0 +1,140 @@
+"""The protocol of a tracker, and the values that a tracker receives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from agent_r1.core.messages import to_openai
+from agent_r1.core.redaction import redact
+from agent_r1.core.trajectory import RewardValue, Trajectory
+
+RunEnd = Literal["completed", "stopped", "failed"]
+"""How a run ended: it took all steps, a signal stopped it, or an error ended it."""
+
+PROJECT = "agent-r1"
+"""The project (or experiment) to which runs belong, if no variable of the tracker's own environment names another."""
+
+TRACKERS_FOLDER = "trackers"
+"""The folder of a run with the ids under which the trackers know the run."""
+
+FIRST_SETTINGS = ("taskset", "model", "algorithm.name", "steps", "seed")
+"""Settings that are shown before all other settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run, as a tracker knows it.
+
+    Attributes:
+        settings: the settings of the run by dotted key, without credentials.
+        step: the step from which the run was resumed; None for a new run.
+    """
+
+    name: str
+    folder: Path
+    settings: Mapping[str, str | int | float | bool | None]
+    step: int | None = None
+
+    def saved_id(self, tracker: str) -> str | None:
+        """Return the id that :meth:`save_id` saved for a tracker; None if no id was saved."""
+        path = self.folder / TRACKERS_FOLDER / tracker
+        return path.read_text("utf-8").strip() if path.is_file() else None
+
+    def save_id(self, tracker: str, value: str) -> None:
+        """Save the id under which a tracker knows the run, so that the resumed run continues there."""
+        path = self.folder / TRACKERS_FOLDER / tracker
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(value + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSample:
+    """An attempt that is shown as text, without credentials.
+
+    Attributes:
+        name: the id of the attempt.
+        messages: the conversation, in the OpenAI format.
+    """
+
+    name: str
+    status: str
+    rewards: Mapping[str, RewardValue]
+    messages: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> AttemptSample:
+        messages = tuple(without_credentials(to_openai(message)) for message in trajectory.messages)
+        return cls(str(trajectory.attempt), trajectory.status.value, trajectory.rewards, messages)
+
+    @property
+    def summary(self) -> str:
+        """The status and the rewards of the attempt, in one line."""
+        rewards = (f"{name} {value}" for name, value in self.rewards.items())
+        return ", ".join([self.status, *rewards])
+
+    @property
+    def text(self) -> str:
+        """The attempt with its conversation, as lines of plain text."""
+        return "\n".join([self.name, self.summary, *map(_message_text, self.messages)])
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    lines = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+    return "\n".join([f"[{message['role']}] {message['content']}".rstrip(), *lines])
+
+
+class Tracker(Protocol):
+    """Shows the metrics of one run, in a service or in files of its own.
+
+    All methods are called in one thread, which also makes the tracker. A method may block and may raise any exception:
+    the run then continues without the tracker.
+    """
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the metrics of a step, by names such as ``reward/em``. Values can be NaN or infinite."""
+        ...
+
+    def log_attempts(self, step: int, attempts: Sequence[AttemptSample]) -> None:
+        """Show a few attempts that ended before the metrics of a step."""
+        ...
+
+    def finish(self, end: RunEnd) -> None:
+        """Send what was not sent yet. No other method is called afterwards."""
+        ...
+
+
+def without_credentials(value: Any) -> Any:
+    """Return a JSON value in which every text is redacted, and no text has half a character (a lone surrogate)."""
+    if isinstance(value, str):
+        return redact(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {without_credentials(key): without_credentials(item) for key, item in value.items()}
+    return [without_credentials(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
+    """Return settings by dotted key, without credentials.
+
+    The settings that most readers look for come first. A list becomes one text.
+
+    Example:
+        >>> flat_settings({"trainer": {"learning_rate": 0.001}, "steps": 20, "splits": ["test", "dev"]})
+        {'steps': 20, 'trainer.learning_rate': 0.001, 'splits': 'test, dev'}
+    """
+    flat: dict[str, str | int | float | bool | None] = {}
+
+    def add(values: Mapping[str, Any], prefix: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                add(value, f"{prefix}{name}.")
+            else:
+                flat[prefix + name] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    add(without_credentials(config), "")
+    first = {name: flat[name] for name in FIRST_SETTINGS if name in flat}
+    return {**first, **flat}

@@ -1,0 +1,160 @@
+"""The recorder that also gives the events of a run to trackers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+
+from agent_r1.core.errors import shorten
+from agent_r1.core.events import AttemptFinished, Event, LogEvent, Recorder, StepMetrics, StepTimings
+from agent_r1.core.redaction import redact
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.trackers.names import metric_name
+from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun, Tracker
+from agent_r1.trackers.registry import TRACKERS
+
+HANG_SECONDS = 120.0
+"""The time limit of one call of a tracker, and of all calls that are left when the run ends."""
+
+SAMPLES, SAMPLE_EVERY = 2, 10
+"""How many attempts are shown as text, and at which steps: step 1, and every tenth step."""
+
+Job = Callable[[Tracker], object]
+
+
+class TrackingRecorder:
+    """A :class:`~agent_r1.core.events.Recorder` that records events as another recorder does, and informs trackers.
+
+    Each tracker is made and called in a daemon thread of its own. ``record`` never waits for a tracker. A tracker that
+    raises an exception, or that does not return within ``limit`` seconds, is reported once and gets no further calls.
+
+    Args:
+        recorder: makes the events durable.
+        names: the names of the trackers.
+        warn: prints a warning.
+        limit: the time limit in seconds; default: ``HANG_SECONDS``.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        names: Sequence[str],
+        run: TrackedRun,
+        warn: Callable[[str], object],
+        limit: float | None = None,
+    ) -> None:
+        self._recorder, self._warn = recorder, warn
+        self._limit = HANG_SECONDS if limit is None else limit
+        self._threads = [_TrackerThread(name, run) for name in names]
+        self._attempts: list[Trajectory] = []
+
+    async def record(self, *events: Event) -> None:
+        """Record the events, then give their metrics and attempts to the trackers.
+
+        Raises an exception only if the other recorder does.
+        """
+        await self._recorder.record(*events)
+        if self._threads:
+            self._track(events)
+            for failure in self._drop_failed():
+                await self._recorder.record(LogEvent("warning", failure))
+
+    def close(self, end: RunEnd) -> None:
+        """End the trackers, and wait for them at most as long as for one call."""
+        for thread in self._threads:
+            thread.submit(lambda tracker: tracker.finish(end))
+            thread.submit(None)
+        deadline = time.monotonic() + self._limit
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in self._threads:
+            if thread.failure is None and thread.is_alive():
+                thread.failure = f"it did not end within {self._limit:g} s"
+        self._drop_failed()
+
+    def _track(self, events: Sequence[Event]) -> None:
+        values: dict[int, dict[str, float]] = {}
+        for event in events:
+            match event:
+                case StepMetrics(step, metrics):
+                    values.setdefault(step, {}).update(_renamed(metrics))
+                case StepTimings(step, metrics):
+                    values.setdefault(step, {}).update(_renamed(metrics, are_timings=True))
+                case AttemptFinished(trajectory):
+                    # The first attempts of the first groups, in whatever order the attempts end.
+                    self._attempts.append(trajectory)
+                    self._attempts = sorted(self._attempts, key=lambda one: one.attempt.sort_key)[:SAMPLES]
+        for step, metrics in values.items():
+            self._submit(_metrics_job(step, metrics))
+            if self._attempts and (step == 1 or step % SAMPLE_EVERY == 0):
+                self._submit(_attempts_job(step, tuple(map(AttemptSample.of, self._attempts))))
+            self._attempts = []
+
+    def _submit(self, job: Job) -> None:
+        for thread in self._threads:
+            thread.submit(job)
+
+    def _drop_failed(self) -> list[str]:
+        """Give no further calls to trackers that failed. Print a warning about each, and return the warnings."""
+        failures = []
+        for thread in list(self._threads):
+            thread.failure = thread.failure or thread.hangs(self._limit)
+            if thread.failure is not None:
+                self._threads.remove(thread)
+                failures.append(f"tracker {thread.tracker}: {thread.failure}; the run continues without it")
+                self._warn(f"WARNING: {failures[-1]}")
+        return failures
+
+
+class _TrackerThread(threading.Thread):
+    """The daemon thread of one tracker.
+
+    Attributes:
+        failure: why the tracker gets no further calls; None if it works.
+    """
+
+    def __init__(self, tracker: str, run: TrackedRun) -> None:
+        super().__init__(name=f"tracker {tracker}", daemon=True)
+        self.tracker = tracker
+        self.failure: str | None = None
+        self._tracked_run = run
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._called: float | None = time.monotonic()  # when the call in progress began; None between calls
+        self.start()
+
+    def submit(self, job: Job | None) -> None:
+        """Call ``job`` with the tracker after all earlier jobs. None ends the thread."""
+        self._jobs.put(job)
+
+    def hangs(self, limit: float) -> str | None:
+        """Return a sentence if the call in progress takes longer than ``limit`` seconds, and None otherwise."""
+        called = self._called
+        if called is None or time.monotonic() - called <= limit:
+            return None
+        return f"a call did not return within {limit:g} s"
+
+    def run(self) -> None:
+        try:
+            tracker = TRACKERS[self.tracker](self._tracked_run)
+            self._called = None
+            while self.failure is None and (job := self._jobs.get()) is not None:
+                self._called = time.monotonic()
+                job(tracker)
+                self._called = None
+        except BaseException as error:  # SystemExit too, which packages raise in order to end the process
+            self._called = None
+            self.failure = redact(" ".join(shorten(f"{type(error).__name__}: {error}").split()))
+
+
+def _metrics_job(step: int, values: Mapping[str, float]) -> Job:
+    return lambda tracker: tracker.log_metrics(step, values)
+
+
+def _attempts_job(step: int, attempts: Sequence[AttemptSample]) -> Job:
+    return lambda tracker: tracker.log_attempts(step, attempts)
+
+
+def _renamed(values: Mapping[str, float], are_timings: bool = False) -> dict[str, float]:
+    return {metric_name(name, are_timings): value for name, value in values.items()}
