@@ -56,7 +56,9 @@ def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset
     If the training data can no longer be read, print a warning and return no questions.
     """
     try:
-        own = agent_r1.tasksets.build(trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox)
+        own = agent_r1.tasksets.build(
+            trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox, trained.encoder
+        )
     except InvalidInput as error:
         progress.print_line(f"WARNING: training questions may be among these, as they cannot be read: {error}")
         return frozenset()

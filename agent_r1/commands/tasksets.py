@@ -91,16 +91,16 @@ def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
     """Return the task set with a name, or the task set that a file defines if ``name`` ends with ``.py``."""
     if name.endswith(".py"):
         return open_file(Path(name), config, "")
-    return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox)
+    return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)
 
 
 def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
     """Return the task set that a file defines.
 
-    Raises InvalidInput if ``config`` sets ``taskset``, ``data``, ``corpus`` or ``sandbox``, or if the file cannot be
-    used.
+    Raises InvalidInput if ``config`` sets ``taskset``, ``data``, ``corpus``, ``encoder`` or ``sandbox``, or if the file
+    cannot be used.
     """
-    for name in ("taskset", "data", "corpus", "sandbox"):
+    for name in ("taskset", "data", "corpus", "encoder", "sandbox"):
         if name in config.model_fields_set:
             do = "leave one out: the file defines its own task set"
             raise InvalidInput(f"--{name}", got=f"it and {file}", do=do)

@@ -30,7 +30,7 @@ from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.tables import TrainReport, render_report, render_table, report_json, table_json
 from agent_r1.training.user_task import load_task_file
 
-NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "sandbox")
+NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "encoder", "sandbox")
 """Settings of a run that an evaluation on another task set does not use."""
 
 file_argument = click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
@@ -126,8 +126,9 @@ def _config_of_run(folder: Path) -> Layer:
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
     """Return the settings ``own`` of a run, reduced to settings that an evaluation of the run also uses.
 
-    If the evaluation uses another task set than the run (``other_taskset``), ``data``, ``corpus`` and ``sandbox`` are
-    left out. ``sandbox = "none"`` is always left out: only the user can choose to evaluate without a sandbox.
+    If the evaluation uses another task set than the run (``other_taskset``), ``data``, ``corpus``, ``encoder`` and
+    ``sandbox`` are left out. ``sandbox = "none"`` is always left out: only the user can choose to evaluate without a
+    sandbox.
     """
     left_out = NOT_FOR_OTHER_TASKSETS if other_taskset else ()
     kept = {key: value for key, value in own.values.items() if key not in left_out}

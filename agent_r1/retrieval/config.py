@@ -24,16 +24,10 @@ DENSE_ONLY = (
 """Settings that have an effect only with an encoder."""
 
 
-class SearchConfig(BaseModel):
-    """The settings of a search in this process.
-
-    The settings come from a TOML file (``--corpus search.toml``) or from the options of ``agent-r1 retriever``.
-    """
+class IndexConfig(BaseModel):
+    """The settings of an index of passages in this process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    corpus: Path
-    """The file of passages. Each row has the fields ``title`` and ``text``."""
 
     encoder: str = ""
     """The sentence encoder: all-minilm, a folder, or a Hugging Face name. Empty: search with BM25."""
@@ -67,6 +61,16 @@ class SearchConfig(BaseModel):
     """Number of cells that an IVF index of faiss searches for each query."""
 
 
+class SearchConfig(IndexConfig):
+    """The settings of a search in this process.
+
+    The settings come from a TOML file (``--corpus search.toml``) or from the options of ``agent-r1 retriever``.
+    """
+
+    corpus: Path
+    """The file of passages. Each row has the fields ``title`` and ``text``."""
+
+
 class RetrieverConfig(SearchConfig):
     """The settings of the retrieval server."""
 
@@ -85,7 +89,7 @@ class RetrieverConfig(SearchConfig):
     """Number of torch threads. More threads make a search faster only if as many CPU cores are idle."""
 
 
-def check(config: SearchConfig) -> None:
+def check(config: IndexConfig) -> None:
     """Raise InvalidInput if a setting was given that has no effect together with the other settings."""
     idle = [name for name in DENSE_ONLY if name in config.model_fields_set] if not config.encoder else []
     if idle:

@@ -10,7 +10,7 @@ import numpy as np
 
 from agent_r1.model.encoder import SentenceEncoder, load_encoder
 from agent_r1.retrieval.cache import Origin, build_vectors
-from agent_r1.retrieval.config import SearchConfig
+from agent_r1.retrieval.config import IndexConfig
 from agent_r1.retrieval.passages import Passage, corpus_checksum
 from agent_r1.retrieval.retriever import TOP_K, Found
 from agent_r1.retrieval.vectors import TorchVectors, Vectors, build_faiss, import_faiss, read_faiss
@@ -42,7 +42,7 @@ class DenseIndex:
         return [tuple(self.passages[number] for number in row) for row in nearest]
 
 
-def open_dense(config: SearchConfig, passages: Sequence[Passage]) -> DenseIndex:
+def open_dense(config: IndexConfig, passages: Sequence[Passage]) -> DenseIndex:
     """Return a dense index over ``passages``. The vectors of the passages are cached in ``config.cache``.
 
     If ``config.faiss`` is set, it is the factory string of a faiss index, which is built and cached too.

@@ -9,26 +9,32 @@ from weakref import WeakValueDictionary
 
 from agent_r1.config import read_toml, resolve
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.redaction import has_redacted
+from agent_r1.core.redaction import has_redacted, redact_url
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import open_remote
-from agent_r1.retrieval.config import SearchConfig, check
+from agent_r1.retrieval.config import IndexConfig, SearchConfig, check
 from agent_r1.retrieval.passages import Passage, read_corpus
 from agent_r1.retrieval.retriever import Retriever
 
 ADDRESSES = ("http://", "https://")
 
 
-def open_retriever(corpus: str | Path) -> Retriever:
-    """Return the retriever that ``corpus`` names. Raises InvalidInput if the retriever cannot be opened.
+def open_retriever(corpus: str | Path, encoder: str = "") -> Retriever:
+    """Return the retriever that ``corpus`` names.
 
     ``corpus`` is one of:
 
     - the address of a retrieval server, ``http://host:port``, or ``https://user:password@host`` behind a proxy
     - a TOML file with settings of :class:`SearchConfig`; paths in the file are relative to the folder of the file
-    - a file of passages, which is searched with BM25
+    - a file of passages, which is searched with BM25, or with the sentence encoder ``encoder``
+
+    Raises:
+        InvalidInput: the retriever cannot be opened, or an encoder is given that the search would not use.
     """
     name = str(corpus)
+    if encoder and (name.startswith(ADDRESSES) or name.endswith(".toml")):
+        do = f"leave it out, and name the encoder where {redact_url(name)} is defined"
+        raise InvalidInput("encoder", got=f"{encoder} for a search with settings of its own", do=do)
     if name.startswith(ADDRESSES):
         if has_redacted(name):
             do = "give --corpus with its user and password: a run does not store them"
@@ -36,7 +42,7 @@ def open_retriever(corpus: str | Path) -> Retriever:
         return open_remote(name)
     if name.endswith(".toml"):
         return open_search(_read_config(Path(name)))
-    return _indexed(Path(name))
+    return build_index(IndexConfig(encoder=encoder), read_corpus(Path(name))) if encoder else _indexed(Path(name))
 
 
 _INDEXED: WeakValueDictionary[tuple[Path, int, int, int, int], BM25Index] = WeakValueDictionary()
@@ -63,7 +69,8 @@ def open_search(config: SearchConfig) -> Retriever:
     return build_index(config, read_corpus(config.corpus)) if config.encoder else _indexed(config.corpus)
 
 
-def build_index(config: SearchConfig, passages: Sequence[Passage]) -> Retriever:
+def build_index(config: IndexConfig, passages: Sequence[Passage]) -> Retriever:
+    """Return an index of ``passages``: a dense index if ``config`` names a sentence encoder, otherwise BM25."""
     if not config.encoder:
         return BM25Index(passages)
     from agent_r1.retrieval.dense import open_dense  # loads torch

@@ -30,6 +30,14 @@ class TaskSetEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchEntry:
+    """A task set that searches passages. ``build`` also needs the sentence encoder of the search; "" means BM25."""
+
+    description: str
+    build: Callable[[Path | None, str | Path | None, int, str], TaskSet]
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxedEntry:
     """A task set that runs code written by the policy. ``build`` also needs the sandbox level."""
 
@@ -38,22 +46,34 @@ class SandboxedEntry:
 
 
 def build(
-    name: str, data: Path | None, corpus: str | Path | None, seed: int, sandbox: SandboxLevel | None = None
+    name: str,
+    data: Path | None,
+    corpus: str | Path | None,
+    seed: int,
+    sandbox: SandboxLevel | None = None,
+    encoder: str = "",
 ) -> TaskSet:
     """Build the task set called ``name``.
 
     Raises:
         InvalidInput: no task set has this name, its files cannot be used, its sandbox level is not available on this
-            machine, or a sandbox level is given although the task set runs no code.
+            machine, a sandbox level is given although the task set runs no code, or a sentence encoder is given
+            although the task set cannot use it.
     """
     if name not in TASKSETS:
         do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()
         raise InvalidInput("taskset", got=repr(name), do=do)
     entry = TASKSETS[name]
+    if encoder and not isinstance(entry, SearchEntry):
+        searching = ", ".join(one for one, other in TASKSETS.items() if isinstance(other, SearchEntry))
+        do = f"leave it out: {name} has a search of its own, or none; task sets that use it: {searching}"
+        raise InvalidInput("encoder", got=repr(encoder), do=do)
     if isinstance(entry, SandboxedEntry):
         return entry.build(data, corpus, seed, sandbox or DEFAULT_LEVEL)
     if sandbox is not None:
         raise InvalidInput("sandbox", got=repr(sandbox), do=f"leave it out: {name} runs no code of the agent's")
+    if isinstance(entry, SearchEntry):
+        return entry.build(data, corpus, seed, encoder)
     return entry.build(data, corpus, seed)
 
 
@@ -69,10 +89,10 @@ def _people(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     return people.build(data, corpus, seed)
 
 
-def _wikifilm(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+def _wikifilm(data: Path | None, corpus: str | Path | None, seed: int, encoder: str) -> TaskSet:
     from agent_r1.tasksets import wikifilm
 
-    return wikifilm.build(data, corpus, seed)
+    return wikifilm.build(data, corpus, seed, encoder)
 
 
 def _memory(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
@@ -93,11 +113,11 @@ def _unreliable(data: Path | None, corpus: str | Path | None, seed: int) -> Task
     return unreliable.build(data, corpus, seed)
 
 
-def _multihop(name: str) -> Callable[[Path | None, str | Path | None, int], TaskSet]:
-    def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+def _multihop(name: str) -> Callable[[Path | None, str | Path | None, int, str], TaskSet]:
+    def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str) -> TaskSet:
         from agent_r1.tasksets import multihop
 
-        return multihop.build(name, data, corpus, seed)
+        return multihop.build(name, data, corpus, seed, encoder)
 
     return build
 
@@ -114,21 +134,21 @@ def _code(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
     return code.build(data, corpus, seed, level)
 
 
-TASKSETS: Mapping[str, TaskSetEntry | SandboxedEntry] = {
+TASKSETS: Mapping[str, TaskSetEntry | SearchEntry | SandboxedEntry] = {
     "tinywiki": TaskSetEntry("a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files", _tinywiki),
     "people": TaskSetEntry("1- to 5-hop questions in plain English about invented people; needs no files", _people),
-    "wikifilm": TaskSetEntry("1-, 2-hop and comparison questions about films, from pages of --data", _wikifilm),
+    "wikifilm": SearchEntry("1-, 2-hop and comparison questions about films, from pages of --data", _wikifilm),
     "unreliable": TaskSetEntry("TinyWiki behind a search that fails and gives old pages; needs no files", _unreliable),
     "memory": TaskSetEntry("a fact told at first and asked for at last; needs no files", _memory),
     "orders": TaskSetEntry("a customer, to be asked and served by tools; needs no files, but a real model", _orders),
-    "hotpotqa": TaskSetEntry("HotpotQA: 2-hop questions over Wikipedia; needs --data", _multihop("hotpotqa")),
-    "2wiki": TaskSetEntry(
+    "hotpotqa": SearchEntry("HotpotQA: 2-hop questions over Wikipedia; needs --data", _multihop("hotpotqa")),
+    "2wiki": SearchEntry(
         "2WikiMultihopQA: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("2wiki")
     ),
-    "musique": TaskSetEntry(
+    "musique": SearchEntry(
         "MuSiQue: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("musique")
     ),
-    "multihop": TaskSetEntry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
+    "multihop": SearchEntry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
     "math": SandboxedEntry("mathematics with a Python interpreter: GSM8K, MATH; needs --data", _math),
     "code": SandboxedEntry("functions to write, try and fix: HumanEval, MBPP; needs --data", _code),
 }

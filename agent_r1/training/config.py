@@ -64,6 +64,10 @@ class TasksetConfig(BaseModel):
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
 
+    encoder: str = ""
+    """Sentence encoder of the search: all-minilm, a folder, or a Hugging Face name; empty: BM25. For task sets that
+    search a file of passages, or the passages of their questions."""
+
     sandbox: SandboxLevel | None = None
     """Isolation of code written by the policy, for task sets that execute such code: bubblewrap (the default of these
     task sets) or none."""

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_a_failing_retriever_removes_the_metric_and_does_not_stop_the_run(
         def search(self, queries: list[str], k: int = 5) -> Any:
             raise RetrievalError("nobody answers")
 
-    monkeypatch.setattr(agent_r1.tasksets.multihop, "open_retriever", lambda corpus: Down())
+    monkeypatch.setattr(agent_r1.tasksets.multihop, "open_retriever", lambda *corpus: Down())
     taskset = build("hotpotqa", data, "http://127.0.0.1:1", 0)
     assert taskset.retrieval is not None and taskset.retrieval("test") == {}
     assert "recall@5 of test was not measured: nobody answers" in caplog.text
@@ -265,3 +266,16 @@ def test_tasksets_of_the_benchmarks(name: str, data: str, corpus: str | None, si
 )
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "corpus", "message"),
+    [
+        ("tinywiki", None, "encoder: got 'x'; leave it out: tinywiki has a search of its own"),
+        ("hotpotqa", "http://127.0.0.1:9", "encoder: got x for a search with settings of its own; leave it out"),
+        ("hotpotqa", "search.toml", "name the encoder where search.toml is defined"),
+    ],
+)
+def test_an_encoder_that_would_not_be_used_is_refused(name: str, corpus: str | None, message: str, data: Path) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        build(name, None if name == "tinywiki" else data, corpus, 0, encoder="x")

@@ -13,9 +13,9 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.naive_rag import NaiveRag
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.open import open_retriever
-from agent_r1.retrieval.passages import unique
+from agent_r1.retrieval.config import IndexConfig
+from agent_r1.retrieval.open import build_index, open_retriever
+from agent_r1.retrieval.passages import Passage, unique
 from agent_r1.retrieval.retriever import TOP_K, RetrievalError, Retriever
 from agent_r1.retrieval.tool import search_tool
 from agent_r1.rewards.answers import exact_match, f1, gated_exact_match, sub_match
@@ -60,7 +60,7 @@ class Questions:
     whole: str | None = None
 
 
-def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
     """Build the task set of one benchmark, or of a mixture of benchmarks.
 
     Args:
@@ -69,6 +69,7 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
             ``hub``). For a mixture, a TOML file that names several data sets (see ``mixture``).
         corpus: the corpus to search (see ``retrieval.open``); None for the passages in the files of questions.
         seed: determines the order of the training questions and, for a mixture, which questions are used.
+        encoder: the sentence encoder of the search; empty: BM25.
 
     Raises:
         InvalidInput: a file is missing or malformed, or there are no passages to search.
@@ -77,7 +78,11 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int) ->
         raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
     questions = _questions(data, seed)
     splits = questions.splits
-    retriever = _own_passages(name, splits) if corpus is None else open_retriever(corpus)
+    retriever = (
+        build_index(IndexConfig(encoder=encoder), _own_passages(name, splits))
+        if corpus is None
+        else open_retriever(corpus, encoder)
+    )
     search = search_tool(retriever)
     return TaskSet(
         name=name,
@@ -103,13 +108,13 @@ def _questions(data: Path, seed: int) -> Questions:
     return Questions(splits, ("test",), whole_split(splits))
 
 
-def _own_passages(name: str, splits: Splits[Question]) -> BM25Index:
+def _own_passages(name: str, splits: Splits[Question]) -> tuple[Passage, ...]:
     passages = unique(passage for question in all_questions(splits) for passage in question.context)
     if not passages:
         raise InvalidInput(
             f"--corpus for {name}", got="nothing", do="give the file of passages, as the questions have none"
         )
-    return BM25Index(passages)
+    return passages
 
 
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:

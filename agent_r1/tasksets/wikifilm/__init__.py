@@ -16,8 +16,8 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs import NaiveRag, ToolEnv
-from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.open import open_retriever
+from agent_r1.retrieval.config import IndexConfig
+from agent_r1.retrieval.open import build_index, open_retriever
 from agent_r1.retrieval.tool import search_tool
 from agent_r1.rewards import FunctionScorer, exact_match, f1
 from agent_r1.rewards.answers import final_answer
@@ -49,14 +49,15 @@ RECIPE: Mapping[str, Any] = {
 """Default settings. Only exact match is rewarded; the other rewards are measured, but have weight 0."""
 
 
-def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
     """Build the task set.
 
     Args:
         data: the pages that the questions are built from (see ``pages.read_pages``), or a TOML file of settings (see
             ``settings.Settings``).
-        corpus: the corpus to search (see ``retrieval.open``); None for the pages of ``data``, searched with BM25.
+        corpus: the corpus to search (see ``retrieval.open``); None for the pages of ``data``.
         seed: orders the training questions.
+        encoder: the sentence encoder of the search; empty: BM25.
 
     Raises:
         InvalidInput: a file is missing or malformed, or has too few films for questions.
@@ -64,7 +65,9 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
     settings = read_settings(data)
     pages = read_pages(settings.data)
     splits = _splits(settings, build_questions(read_facts(pages)), seed)
-    retriever = ShortPages(BM25Index(pages) if corpus is None else open_retriever(corpus))
+    retriever = ShortPages(
+        build_index(IndexConfig(encoder=encoder), pages) if corpus is None else open_retriever(corpus, encoder)
+    )
     search = search_tool(retriever, settings.pages)
     max_output = settings.pages * (SHOWN + TITLE)
     rewards = {"em": exact_match, "f1": f1, "pages_read": pages_read, "supported": supported}
