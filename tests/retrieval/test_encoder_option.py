@@ -47,8 +47,8 @@ def test_the_search_of_a_task_set_uses_the_encoder(
         task = taskset.tasks("test")[0]
         episode = await taskset.env.open(task, RolloutContext(AttemptId("run", task.id, 0, 0), 0))
         call = ToolCall("c", "search", {"query": "a king, born in Carla"}, "")
-        return (await episode.step(Action(Message.assistant("", (call,)), ""))).results[0].text
+        return str((await episode.step(Action(Message.assistant("", (call,)), ""))).results[0].parts[0])
 
-    assert asyncio.run(search()).index("Bruno was a king") < 20
+    assert asyncio.run(search()).index("Bruno was a king") < 60
     (vectors,) = (tmp_path / "home" / ".cache" / "agent-r1" / "vectors").iterdir()
     assert vectors.is_dir()
