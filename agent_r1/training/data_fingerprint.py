@@ -93,23 +93,22 @@ def _hash_tasks(tasks: Iterable[Task]) -> str:
     return total.hexdigest()
 
 
-def _dump(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
+_dump = json.JSONEncoder(sort_keys=True).encode
 
 
 def _to_json(value: object) -> object:
     """Convert a value to a value that JSON can represent. An object of another type becomes the name of its type."""
     match value:
-        case None | bool() | float() | str():
+        case str() | None | bool() | float():
             return value
         case int():
             return hex(value)  # Python refuses to write very long integers in decimal
+        case list() | tuple():  # before Mapping, an abstract class, whose check is slow
+            return [_to_json(item) for item in value]
         case bytes() | bytearray():
             return value.hex()
-        case Mapping():
+        case dict() | Mapping():
             return {_dump(_to_json(key)): _to_json(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_to_json(item) for item in value]
         case set() | frozenset():
             return sorted(_dump(_to_json(item)) for item in value)
     if is_dataclass(value):

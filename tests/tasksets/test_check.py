@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -77,7 +78,13 @@ SMALL: dict[str, Callable[[Path], TaskSet]] = {
 """A small instance of each task set; the first test fails if one is missing."""
 
 
-def checked(taskset: TaskSet, n: int = 8) -> CheckReport:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TaskSet]:
+    """``small("tinywiki")`` is the small instance of a task set. Each is built once, with its tasks."""
+    return cache(lambda name: SMALL[name](tmp_path_factory.mktemp("data")))
+
+
+def checked(taskset: TaskSet, n: int = 4) -> CheckReport:
     return check(CheckConfig(n=n), taskset, SilentProgress())
 
 
@@ -86,8 +93,8 @@ def test_every_taskset_is_checked_here() -> None:
 
 
 @pytest.mark.parametrize("name", TASKSETS)
-def test_right_solutions_pass_and_wrong_solutions_fail(name: str, tmp_path: Path) -> None:
-    found = checked(SMALL[name](tmp_path))
+def test_right_solutions_pass_and_wrong_solutions_fail(name: str, small: Callable[[str], TaskSet]) -> None:
+    found = checked(small(name))
     assert found.passed, found.failures[:5]
     assert found.gold.passed == found.gold.played >= sum(found.tasks.values()) > 0
     assert found.wrong.passed == found.wrong.played >= 3 * sum(found.tasks.values())
@@ -95,12 +102,12 @@ def test_right_solutions_pass_and_wrong_solutions_fail(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", TASKSETS)
 @pytest.mark.parametrize(("mark", "side"), [(1.0, "wrong"), (0.0, "gold")])
-def test_a_constant_scorer_fails_the_check(name: str, mark: float, side: str, tmp_path: Path) -> None:
-    taskset = SMALL[name](tmp_path)
+def test_a_constant_scorer_fails_the_check(name: str, mark: float, side: str, small: Callable[[str], TaskSet]) -> None:
+    taskset = small(name)
     assert taskset.solutions is not None
     full = taskset.solutions(taskset.tasks(taskset.whole or taskset.evaluation[0])[0]).expected_rewards
     same = FunctionScorer({reward: lambda trajectory, task: mark for reward in full})
-    found = checked(replace(taskset, scorers=(same,)), n=2)
+    found = checked(replace(taskset, scorers=(same,)), n=1)
     count = {"gold": found.gold, "wrong": found.wrong}[side]
     assert not found.passed and count.passed == 0 < count.played
     assert {fault.reason.split(",")[0] for fault in found.failures} == {side}

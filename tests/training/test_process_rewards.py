@@ -19,13 +19,13 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
-SMALL = {"steps": 3, "groups_per_step": 6, "group_size": 6, "evaluate_n": 4, "seed": 5, "pass_k": 0}
+SMALL = {"steps": 2, "groups_per_step": 4, "group_size": 6, "evaluate_n": 2, "seed": 5, "pass_k": 0}
 
 
 @pytest.fixture(scope="module")
 def tasksets():
-    """TinyWiki with and without its process reward."""
-    taskset = build("tinywiki", None, None, 0)
+    """TinyWiki with and without its process reward, with a final table of one cell."""
+    taskset = replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
     return {True: taskset, False: replace(taskset, env=ToolEnv(tools=[search], max_turns=taskset.env.max_turns))}
 
 

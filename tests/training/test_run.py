@@ -135,10 +135,11 @@ def equal(one, other):
 def test_the_same_run_twice_gives_equal_bits_whatever_the_tools_timing(untabled, tmp_path, algorithm):
     taskset = untabled
     runs = {"a": taskset, "b": replace(taskset, env=Dawdling(taskset.env, 1)), "other seed": taskset}
+    small = {"evaluate_every": 0, "evaluate_n": 1}
     for name, version in runs.items():
         changes = {"seed": 6} if name == "other seed" else {}
         train(
-            config_of(taskset, run=str(tmp_path / name), algorithm=algorithm, **changes),
+            config_of(taskset, run=str(tmp_path / name), algorithm=algorithm, **small, **changes),
             version,
             SilentProgress(),
         )
@@ -241,8 +242,9 @@ def test_a_prompt_longer_than_the_model_is_refused(taskset, tmp_path):
 
 def test_training_learns(taskset, tmp_path):
     """Six steps of the demo's recipe on fewer attempts: far above the base model on questions never seen."""
-    small = {"steps": 6, "groups_per_step": 12, "group_size": 8, "evaluate_n": 40, "evaluate_every": 6}
+    small = {"steps": 6, "groups_per_step": 12, "group_size": 8, "evaluate_n": 40, "evaluate_every": 0}
     config = config_of(taskset, run=str(tmp_path / "run"), **small)
+    taskset = replace(taskset, baselines={}, evaluation=("style-a", "style-b"))
     table = train(config, taskset, SilentProgress()).table.cells
     for style in ("style-a", "style-b"):
         assert table["trained"][style].em > table["base-tool-call"][style].em + 0.3
