@@ -18,7 +18,7 @@ AttemptFateName = FateName | Literal["pending"]
 AttemptOrder = Literal["started", "step", "reward", "credit", "turns", "tokens", "calls", "errors", "seconds"]
 """The column by which a list of attempts is sorted."""
 
-_ORDERS: Mapping[AttemptOrder, str] = {
+ORDERS: Mapping[AttemptOrder, str] = {
     "started": "attempts.id",
     "step": "step",
     "reward": "reward",
@@ -40,7 +40,9 @@ class AttemptFilter:
         task: the id of the task.
         reward_below: the reward is known and below this number.
         reward_from: the reward is known and at least this number.
+        reward_to: the reward is known and at most this number.
         text: a part of the attempt's id, or of a reason, in any case.
+        recorded: whether the update recorded numbers for every token.
         id_prefix: the first characters of the attempt's id, or of its id without the name of the run.
     """
 
@@ -52,7 +54,9 @@ class AttemptFilter:
     group_id: int | None = None
     reward_below: float | None = None
     reward_from: float | None = None
+    reward_to: float | None = None
     text: str | None = None
+    recorded: bool | None = None
     id_prefix: str | None = None
 
 
@@ -91,12 +95,12 @@ class AttemptSummary:
     has_token_records: bool
 
 
-_TABLES = "current_attempts AS attempts LEFT JOIN outcomes ON outcomes.attempt_id = attempts.id"
-_COLUMNS = """
+TABLES = "current_attempts AS attempts LEFT JOIN outcomes ON outcomes.attempt_id = attempts.id"
+_RECORDED = "EXISTS (SELECT 1 FROM token_records WHERE token_records.attempt_id = attempts.id)"
+COLUMNS = f"""
     attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry, split, version,
     status, outcomes.reason, coalesce(seconds, 0.0), coalesce(turns, 0), coalesce(action_tokens, 0), coalesce(calls, 0),
-    coalesce(call_errors, 0), reward, fate, step, attempts.reason, credit,
-    EXISTS (SELECT 1 FROM token_records WHERE token_records.attempt_id = attempts.id)
+    coalesce(call_errors, 0), reward, fate, step, attempts.reason, credit, {_RECORDED}
 """
 
 
@@ -113,22 +117,22 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
 
     Attempts without a value in the column ``sort`` come last. Attempts with equal values are sorted by their start.
     """
-    condition = _condition(where)
-    order = f"{_ORDERS[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"
+    condition = condition_query(where)
+    order = f"{ORDERS[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"
     order += "" if sort == "started" else ", attempts.id"  # so that pages of equal values do not overlap
     # The page is chosen before its columns are read, because sorting whole rows takes much longer.
-    chosen = f"SELECT attempts.id FROM {_TABLES} WHERE {condition.sql} ORDER BY {order} LIMIT ? OFFSET ?"
-    sql = f"SELECT {_COLUMNS} FROM {_TABLES} WHERE attempts.id IN ({chosen}) ORDER BY {order}"
+    chosen = f"SELECT attempts.id FROM {TABLES} WHERE {condition.sql} ORDER BY {order} LIMIT ? OFFSET ?"
+    sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempts.id IN ({chosen}) ORDER BY {order}"
     return Query(sql, (*condition.parameters, limit, offset))
 
 
 def count_query(where: AttemptFilter) -> Query:
     """Return the query of the number of attempts that meet all conditions."""
-    condition = _condition(where)
-    return Query(f"SELECT count(*) FROM {_TABLES} WHERE {condition.sql}", condition.parameters)
+    condition = condition_query(where)
+    return Query(f"SELECT count(*) FROM {TABLES} WHERE {condition.sql}", condition.parameters)
 
 
-def _condition(where: AttemptFilter) -> Query:
+def condition_query(where: AttemptFilter) -> Query:
     """Return the conditions of a filter as one SQL expression."""
     conditions = {
         "split = ?": where.split,
@@ -137,8 +141,10 @@ def _condition(where: AttemptFilter) -> Query:
         "coalesce(fate, 'pending') = ?": where.fate,
         "attempts.task = ?": where.task,
         "attempts.group_id = ?": where.group_id,
+        f"{_RECORDED} = ?": where.recorded,
         "reward < ?": where.reward_below,
         "reward >= ?": where.reward_from,
+        "reward <= ?": where.reward_to,
     }
     sql = [condition for condition, value in conditions.items() if value is not None]
     parameters: list[Any] = [value for value in conditions.values() if value is not None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -17,6 +18,9 @@ from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
 from agent_r1.store.attempt_list import (
+    COLUMNS,
+    TABLES,
+    AttemptFateName,
     AttemptFilter,
     AttemptOrder,
     AttemptSummary,
@@ -24,6 +28,7 @@ from agent_r1.store.attempt_list import (
     page_query,
     read_summary,
 )
+from agent_r1.store.attempt_search import AttemptList, AttemptPage, read_page
 from agent_r1.store.codec import decode_action, decode_messages, decode_result, decode_version_spans
 from agent_r1.store.compression import TurnTokens, unpack_document
 from agent_r1.store.file_invariants import check_checkpoint, last_checkpoint_step, last_step
@@ -154,6 +159,39 @@ class RunReader:
         query = count_query(where)
         return int(next(self._rows(query.sql, *query.parameters))[0])
 
+    def page_attempts(
+        self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
+    ) -> AttemptPage:
+        """Return a page of a list of attempts, found by the last attempt of the page before it."""
+        return read_page(self._connection, listed, after, limit, backwards)
+
+    def find_attempt(self, name: str) -> AttemptSummary | None:
+        """Return the attempt with an id such as ``3.0.0:style-a/7`` (without the name of the run), or None."""
+        sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
+        row = next(self._rows(sql, name), None)
+        return None if row is None else read_summary(row)
+
+    def count_statuses(self) -> Mapping[Status, int]:
+        """Return how many attempts ended with each status, the largest number first."""
+        sql = """SELECT status, count(*) FROM outcomes GROUP BY status UNION ALL
+                 SELECT status, -count(*) FROM fates JOIN outcomes USING (attempt_id) WHERE fate = 'superseded'
+                 GROUP BY status"""
+        return _totals((Status(status), count) for status, count in self._rows(sql))
+
+    def count_fates(self) -> Mapping[AttemptFateName, int]:
+        """Return how many attempts have each fate, the largest number first; superseded attempts are left out."""
+        both = """FROM fates AS later JOIN fates USING (attempt_id)
+                  WHERE later.fate = 'superseded' AND fates.fate <> 'superseded'"""
+        sql = f"""SELECT fate, count(*) FROM fates WHERE fate <> 'superseded' GROUP BY fate UNION ALL
+                  SELECT fates.fate, -count(*) {both} GROUP BY fates.fate UNION ALL
+                  SELECT 'pending', (SELECT count(*) FROM attempts) - (SELECT count(*) FROM fates)
+                                    + (SELECT count(*) {both})"""
+        return _totals(self._rows(sql))
+
+    def revision(self) -> int:
+        """Return the number of the last row. It grows with every record."""
+        return int(next(self._rows("SELECT row FROM head"))[0])
+
     def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:
         """Return all attempts in the group of an attempt, with the attempt itself, in the order of sample indices."""
         found = self.list_attempts(AttemptFilter(group_id=attempt.group_id), limit=-1)
@@ -241,6 +279,14 @@ class RunReader:
         columns = "turn, parent, tokens, finish_reason, kind, content"
         rows = self._rows(f"SELECT {columns} FROM turns WHERE attempt_id = ? ORDER BY turn", key)
         return tuple(_turn(row, rewards) for row in rows)
+
+
+def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
+    """Return the sums of the counts of each key that are not 0, the largest first."""
+    totals: Counter[Any] = Counter()
+    for key, count in counts:
+        totals[key] += count
+    return dict((+totals).most_common())
 
 
 def _turn(row: tuple[Any, ...], rewards: _RewardTable) -> Turn:

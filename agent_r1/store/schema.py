@@ -62,6 +62,7 @@ CREATE TABLE attempts (
     UNIQUE (attempt, segment)
 );
 CREATE INDEX attempts_of_group ON attempts (group_id);
+CREATE INDEX attempts_of_task ON attempts (task);
 CREATE TABLE outcomes (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL UNIQUE REFERENCES attempts (id),
@@ -70,6 +71,7 @@ CREATE TABLE outcomes (
     turns INTEGER NOT NULL, action_tokens INTEGER NOT NULL, calls INTEGER NOT NULL, call_errors INTEGER NOT NULL,
     reward, start BLOB NOT NULL
 );
+CREATE INDEX outcomes_by_status ON outcomes (status);
 CREATE TABLE turns (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
@@ -98,6 +100,8 @@ CREATE TABLE fates (
 );
 CREATE UNIQUE INDEX one_fate_per_attempt ON fates (attempt_id) WHERE fate <> 'superseded';
 CREATE INDEX superseded_attempts ON fates (attempt_id) WHERE fate = 'superseded';
+CREATE INDEX fates_by_name ON fates (fate, attempt_id);
+CREATE INDEX fates_of_step ON fates (step);
 CREATE TABLE versions (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     segment INTEGER NOT NULL REFERENCES segments (segment), version INTEGER NOT NULL,
@@ -110,6 +114,7 @@ CREATE TABLE metrics (
     reproducible INTEGER NOT NULL,
     UNIQUE (segment, step, name)
 );
+CREATE INDEX metrics_by_name ON metrics (name, step);
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     segment INTEGER NOT NULL REFERENCES segments (segment),
