@@ -25,6 +25,7 @@ SEES = {
     "trackers": {"core"},
     "trainer": {"core", "data", "algorithms", "model"},
     "rollout": {"core", "tools", "envs", "renderers"},
+    "gateway": {"core", "rollout", "renderers"},
     "retrieval": {"core", "tools", "model", "config"},
     "tasksets": {"core", "envs", "tools", "rewards", "retrieval", "sandbox", "config"},
     "training": {

@@ -61,6 +61,18 @@ def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):
     reader.close()
 
 
+def test_an_agent_of_ones_own_is_trained_over_http(tmp_path):
+    agent = ROOT / "examples" / "own_agent.py"
+    small = {"steps": 1, "groups_per_step": 4, "group_size": 4, "evaluate_every": 0, "evaluate_n": 4, "pass_k": 0}
+    options = [f"--{key}={value}" for key, value in {**small, "run": tmp_path / "run", "splits": "style-a"}.items()]
+    assert main(["train", "--agent", f"{agent}:run", *options, "--quiet"]) == 0
+    reader = RunReader(tmp_path / "run")
+    trajectories = [reader.trajectory(event.attempt) for event in reader.attempts()]
+    reader.close()
+    assert {trajectory.status for trajectory in trajectories} <= {"completed", "out_of_tokens", "environment_failed"}
+    assert any([turn.parent for turn in trajectory.turns] == [None, 0] for trajectory in trajectories)
+
+
 def test_a_game_of_two_is_trained_from_both_sides(capsys, monkeypatch):
     start(monkeypatch, ROOT / "examples" / "self_play.py", "2")
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["step 1", "step 2"]

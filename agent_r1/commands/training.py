@@ -72,14 +72,14 @@ def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainRe
 def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
     config = resolve_resume_config(layers)
     if file is None:
-        _require_file(config.taskset)
+        require_file(config.taskset)
     taskset = open_taskset(config.taskset, config) if file is None else load_task_file(file, config.model)
     from agent_r1.training import run
 
     return run.resume(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset
 
 
-def _require_file(taskset: str) -> None:
+def require_file(taskset: str) -> None:
     """Raise InvalidInput if ``taskset`` is not built in. The user must then give the file that defines the task set."""
     if taskset not in agent_r1.tasksets.TASKSETS:
         do = f"give the file that the run was started with, which defines {taskset!r}"
@@ -100,12 +100,12 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
     given, trained = resolve(EvalConfig, layers), None
     folder, progress = run_folder(given.model), progress_of(quiet)
     if is_run(folder):
-        own = _config_of_run(folder)
+        own = config_of_run(folder)
         trained = resolve(TrainSettings, [restrict(own, TrainSettings, TrainConfig)])
         other_taskset = "taskset" in given.model_fields_set and given.taskset != trained.taskset
         layers.append(restrict(_for_evaluation(own, other_taskset), EvalConfig, TrainConfig))
         if file is None and not other_taskset:
-            _require_file(trained.taskset)
+            require_file(trained.taskset)
     config = resolve(EvalConfig, layers)
     if file is None:
         taskset = with_unseen_questions(open_taskset(config.taskset, config), config, trained, progress)
@@ -118,7 +118,7 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
     show(as_json, table_json(table) | sandbox_json(taskset), render_table(table))
 
 
-def _config_of_run(folder: Path) -> Layer:
+def config_of_run(folder: Path) -> Layer:
     with closing(RunReader(folder)) as reader:
         return Layer(f"configuration of {folder}", reader.config())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,3 +61,10 @@ def _check_text(what: str, text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(what, got=f"half a character, {text[error.start]!a}", do="remove it") from None
+
+
+AgentFunction = Callable[[str, str, Task], Awaitable[object] | object]
+"""An agent of a user: ``run(base_url, api_key, task)``, a sync or async function that returns its answer or None.
+
+The function calls the policy at ``base_url``, an endpoint in the dialects of OpenAI and Anthropic, with ``api_key``.
+"""

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_r1.core.environment import Env
 from agent_r1.core.reference_solution import ReferenceSolutions
-from agent_r1.core.task import Task
+from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.trajectory import Scorer, Trajectory
 
 
@@ -31,6 +31,7 @@ class TaskSet:
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
         variants: environments by split, for the splits that do not use ``env``.
         measures: computes further measures of scored attempts, by name.
+        agent: an agent that acts instead of the agent loop, and calls the policy over HTTP; None for the agent loop.
         sandbox: the isolation level and its layers for code that the policy writes; None if no such code is executed.
     """
 
@@ -49,6 +50,7 @@ class TaskSet:
     measures: Callable[[Sequence[Trajectory]], Mapping[str, float]] | None = None
     sandbox: str | None = None
     rewards: tuple[str, ...] = ()
+    agent: AgentFunction | None = None
 
     def env_for_split(self, split: str) -> Env:
         """Return the environment for the tasks of a split."""

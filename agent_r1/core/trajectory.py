@@ -136,6 +136,7 @@ class Trajectory:
         reason: explains a failure, or a reward that is None.
         start: the opening messages of the episode.
         seconds: the duration of the attempt.
+        answer: the answer that an agent program returned; None if the last text of the policy is the answer.
     """
 
     attempt: AttemptId
@@ -147,6 +148,7 @@ class Trajectory:
     reason: str | None = None
     start: tuple[Message, ...] = ()
     seconds: float = 0.0
+    answer: str | None = None
 
     def prompt_ids(self, turn: Turn) -> tuple[int, ...]:
         """Return the exact tokens that the policy saw before its action in ``turn``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +82,10 @@ class Renderer(Protocol):
 
         This method raises no exception. A call that cannot be read has an ``error``.
         """
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens. The id of a special token becomes its name."""
         ...
 
     def call_ends(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> tuple[int, ...]:

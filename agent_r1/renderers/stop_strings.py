@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import cast
 
+from agent_r1.core.inference import StopCondition
+
 Decode = Callable[[Sequence[int]], str]
 
 _EXTRA_TOKENS = 4
@@ -38,6 +40,22 @@ class StopStringMatcher:
             return False
         text = self._decode(ids[-self.window :])
         return any(string in text for string in self._strings)
+
+
+def with_stop_strings(
+    condition: StopCondition | None, strings: tuple[str, ...], decode: Decode
+) -> StopCondition | None:
+    """Return a condition that is also met if a text of ``strings`` is complete, wherever it occurs.
+
+    Without strings, the condition is unchanged. ``condition`` can be None, for no other condition.
+    """
+    if not strings:
+        return condition
+    matcher = StopStringMatcher(strings, decode)
+    if condition is None:
+        return StopCondition(strings, matcher.matches)
+    is_met = condition.is_met
+    return StopCondition((*condition.strings, *strings), lambda ids: matcher.matches(ids) or is_met(ids))
 
 
 class GrowingText:

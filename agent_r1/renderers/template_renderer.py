@@ -80,7 +80,7 @@ class TemplateRenderer:
         self._opens_reasoning = self.render_text((question,), add_generation_prompt=True).rstrip().endswith(THINK_OPEN)
         self._result_tags = find_result_tags(self.render_text)
         self._to_prompt = lru_cache(maxsize=4096)(lambda text: RenderedPrompt(text, self.encode(text)))
-        self._stop_matcher = cache(lambda strings: StopStringMatcher(strings, self._decode))
+        self._stop_matcher = cache(lambda strings: StopStringMatcher(strings, self.decode))
 
     # ---- messages to tokens
 
@@ -106,7 +106,7 @@ class TemplateRenderer:
         make_check = partial(
             self.tool_format.completion_check, tools, is_opened=self._opens_reasoning, thoughts=int(splits)
         )
-        text, matcher = GrowingText(self._decode, make_check), self._stop_matcher(strings)
+        text, matcher = GrowingText(self.decode, make_check), self._stop_matcher(strings)
 
         def is_met(ids: Sequence[int]) -> bool:
             return matcher.matches(ids) and text.check(ids) and self._is_complete(tools, ids)
@@ -114,7 +114,7 @@ class TemplateRenderer:
         return StopCondition(strings, is_met)
 
     def _is_complete(self, tools: Tools, ids: Sequence[int]) -> bool:
-        _, text = self._split_reasoning(self._decode(ids), self._opens_reasoning)
+        _, text = self._split_reasoning(self.decode(ids), self._opens_reasoning)
         return self.tool_format.is_complete(text, tools)
 
     def render(self, messages: Messages, tools: Tools = ()) -> RenderedPrompt:
@@ -202,7 +202,7 @@ class TemplateRenderer:
         if wording is None:
             wording = self._template_wording(rest, prompt, with_action, tools)
         bridge = "" if wording is None else rest[len(wording) :]
-        sampled_end = self._decode(action_ids[len(self._without_end(action_ids)) :])
+        sampled_end = self.decode(action_ids[len(self._without_end(action_ids)) :])
         if not bridge.startswith(sampled_end or self._breaks):
             return None
         beyond = action.text.removeprefix(wording or "")
@@ -249,7 +249,7 @@ class TemplateRenderer:
         return self._parse(action_ids, turn, tools, self._opens_reasoning)
 
     def _parse(self, action_ids: tuple[int, ...], turn: int, tools: Tools, opened: bool) -> Action:
-        text = self._decode(self._without_end(action_ids))
+        text = self.decode(self._without_end(action_ids))
         reasoning, rest = self._split_reasoning(text, opened)
         output = self.tool_format.parse(rest, tools)
         calls = tuple(
@@ -299,7 +299,7 @@ class TemplateRenderer:
         ``start`` is the number of characters of the reasoning at the beginning of the text. ``output`` is the result of
         parsing the text after the reasoning.
         """
-        text = self._decode(self._without_end(action_ids))
+        text = self.decode(self._without_end(action_ids))
         _, rest = self._split_reasoning(text, self._opens_reasoning)
         return len(text) - len(rest), self.tool_format.parse(rest, tools)
 
@@ -310,7 +310,7 @@ class TemplateRenderer:
         action's text are complete.
         """
         ids = self._without_end(action_ids)
-        total = len(self._decode(ids))
+        total = len(self.decode(ids))
 
         @cache
         def num_characters(index: int) -> int:
@@ -319,14 +319,15 @@ class TemplateRenderer:
             If the last bytes of a character are missing, the decoded text ends with replacement characters, which are
             not counted.
             """
-            return len(self._decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
+            return len(self.decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
 
         return tuple(bisect_left(range(len(ids)), end, key=num_characters) for end in ends)
 
     def _without_end(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
         return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_token_ids else action_ids
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens. The id of a special token becomes its name."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:

@@ -49,16 +49,24 @@ def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
 
 
 def final_answer(trajectory: Trajectory) -> str | None:
-    """Return the answer in the text of the last action; None if the last action gives no answer or calls a tool."""
+    """Return the answer in the text of the last action; None if the last action gives no answer or calls a tool.
+
+    If an agent program returned an answer, return the part of it in ``<answer>`` tags, or all of it without tags.
+    """
     text = final_text(trajectory)
-    return None if text is None else extract_answer(text)
+    if text is None:
+        return None
+    whole_text = None if trajectory.answer is None else text.strip() or None
+    return extract_answer(text) or whole_text
 
 
 def final_text(trajectory: Trajectory) -> str | None:
     """Return the text of the last action; None if there is no action or the last action calls a tool.
 
-    Reasoning that the renderer separates is not part of the text.
+    Reasoning that the renderer separates is not part of the text. If an agent program returned an answer, return it.
     """
+    if trajectory.answer is not None:
+        return trajectory.answer
     turns = trajectory.env_turns
     if not turns or turns[-1].action.message.calls:
         return None

@@ -20,9 +20,10 @@ from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.inference import Completion, InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
 from agent_r1.renderers.protocol import RenderedPrompt, Renderer
+from agent_r1.renderers.stop_strings import with_stop_strings
 from agent_r1.rollout.user_code import isolate
 from agent_r1.tools.execution import run_detached
 
@@ -82,7 +83,7 @@ class SessionPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
+class Sample:
     """A sampled action. The outcome of the action in the environment is not known yet."""
 
     prompt: SessionPrompt
@@ -161,8 +162,9 @@ class Session:
         self._started = time.perf_counter()
         self._turns: list[Turn] = []
         self._known: list[_KnownConversation] = []  # one for each turn, and one for the sample in _pending
-        self._pending: _Sample | None = None  # a sample whose outcome is not known yet
+        self._pending: Sample | None = None  # a sample whose outcome is not known yet
         self._newest: SessionPrompt | None = None  # the prompt of the newest known conversation
+        self._num_generations = 0  # started so far; each generation has a seed of its own
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -229,18 +231,41 @@ class Session:
         only if the call is cancelled.
         """
         self._complete_pending()
+        sample = await self.generate(prompt, kind)
+        return sample if isinstance(sample, Stopped) else self.accept(sample)
+
+    async def generate(
+        self,
+        prompt: SessionPrompt,
+        kind: TurnKind = "act",
+        *,
+        max_tokens: int | None = None,
+        stop_strings: tuple[str, ...] = (),
+    ) -> Sample | Stopped:
+        """Sample an action for the prompt, and record nothing. Return the sample, or Stopped if there is no action.
+
+        :meth:`accept` records a sample. Several generations of a session can run at the same time: the seed of each
+        generation depends on how many generations were started before.
+
+        Args:
+            max_tokens: a limit for this action, which can only be lower than the session's own limit.
+            stop_strings: texts that end the action, in addition to the stop strings of the tool format.
+        """
         room = self._context_length - len(prompt.token_ids)
         if room <= 0:
             return Stopped(Status.OUT_OF_TOKENS)
-        turn = len(self._turns)
+        number, limit, renderer = self._num_generations, self._params.max_tokens, self._renderer
+        self._num_generations += 1
         try:
             with isolate(_RenderError):
                 params = replace(
                     self._params,
-                    max_tokens=min(self._params.max_tokens, room),
-                    stop_token_ids=self._renderer.stop_token_ids,
-                    stop_condition=self._renderer.stop_condition(prompt.tools),
-                    seed=self._attempt.seed(self._seed, turn),
+                    max_tokens=min(limit if max_tokens is None else min(limit, max_tokens), room),
+                    stop_token_ids=renderer.stop_token_ids,
+                    stop_condition=with_stop_strings(
+                        renderer.stop_condition(prompt.tools), stop_strings, renderer.decode
+                    ),
+                    seed=self._attempt.seed(self._seed, number),
                 )
             with isolate(_EngineFailure):
                 completion = await self._engine.generate(
@@ -249,15 +274,19 @@ class Session:
             if completion.finish_reason == "cancelled":
                 return Stopped(Status.CANCELLED, "the engine cancelled the generation")
             with isolate(_RenderError):
-                self._pending = self._parse(prompt, completion, turn, kind)
+                return self._parse(prompt, completion, number, kind)
         except _EngineFailure as error:
             return Stopped(Status.ENGINE_FAILED, str(error))
         except _RenderError as error:
             return Stopped(Status.ENVIRONMENT_FAILED, str(error))
-        action = self._pending.action
-        self._known.append(_KnownConversation(self._pending.messages, action, prompt.tools))
-        self._newest = prompt
-        return action
+
+    def accept(self, sample: Sample) -> Action:
+        """Record a sample, whose outcome :meth:`observe` adds later, and return its action."""
+        self._complete_pending()
+        self._pending = sample
+        self._known.append(_KnownConversation(sample.messages, sample.action, sample.prompt.tools))
+        self._newest = sample.prompt
+        return sample.action
 
     def observe(self, outcome: Transition) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
@@ -271,6 +300,18 @@ class Session:
         self._turns.append(turn)
         self._pending = None
         return turn
+
+    def add_observation(self, prompt: SessionPrompt) -> None:
+        """Store the new messages of a prompt as the observation of its parent turn, if the turn has no observation.
+
+        Use this if the outcome of an action becomes known only with the next prompt. The messages of tools are the
+        results of the turn.
+        """
+        if prompt.parent is not None and not self._turns[prompt.parent].observation:
+            observation = prompt.messages[len(self._known[prompt.parent].messages) :]
+            results = tuple(ToolResult(message.parts, ok=True) for message in observation if message.role == "tool")
+            turn = replace(self._turns[prompt.parent], observation=observation, results=results)
+            self._turns[prompt.parent] = turn
 
     def trajectory(
         self, task_id: str, status: Status, *, reason: str | None = None, start: Messages = ()
@@ -291,13 +332,13 @@ class Session:
         """Release the session at the engine. A failure is logged and not raised, because the attempt has ended."""
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
 
-    def _parse(self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind) -> _Sample:
+    def _parse(self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind) -> Sample:
         """Return the sampled action of a completion, without the tokens that were sampled after the action's end."""
         renderer, tools = self._renderer, prompt.tools
         completion = _truncate(completion, renderer.action_length(completion.token_ids, tools))
         action = renderer.parse(completion.token_ids, turn, tools)
         call_ends = renderer.call_ends(completion.token_ids, tools) if action.message.calls else ()
-        return _Sample(prompt, completion, action, call_ends, kind)
+        return Sample(prompt, completion, action, call_ends, kind)
 
     def _complete_pending(self) -> None:
         if self._pending is not None:

@@ -48,7 +48,8 @@ def _entries(reader: RunReader, ignored: Set[str]) -> Iterator[list[Any]]:
 
 def _trajectory_entries(trajectory: Trajectory, ignored: Set[str]) -> Iterator[list[Any]]:
     rewards = _without(trajectory.rewards, ignored)
-    yield ["outcome", trajectory.task_id, trajectory.status, trajectory.truncated, rewards]
+    answer = [] if trajectory.answer is None else [trajectory.answer]
+    yield ["outcome", trajectory.task_id, trajectory.status, trajectory.truncated, rewards, *answer]
     yield from (["turn", *_turn_fields(turn, ignored)] for turn in trajectory.turns)
 
 

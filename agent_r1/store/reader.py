@@ -40,7 +40,7 @@ from agent_r1.store.schema import open_reader
 
 _ATTEMPT = "attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry"
 _TRAJECTORY = (
-    f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start"
+    f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start, answer"
     " FROM current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
 )
 # Rewards by (turn, call): (None, None) for the whole trajectory, (turn, None) for the whole turn.
@@ -254,7 +254,7 @@ class RunReader:
             yield StepMetrics(step, {name: decode_number(value) for _, name, value in group})
 
     def _trajectory(self, row: tuple[Any, ...]) -> Trajectory:
-        key, *attempt, task_id, status, truncated, reason, seconds, start = row
+        key, *attempt, task_id, status, truncated, reason, seconds, start, answer = row
         rewards = self._rewards(key)
         return Trajectory(
             attempt=AttemptId(*attempt),
@@ -266,6 +266,7 @@ class RunReader:
             reason=reason,
             start=decode_messages(unpack_document(start)),
             seconds=seconds,
+            answer=answer,
         )
 
     def _rewards(self, key: int) -> _RewardTable:

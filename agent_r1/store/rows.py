@@ -174,7 +174,8 @@ def _trajectory_rows(
         sum(not result.ok for result in results),
     )
     reward = total_reward(trajectory, reward_weights)
-    yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start)])
+    answer = None if trajectory.answer is None else _escape(trajectory.answer)
+    yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start, answer)])
     yield Rows("turns", [(attempt_id, *_turn_values(turn)) for turn in trajectory.turns])
     yield Rows("rewards", [(attempt_id, *values) for values in _reward_values(trajectory)])
 

@@ -69,7 +69,7 @@ CREATE TABLE outcomes (
     status TEXT NOT NULL, truncated INTEGER NOT NULL, reason TEXT, seconds REAL NOT NULL,
     task_id TEXT NOT NULL, newest_version INTEGER NOT NULL,
     turns INTEGER NOT NULL, action_tokens INTEGER NOT NULL, calls INTEGER NOT NULL, call_errors INTEGER NOT NULL,
-    reward, start BLOB NOT NULL
+    reward, start BLOB NOT NULL, answer TEXT
 );
 CREATE INDEX outcomes_by_status ON outcomes (status);
 CREATE TABLE turns (

@@ -16,7 +16,7 @@ from rich.console import Console
 from agent_r1.config import Layer
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.task import Task
+from agent_r1.core.task import AgentFunction, Task
 from agent_r1.rewards.scoring import RewardFunction
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training.build import Placement
@@ -29,7 +29,7 @@ from agent_r1.training.run import resume as resume_run
 from agent_r1.training.run import train as start_run
 from agent_r1.training.shutdown import request_shutdown
 from agent_r1.training.tables import Table, TrainReport
-from agent_r1.training.user_task import check_tasks, make_taskset
+from agent_r1.training.user_task import check_agent, check_tasks, make_taskset
 
 Result = TypeVar("Result")
 Callback = Callable[[StepReport], object]
@@ -43,6 +43,7 @@ def train(
     model: str | None = None,
     algorithm: object | None = None,
     rewards: Sequence[RewardFunction] = (),
+    agent: AgentFunction | str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
     placement: Placement | None = None,
@@ -70,6 +71,7 @@ def train(
         model=model,
         algorithm=algorithm,
         rewards=rewards,
+        agent=agent,
         callbacks=callbacks,
         progress=progress,
         placement=placement,
@@ -89,6 +91,8 @@ class Trainer:
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
+        agent: an agent that acts instead of the tools of ``env``: a function of a base URL, an API key and a task, or
+            "FILE.py:NAME". It calls the model over HTTP (``docs/gateway.md``).
         callbacks: functions called with the :class:`StepReport` of each step. An exception in a callback stops the run.
         progress: the display of the progress. Default: on stderr, a bar for a terminal, otherwise one line per step.
         placement: factories of engine and trainer. Default: engine and trainer run in this process.
@@ -110,6 +114,7 @@ class Trainer:
         model: str | None = None,
         algorithm: object | None = None,
         rewards: Sequence[RewardFunction] = (),
+        agent: AgentFunction | str | None = None,
         callbacks: Sequence[Callback] = (),
         progress: Progress | None = None,
         placement: Placement | None = None,
@@ -122,8 +127,10 @@ class Trainer:
             check_tasks("eval_tasks", eval_tasks)
             held_out = [replace(task, split="test") if task.split == "train" else task for task in eval_tasks]
             every_task = [*tasks, *held_out]
-        self._taskset = make_taskset(env, every_task, "custom", model or TINY_BASE, rewards)
-        given = {key: value for key, value in (("model", model), ("algorithm", algorithm)) if value is not None}
+        taskset = make_taskset(env, every_task, "custom", model or TINY_BASE, rewards)
+        self._taskset = replace(taskset, agent=None if isinstance(agent, str) else check_agent("agent", agent))
+        named = (("model", model), ("algorithm", algorithm), ("agent", agent if isinstance(agent, str) else None))
+        given = {key: value for key, value in named if value is not None}
         self._layers = [Layer("agent_r1.train", {**given, **settings})]
         self._progress = _CallbackProgress(progress or make_progress(Console(stderr=True)), callbacks)
         self._placement = placement

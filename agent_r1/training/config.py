@@ -21,13 +21,14 @@ from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict, settings_o
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.redaction import redact_url
 from agent_r1.core.taskset import TaskSet
+from agent_r1.gateway.config import GatewayConfig
 from agent_r1.inference.config import EngineConfig
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.hub import is_hub
-from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trackers.registry import TrackerName
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.monitor.config import MonitorConfig
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ DEFAULT_ALGORITHM = "grpo"
 def _absolute(data: Path) -> Path:
     """Return ``data`` as an absolute path, which is valid in every working directory. Hub names stay unchanged."""
     return data if is_hub(data) else data.absolute()
+
+
+def _absolute_file(agent: str) -> str:
+    """Return ``FILE.py:NAME`` with an absolute path, which is valid in every working directory."""
+    file, colon, name = agent.rpartition(":")
+    return f"{Path(file).absolute()}{colon}{name}" if file else agent
 
 
 def _as_algorithm(value: object) -> object:
@@ -131,6 +138,13 @@ class RunConfig(TasksetConfig):
 
     context_policy: ContextPolicyConfig = ContextPolicyConfig()
     """How a long history is shortened."""
+
+    agent: Annotated[str, AfterValidator(_absolute_file)] = ""
+    """Agent of your own that calls the model over HTTP, as FILE.py:NAME of a function (base_url, api_key, task); see
+    docs/gateway.md. Empty: the agent loop with the tools of the task set."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    """Limits of an agent of your own."""
 
     engine: EngineConfig = EngineConfig()
     """The embedded engine, which generates tokens."""
@@ -238,6 +252,9 @@ class TrainSettings(RunConfig):
     checkpoint_keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep. The best checkpoint by validation is kept too."""
 
+    track: tuple[TrackerName, ...] = ()
+    """Trackers that show the metrics while the run trains, separated by commas: tensorboard, wandb, trackio, mlflow."""
+
     record_tokens: int = Field(default=2, ge=0)
     """Groups per optimizer step whose attempts get a record of every token: log-probability in the trainer, advantage,
     loss weight, entropy, and value of the critic. 0: none."""
@@ -252,9 +269,6 @@ class TrainSettings(RunConfig):
 
 class TrainConfig(TrainSettings):
     """Settings of a training run. The defaults fit a model of 3B parameters. Task sets can have other defaults."""
-    track: tuple[TrackerName, ...] = ()
-    """Trackers that show the metrics while the run trains, separated by commas: tensorboard, wandb, trackio, mlflow."""
-
 
     section: ClassVar[str] = "Algorithm"
 
@@ -274,6 +288,25 @@ class EvalConfig(RunConfig):
 
     n: int = Field(default=200, ge=1)
     """Maximum number of questions per split."""
+
+
+class ChatConfig(RunConfig):
+    """Settings of ``agent-r1 chat``."""
+
+    section: ClassVar[str] = "Chat"
+
+    temperature: float = Field(default=0.0, ge=0, le=100)
+    """Sampling temperature; 0: greedy decoding."""
+
+    checkpoint: str = Field(default="best", pattern=r"^(best|last|\d+)$")
+    """Weights of a run: best (by validation), last (the newest checkpoint), or the number of a step that has a
+    checkpoint."""
+
+    split: str = ""
+    """Split of the task that gives the system message and the data for tools; empty: the first evaluation split."""
+
+    number: int = Field(default=0, ge=0)
+    """Index of this task in its split, from 0."""
 
 
 Resolved = TypeVar("Resolved", bound=RunConfig)

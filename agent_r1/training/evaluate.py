@@ -17,10 +17,11 @@ from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
-from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.store import is_run, run_folder
 from agent_r1.store.reader import RunReader
+from agent_r1.training.agent_programs import close_agents, make_rollout, with_agent
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
@@ -54,7 +55,7 @@ async def attempts(
 ) -> list[Group]:
     """Return one group of ``size`` scored attempts for each task. ``progress`` shows how many attempts are finished."""
     collector = Collector(
-        AgentLoop(method.agent, method.env),
+        make_rollout(method.agent, method.env),
         scorers,
         NullRecorder(),
         f"evaluation of {method.name}",
@@ -184,7 +185,7 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
     """
     placement = resolve_placement(placement)
     torch.set_num_threads(config.threads)
-    taskset = replace(taskset, evaluation=config.splits or taskset.evaluation)
+    taskset = with_agent(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
     run = run_folder(config.model)
     if not is_run(run):
         base = load_policy(config, taskset, config.engine.dtype)
@@ -223,6 +224,7 @@ async def _evaluate(
         table = await make_table(chosen, taskset, config.n, limits, progress)
         return replace(table, passed=await _measure_pass_at_k(config, taskset, chosen, limits, progress))
     finally:
+        await close_agents(taskset)
         for engine in engines:
             await engine.close()
 

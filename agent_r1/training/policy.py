@@ -45,7 +45,7 @@ class Policy:
         return Agent(engine, self.renderer, params, self.context_length, config.seed, context_policy)
 
 
-def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -> Policy:
+def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "float32") -> Policy:
     """Load the model ``config.model`` with weights of type ``dtype``.
 
     The context length is the smallest of ``config.context`` and the limits of the model itself.
@@ -58,7 +58,7 @@ def load_policy(config: RunConfig, taskset: TaskSet, dtype: Dtype = "float32") -
     tokenizer = load_tokenizer(name)
     try:
         renderer = open_renderer(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
-        if taskset.env.tools:
+        if taskset is not None and taskset.env.tools:
             require_tools(renderer, taskset.env.tools)
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error

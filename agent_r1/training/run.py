@@ -14,7 +14,6 @@ from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
-from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.collector import Collector
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
 from agent_r1.store.results import result_event, tools_event
@@ -22,6 +21,7 @@ from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import TrackedRun, TrackingRecorder
 from agent_r1.trackers.protocol import RunEnd, flat_settings
 from agent_r1.trackers.registry import require_trackers
+from agent_r1.training.agent_programs import close_agents, make_rollout, with_agent
 from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
 from agent_r1.training.checkpoint.files import CORRUPT
 from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
@@ -53,7 +53,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         Interrupted: a signal stopped the run. Interrupted is a subclass of KeyboardInterrupt.
     """
     require_trackers(config.track)
-    taskset = with_splits(taskset, config.splits)
+    taskset = with_agent(with_splits(taskset, config.splits), config)
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
     require_new_run(folder)
     runtime, data_events = build_runtime(config, taskset, placement), fingerprint_data(config, taskset)
@@ -84,7 +84,7 @@ def resume(
         do = f"resume with the task set of the run, {config.taskset!r}"
         raise InvalidInput("taskset", got=repr(taskset.name), do=do)
     require_trackers(config.track)
-    taskset = with_splits(taskset, config.splits)
+    taskset = with_agent(with_splits(taskset, config.splits), config)
     folder = run_folder(config.run)
     writer = reopen_run(folder)  # also locks the run, before the models are loaded
     try:
@@ -124,13 +124,13 @@ def _train_and_close(
     start = replace(start, events=(*start.events, tools_event(env.tools)))
     recorder = TrackingRecorder(writer, config.track, tracked, progress.print_line)
     collector = Collector(
-        AgentLoop(agent, env),
+        make_rollout(agent, env),
         taskset.scorers,
         recorder,
         writer.run,
         rollout_limits(config),
         seed=config.seed,
-        greedy=AgentLoop(greedy_agent(agent), env) if runtime.updater.needs_greedy else None,
+        greedy=make_rollout(greedy_agent(agent), env) if runtime.updater.needs_greedy else None,
     )
     end: RunEnd = "failed"
     try:
@@ -162,6 +162,7 @@ async def _run(run: TrainingRun) -> TrainReport:
                 await run.recorder.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
+            await close_agents(run.runtime.taskset)
             for engine in run.runtime.engines.values():
                 await engine.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 from agent_r1.core.environment import Env, ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.reference_solution import ReferenceSolutions
-from agent_r1.core.task import Task
+from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs import ToolEnv
 from agent_r1.envs.user_env import UserEnv
@@ -116,13 +116,22 @@ def load_task_file(file: Path, model: str) -> TaskSet:
         do = f"give --model {file} to use a run or a model, or a Python file" if is_model else "give a Python file"
         do = f"give --taskset {file}, or a Python file" if str(file) in TASKSETS else do
         raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do=do)
-    values = _run(file)
+    values = import_file(file, FILE_MODULE)
     for name in ("env", "tasks"):
         if name not in values:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
     return make_taskset(
         values["env"], values["tasks"], file.stem, model, values.get("rewards", ()), values.get("solutions")
     )
+
+
+def check_agent(name: str, agent: Any) -> AgentFunction | None:
+    """Return ``agent``, which can be None. Raise InvalidInput if it is not a function."""
+    if agent is not None and not callable(agent):
+        do = "give a function (base_url, api_key, task), or FILE.py:NAME of one"
+        raise InvalidInput(name, got=f"an object of type {type(agent).__name__}", do=do)
+    function: AgentFunction | None = agent
+    return function
 
 
 def check_tasks(name: str, tasks: Any) -> None:
@@ -154,12 +163,12 @@ def _validate(tasks: Any) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def _run(file: Path) -> dict[str, Any]:
+def import_file(file: Path, module_name: str) -> dict[str, Any]:
     """Import a Python file, and return the values of its global names. Raises InvalidInput if the import fails."""
-    loader = SourceFileLoader(FILE_MODULE, str(file))
-    spec = spec_from_loader(FILE_MODULE, loader)
+    loader = SourceFileLoader(module_name, str(file))
+    spec = spec_from_loader(module_name, loader)
     assert spec is not None
-    module = sys.modules[FILE_MODULE] = module_from_spec(spec)  # dataclasses need their module in sys.modules
+    module = sys.modules[module_name] = module_from_spec(spec)  # dataclasses need their module in sys.modules
     sys.path.insert(0, str(file.parent.absolute()))
     try:
         loader.exec_module(module)

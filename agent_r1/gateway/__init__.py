@@ -1,0 +1,26 @@
+"""The gateway: an endpoint in the dialects of OpenAI and Anthropic, over the sessions of a run or a served model.
+
+Each name is imported when it is first used. So an import of ``agent_r1.gateway.config`` does not load a server.
+"""
+
+from typing import TYPE_CHECKING
+
+from agent_r1.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from agent_r1.gateway.agent_program import AgentHost, AgentProgram, AgentProgramEnv
+    from agent_r1.gateway.config import GatewayConfig
+    from agent_r1.gateway.served_model import ServedModel
+    from agent_r1.gateway.server import Gateway
+
+__all__ = ["AgentHost", "AgentProgram", "AgentProgramEnv", "Gateway", "GatewayConfig", "ServedModel"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "agent_program": ("AgentHost", "AgentProgram", "AgentProgramEnv"),
+        "config": ("GatewayConfig",),
+        "served_model": ("ServedModel",),
+        "server": ("Gateway",),
+    },
+)

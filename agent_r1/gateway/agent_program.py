@@ -1,0 +1,137 @@
+"""The rollout of an agent of a user, which calls the policy through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from agent_r1.core.environment import Env, Episode, RolloutContext
+from agent_r1.core.task import AgentFunction, Task
+from agent_r1.core.tool import ToolSpec
+from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.gateway.agent_threads import AgentThreads
+from agent_r1.gateway.config import GatewayConfig
+from agent_r1.gateway.episode import EpisodeModel
+from agent_r1.gateway.server import Gateway
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.session import Session
+from agent_r1.rollout.user_code import isolate
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHost:
+    """The services that all episodes of a user's agents share: the gateway, and the threads of the agents.
+
+    Example:
+        host = AgentHost()
+        (trajectory,) = await AgentProgram(run, policy, host).run(task, context)
+        await host.close()
+    """
+
+    config: GatewayConfig = field(default_factory=GatewayConfig)
+    gateway: Gateway = field(default_factory=Gateway)
+    threads: AgentThreads = field(default_factory=AgentThreads)
+
+    async def close(self) -> None:
+        await self.gateway.close()
+        self.threads.close()
+
+
+@dataclass(slots=True)
+class AgentProgramEnv:
+    """The environment of a user's agent, which runs its own tools.
+
+    Attributes:
+        env: the environment of the task set, which checks only open episodes of.
+        function: the agent.
+        host: the services of the agent.
+    """
+
+    env: Env
+    function: AgentFunction
+    host: AgentHost
+    tools: tuple[ToolSpec, ...] = ()
+
+    async def open(self, task: Task, context: RolloutContext) -> Episode:
+        return await self.env.open(task, context)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProgram:
+    """A rollout in which a user's function acts: it calls the policy over HTTP, and runs its own tools.
+
+    The episode ends when the function returns. The returned text or number is the answer of the trajectory; if the
+    function returns None, the answer is the last text of the policy. If the function raises an exception after the
+    gateway refused a request (no turns left, no tokens left, a failed engine), the status names the refusal.
+    """
+
+    function: AgentFunction
+    agent: Agent
+    host: AgentHost
+
+    async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
+        """Make one attempt at the task and return its trajectory. An exception is raised only by a cancellation."""
+        session = self.agent.open_session(context.id)
+        model = EpisodeModel(self.agent, session, self.host.config)
+        try:
+            async with asyncio.timeout_at(context.deadline), self._access(model) as key:
+                end = await self._call(key, task)
+        except TimeoutError:
+            end = _End(Status.CANCELLED, "the agent ran past its deadline")
+        finally:
+            await session.close()
+        end = _with_failure(end, model, session)
+        trajectory = session.trajectory(task.id, end.status, reason=end.reason, start=model.start)
+        return (replace(trajectory, answer=end.answer),)
+
+    @asynccontextmanager
+    async def _access(self, model: EpisodeModel) -> AsyncIterator[str]:
+        """Yield a key that gives access to the episode until the end of the block."""
+        gateway = self.host.gateway
+        await gateway.start()
+        key = gateway.register(model)
+        try:
+            yield key
+        finally:
+            gateway.revoke(key)
+
+    async def _call(self, key: str, task: Task) -> _End:
+        try:
+            with isolate(_AgentError):
+                answer = await self.host.threads.call(self.function, self.host.gateway.base_url, key, task)
+        except _AgentError as error:
+            return _End(Status.ENVIRONMENT_FAILED, f"the agent raised {error}")
+        if answer is not None and not isinstance(answer, str | int | float):
+            reason = f"the agent returned an object of type {type(answer).__name__}; return text, a number or None"
+            return _End(Status.ENVIRONMENT_FAILED, reason)
+        return _End(Status.COMPLETED, answer=None if answer is None else str(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How an episode ended, before the refusals of the gateway are considered."""
+
+    status: Status
+    reason: str | None = None
+    answer: str | None = None
+
+
+class _AgentError(Exception):
+    """The agent raised an exception. The message is the exception in one line."""
+
+
+def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
+    """Return the end of an episode, with the refusal of its last request if there was one."""
+    if end.status is Status.CANCELLED:
+        return end
+    if model.failure is not None:
+        return replace(end, status=model.failure.status, reason=model.failure.reason or end.reason)
+    if end.status is not Status.COMPLETED:
+        return end
+    if not session.turns:
+        return _End(Status.ENVIRONMENT_FAILED, "the agent ended without an answer of the policy")
+    if session.turns[-1].finish_reason == "length":
+        return replace(end, status=Status.OUT_OF_TOKENS)
+    return end

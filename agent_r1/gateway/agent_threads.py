@@ -1,0 +1,117 @@
+"""Threads in which agents of users run: one event loop for all async agents, and one thread for each sync agent.
+
+The event loop of the run stays free, because it serves the agents' requests: an agent that blocks its own event loop,
+for example with a synchronous client, still gets its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from agent_r1.core.task import AgentFunction, Task
+from agent_r1.core.tasks import shared_task
+from agent_r1.core.threads import DaemonThreads, run_in_thread
+
+log = logging.getLogger(__name__)
+
+RESPONSE_SECONDS = 10.0
+"""After a cancelled call: how long the event loop of the agents may take to react, in seconds.
+
+Otherwise an agent blocks the event loop, and later calls get a new one.
+"""
+
+
+class AgentThreads:
+    """Runs agents outside the thread of the caller."""
+
+    def __init__(self) -> None:
+        self._pool = DaemonThreads("agent")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def call(self, function: AgentFunction, base_url: str, key: str, task: Task) -> object:
+        """Return the result of an agent. Exceptions of the agent are raised in the caller.
+
+        If the caller is cancelled, an async agent is cancelled too. A sync agent cannot be stopped: its thread is
+        abandoned.
+        """
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            return await self._await(function, base_url, key, task)
+        result = await run_in_thread(function, base_url, key, task, pool=self._pool)
+        return await self._await(_identity, result) if inspect.isawaitable(result) else result
+
+    async def _await(self, function: Callable[..., Any], *arguments: object) -> object:
+        if self._loop is None:
+            self._loop = _start_loop()
+        loop = self._loop
+        result = asyncio.run_coroutine_threadsafe(_call(function, arguments), loop)
+        try:
+            return (await asyncio.wrap_future(result)).unwrap()
+        except asyncio.CancelledError:
+            shared_task(self._replace_if_blocked(loop))
+            raise
+
+    async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give later calls a new event loop if ``loop`` does not react within ``RESPONSE_SECONDS``."""
+        response: Future[None] = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(response), RESPONSE_SECONDS)
+        except TimeoutError:
+            if self._loop is loop:
+                log.warning("an agent blocks the event loop of all agents; later episodes get a new event loop")
+                self._loop = None
+
+    def close(self) -> None:
+        """End the event loop of the agents. Agents that still run are abandoned."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+
+class _Outcome:
+    """The result or the exception of an agent. As a value, an exception such as SystemExit does not end the loop."""
+
+    def __init__(self, value: object, error: BaseException | None) -> None:
+        self.value, self.error = value, error
+
+    def unwrap(self) -> object:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+async def _call(function: Callable[..., Any], arguments: tuple[object, ...]) -> _Outcome:
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        return _Outcome(await function(*arguments), None)
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and task.cancelling():
+            raise
+        return _Outcome(None, error)
+
+
+async def _identity(awaitable: Awaitable[object]) -> object:
+    return await awaitable
+
+
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=_run, args=(loop,), name="agents", daemon=True).start()
+    return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped. A SystemExit in a task that an agent created ends only this task."""
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+            return
+        except BaseException as error:
+            log.warning("a task of an agent raised %s", type(error).__name__)

@@ -1,0 +1,240 @@
+"""The dialect of Anthropic's messages, ``POST /v1/messages``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agent_r1.core.messages import Message, Text, ToolCall
+from agent_r1.gateway.chat import Answer, ChatRequest, EndReason, RequestError
+from agent_r1.gateway.dialect import (
+    Dialect,
+    Json,
+    Lenient,
+    Strict,
+    event,
+    pieces,
+    read_body,
+    read_tool,
+    refuse,
+)
+
+STOP_REASONS: dict[EndReason, str] = {
+    "stop": "end_turn",
+    "stop_string": "stop_sequence",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+
+
+class _Text(Lenient):
+    type: Literal["text"]
+    text: str
+
+
+class _Thinking(Lenient):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class _ToolUse(Lenient):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _ToolResult(Lenient):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[_Text] | None = None
+
+
+class _User(Lenient):
+    role: Literal["user"]
+    content: str | list[Annotated[_Text | _ToolResult, Field(discriminator="type")]]
+
+
+class _Assistant(Lenient):
+    role: Literal["assistant"]
+    content: str | list[Annotated[_Text | _Thinking | _ToolUse, Field(discriminator="type")]]
+
+
+class _Tool(Lenient):
+    type: Literal["custom"] | None = None
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class _ToolChoice(Lenient):
+    type: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Thoughts(Lenient):
+    type: Literal["disabled"]
+
+
+class _Body(Strict):
+    """The body of a request. ``metadata`` and ``service_tier`` are accepted without an effect."""
+
+    model: str
+    max_tokens: int = Field(ge=1)
+    messages: list[Annotated[_User | _Assistant, Field(discriminator="role")]] = Field(min_length=1)
+    system: str | list[_Text] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _ToolChoice | None = None
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=1)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    thinking: _Thoughts | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+def _join(content: str | list[_Text] | None) -> str:
+    return content if isinstance(content, str) else "".join(block.text for block in content or ())
+
+
+def _user_messages(given: _User) -> Iterator[Message]:
+    """Yield the messages of a user's turn: the results of tools, which come first, and the text."""
+    if isinstance(given.content, str):
+        yield Message.user(given.content)
+        return
+    texts = []
+    for block in given.content:
+        if isinstance(block, _ToolResult):
+            yield Message.tool(_join(block.content), block.tool_use_id)
+        else:
+            texts.append(block.text)
+    if texts:
+        yield Message.user("".join(texts))
+
+
+def _assistant_message(given: _Assistant) -> Message:
+    if isinstance(given.content, str):
+        return Message.assistant(given.content)
+    text = "".join(block.text for block in given.content if isinstance(block, _Text))
+    thoughts = [block.thinking for block in given.content if isinstance(block, _Thinking)]
+    calls = tuple(
+        ToolCall(block.id, block.name, block.input, json.dumps(block.input))
+        for block in given.content
+        if isinstance(block, _ToolUse)
+    )
+    return Message("assistant", (Text(text),), calls, "".join(thoughts) if thoughts else None)
+
+
+def _chat_request(body: _Body) -> ChatRequest:
+    choice = body.tool_choice
+    if choice is not None and choice.type not in ("auto", "none"):
+        raise refuse("tool_choice", "only 'auto' and 'none' are supported: calls are sampled, not forced")
+    if choice is not None and choice.disable_parallel_tool_use:
+        raise refuse("tool_choice.disable_parallel_tool_use", "not supported: the number of calls is sampled")
+    messages: list[Message] = [] if body.system is None else [Message.system(_join(body.system))]
+    for given in body.messages:
+        if isinstance(given, _User):
+            messages += _user_messages(given)
+        else:
+            messages.append(_assistant_message(given))
+    tools = tuple(read_tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ())
+    return ChatRequest(
+        messages=tuple(messages),
+        tools=() if choice is not None and choice.type == "none" else tools,
+        max_tokens=body.max_tokens,
+        stop_strings=tuple(body.stop_sequences or ()),
+        temperature=body.temperature,
+        top_p=body.top_p,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicMessage:
+    """A request for a message, and the writer of its answer."""
+
+    chat: ChatRequest
+    streams: bool
+    model: str
+
+    def to_json(self, answer: Answer) -> Json:
+        (choice,) = answer.choices
+        return {
+            **self._head(answer),
+            "content": _blocks(choice.message),
+            "stop_reason": STOP_REASONS[choice.end],
+            "stop_sequence": choice.stop_string,
+            "usage": {"input_tokens": answer.num_prompt_tokens, "output_tokens": answer.num_tokens},
+        }
+
+    def to_events(self, answer: Answer) -> Iterator[str]:
+        (choice,) = answer.choices
+        usage = {"input_tokens": answer.num_prompt_tokens, "output_tokens": 0}
+        message = {**self._head(answer), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield _event("message_start", message=message)
+        for index, block in enumerate(_blocks(choice.message)):
+            yield from _block_events(index, block)
+        delta = {"stop_reason": STOP_REASONS[choice.end], "stop_sequence": choice.stop_string}
+        yield _event("message_delta", delta=delta, usage={"output_tokens": answer.num_tokens})
+        yield _event("message_stop")
+
+    def _head(self, answer: Answer) -> Json:
+        return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": self.model}
+
+
+def _blocks(message: Message) -> list[Json]:
+    blocks: list[Json] = []
+    if message.reasoning is not None:
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.text:
+        blocks.append({"type": "text", "text": message.text})
+    for call in message.calls:
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments or {})})
+    return blocks
+
+
+def _block_events(index: int, block: Json) -> Iterator[str]:
+    """Yield the events of one block: its start, its content in pieces, and its end."""
+    match block["type"]:
+        case "tool_use":
+            start, kind, key = {**block, "input": {}}, "input_json_delta", "partial_json"
+            content = json.dumps(block["input"], ensure_ascii=False)
+        case name:
+            start, kind, key = {**block, name: ""}, f"{name}_delta", name
+            content = block[name]
+    yield _event("content_block_start", index=index, content_block=start)
+    for piece in pieces(content):
+        yield _event("content_block_delta", index=index, delta={"type": kind, key: piece})
+    yield _event("content_block_stop", index=index)
+
+
+def _event(kind: str, **data: object) -> str:
+    return event({"type": kind, **data}, kind)
+
+
+def read(data: Json) -> AnthropicMessage:
+    """Return the exchange that a request begins. Raise RequestError if the request is invalid."""
+    body = read_body(_Body, data)
+    return AnthropicMessage(_chat_request(body), bool(body.stream), body.model)
+
+
+def error_json(error: RequestError) -> Json:
+    """Return an error in Anthropic's form."""
+    kinds = {
+        401: "authentication_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+    kind = kinds.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+# Anthropic's client appends /v1/messages to its base URL. The second path accepts the base URL for OpenAI's clients,
+# which ends with /v1.
+ANTHROPIC_MESSAGES = Dialect(("/v1/messages", "/v1/v1/messages"), read, error_json)

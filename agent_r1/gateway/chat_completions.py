@@ -1,0 +1,272 @@
+"""The dialect of OpenAI's chat completions, ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agent_r1.core.messages import Message, Text
+from agent_r1.gateway.chat import Answer, ChatRequest, Choice, EndReason, RequestError
+from agent_r1.gateway.dialect import (
+    Dialect,
+    Json,
+    Lenient,
+    Strict,
+    event,
+    pieces,
+    read_body,
+    read_call,
+    read_tool,
+    refuse,
+    write_arguments,
+)
+
+FINISH_REASONS: dict[EndReason, str] = {
+    "stop": "stop",
+    "stop_string": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+}
+
+MAX_CHOICES = 128
+"""The largest ``n``."""
+
+
+class _Part(Lenient):
+    type: Literal["text"]
+    text: str
+
+
+_Content = str | list[_Part]
+
+
+class _Function(Lenient):
+    name: str
+    arguments: str = ""
+
+
+class _Call(Lenient):
+    id: str
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _Prompt(Lenient):
+    """A message that the assistant did not write."""
+
+    role: Literal["system", "developer", "user"]
+    content: _Content
+
+
+class _Assistant(Lenient):
+    role: Literal["assistant"]
+    content: _Content | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _ToolResult(Lenient):
+    role: Literal["tool"]
+    content: _Content
+    tool_call_id: str
+
+
+class _ToolFunction(Lenient):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(Lenient):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+class _ResponseFormat(Lenient):
+    type: Literal["text"]
+
+
+class _StreamOptions(Lenient):
+    include_usage: bool = False
+
+
+class _Body(Strict):
+    """The body of a request. Fields without an effect on the answer are accepted and ignored."""
+
+    model: str
+    messages: list[Annotated[_Prompt | _Assistant | _ToolResult, Field(discriminator="role")]] = Field(min_length=1)
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    response_format: _ResponseFormat | None = None
+    # accepted, without an effect
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+
+def _text(content: _Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
+    parts = (Text(_text(given.content)),)
+    match given:
+        case _Assistant():
+            param = f"messages.{index}.tool_calls"
+            calls = tuple(
+                read_call(call.id, call.function.name, call.function.arguments, f"{param}.{number}")
+                for number, call in enumerate(given.tool_calls or ())
+            )
+            return Message("assistant", parts, calls, given.reasoning_content)
+        case _ToolResult():
+            return Message("tool", parts, call_id=given.tool_call_id)
+        case _:
+            return Message("user" if given.role == "user" else "system", parts)
+
+
+def _chat_request(body: _Body) -> ChatRequest:
+    if body.tool_choice not in (None, "auto", "none"):
+        raise refuse("tool_choice", "only 'auto' and 'none' are supported: calls are sampled, not forced")
+    if body.parallel_tool_calls is False:
+        raise refuse("parallel_tool_calls", "false is not supported: the number of calls is sampled, not limited")
+    if body.top_logprobs:
+        raise refuse("top_logprobs", "only the log-probabilities of sampled tokens are available")
+    tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
+    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stop:
+        raise refuse("stop", "a stop string needs at least one character")
+    return ChatRequest(
+        messages=tuple(_message(message, index) for index, message in enumerate(body.messages)),
+        tools=() if body.tool_choice == "none" else tools,
+        n=body.n or 1,
+        max_tokens=min(limits, default=None),
+        stop_strings=stop,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        seed=body.seed,
+        logprobs=bool(body.logprobs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """A request for a chat completion, and the writer of its answer."""
+
+    chat: ChatRequest
+    streams: bool
+    model: str
+    streams_usage: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def to_json(self, answer: Answer) -> Json:
+        choices = [
+            {
+                "index": index,
+                "message": {**_content_json(choice), "tool_calls": _calls_json(choice)}
+                if choice.message.calls
+                else _content_json(choice),
+                "logprobs": _logprobs_json(choice),
+                "finish_reason": FINISH_REASONS[choice.end],
+            }
+            for index, choice in enumerate(answer.choices)
+        ]
+        return {**self._head(answer, "chat.completion"), "choices": choices, "usage": _usage_json(answer)}
+
+    def to_events(self, answer: Answer) -> Iterator[str]:
+        head = self._head(answer, "chat.completion.chunk")
+
+        def chunk(index: int, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> str:
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+            return event({**head, "choices": [choice]})
+
+        for index, choice in enumerate(answer.choices):
+            message = choice.message
+            yield chunk(index, {"role": "assistant", "content": ""}, logprobs=_logprobs_json(choice))
+            for piece in pieces(message.reasoning or ""):
+                yield chunk(index, {"reasoning_content": piece})
+            for piece in pieces(message.text):
+                yield chunk(index, {"content": piece})
+            for number, call in enumerate(_calls_json(choice)):
+                arguments = call["function"]["arguments"]
+                opening = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
+                yield chunk(index, {"tool_calls": [opening]})
+                for piece in pieces(arguments):
+                    yield chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+            yield chunk(index, {}, FINISH_REASONS[choice.end])
+        if self.streams_usage:
+            yield event({**head, "choices": [], "usage": _usage_json(answer)})
+        yield "data: [DONE]\n\n"
+
+    def _head(self, answer: Answer, kind: str) -> Json:
+        return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": self.created, "model": self.model}
+
+
+def _content_json(choice: Choice) -> Json:
+    message = choice.message
+    content = message.text or (None if message.calls else "")
+    reasoning = {} if message.reasoning is None else {"reasoning_content": message.reasoning}
+    return {"role": "assistant", "content": content, "refusal": None, **reasoning}
+
+
+def _calls_json(choice: Choice) -> list[Json]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": write_arguments(call)}}
+        for call in choice.message.calls
+    ]
+
+
+def _logprobs_json(choice: Choice) -> Json | None:
+    if not choice.logprobs:
+        return None
+    entries = [
+        {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": []}
+        for token in choice.logprobs
+    ]
+    return {"content": entries, "refusal": None}
+
+
+def _usage_json(answer: Answer) -> Json:
+    prompt, completion = answer.num_prompt_tokens, answer.num_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def read(data: Json) -> ChatCompletion:
+    """Return the exchange that a request begins. Raise RequestError if the request is invalid."""
+    body = read_body(_Body, data)
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    return ChatCompletion(_chat_request(body), bool(body.stream), body.model, usage)
+
+
+def error_json(error: RequestError) -> Json:
+    """Return an error in OpenAI's form."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = "server_error" if error.status >= 500 else kinds.get(error.status, "invalid_request_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+CHAT_COMPLETIONS = Dialect(("/v1/chat/completions",), read, error_json)

@@ -1,0 +1,17 @@
+"""Settings of the gateway. Importing this module does not import a server."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class GatewayConfig(BaseModel):
+    """Limits of an agent of your own, which calls the policy over HTTP (``--agent``)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    max_turns: int = Field(default=64, ge=1)
+    """Maximum number of answers of the policy per episode. Further requests get status 429."""
+
+    max_concurrent: int = Field(default=32, ge=1)
+    """Maximum number of requests of one episode at the same time. Further requests get status 429."""

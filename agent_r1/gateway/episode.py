@@ -1,0 +1,137 @@
+"""The policy within one episode, as a model that an agent calls over HTTP. A session records the turns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import replace
+from functools import cache, partial
+
+from agent_r1.core.environment import Transition
+from agent_r1.core.trajectory import Status
+from agent_r1.gateway.chat import Answer, ChatRequest, Draft, Messages, RequestError
+from agent_r1.gateway.config import GatewayConfig
+from agent_r1.gateway.conversations import SentAction, restore_sampled
+from agent_r1.gateway.sampled_choice import sampled_choice
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
+from agent_r1.rollout.user_code import isolate
+
+log = logging.getLogger(__name__)
+
+POLICY = "policy"
+"""The name of the model that an agent sees. Agents can request the policy under any name."""
+
+
+class EpisodeModel:
+    """The policy within one episode.
+
+    Each answer that a client receives becomes a turn of the session. A conversation that begins with turns of the
+    session continues their tokens. Any other conversation is a new branch: the conversation of a sub-agent, or one
+    whose history the agent rewrote.
+
+    The sampling of the run applies: temperature, top_p and seed of a request have no effect.
+
+    Args:
+        agent: the policy.
+        session: records the turns.
+    """
+
+    def __init__(self, agent: Agent, session: Session, config: GatewayConfig) -> None:
+        self.name, self.max_concurrent = POLICY, config.max_concurrent
+        self._agent, self._session, self._max_turns = agent, session, config.max_turns
+        self._num_sampling = 0
+        self._sent: list[SentAction] = []
+        self._conversations: dict[str, Messages] = {}  # the conversation up to each answer, by the id of the answer
+        self.start: Messages = ()
+        self.failure: Stopped | None = None
+        """Why the last request got no answer; None if it got one."""
+
+    async def draft(self, request: ChatRequest) -> Draft:
+        """Return the answer to a request, as a draft that becomes turns of the session when it is delivered."""
+        _warn_about_sampling(request, self._agent.params.temperature)
+        messages = self._resolve(request)
+        if len(self._session.turns) + self._num_sampling + request.n > self._max_turns:
+            self.failure = Stopped(Status.OUT_OF_TURNS)
+            raise RequestError(429, f"the episode has reached its {self._max_turns} turns", code="turn_limit_exceeded")
+        with isolate(unsupported):
+            prompt = self._session.prompt(messages, request.tools)
+        self._num_sampling += request.n
+        try:
+            samples = await self._sample(prompt, request)
+        finally:
+            self._num_sampling -= request.n
+        choices = tuple(sampled_choice(sample, request, self._agent.renderer) for sample in samples)
+        answer = Answer(secrets.token_hex(12), choices, len(prompt.token_ids))
+        return Draft(answer, partial(self._deliver, request, prompt, samples, answer))
+
+    def _resolve(self, request: ChatRequest) -> Messages:
+        """Return the whole conversation of a request, with the actions of this session as they were sampled."""
+        if request.previous is not None:
+            if request.previous not in self._conversations:
+                raise RequestError(
+                    404,
+                    f"there is no response {request.previous!r} in this episode",
+                    code="previous_response_not_found",
+                    param="previous_response_id",
+                )
+            request = replace(request, messages=self._conversations[request.previous] + request.messages)
+        return restore_sampled(request.conversation, self._sent)
+
+    async def _sample(self, prompt: SessionPrompt, request: ChatRequest) -> list[Sample]:
+        generations = (
+            self._session.generate(prompt, max_tokens=request.max_tokens, stop_strings=request.stop_strings)
+            for _ in range(request.n)
+        )
+        results = await asyncio.gather(*generations)
+        for stopped in results:
+            if isinstance(stopped, Stopped):
+                self.failure = stopped
+                raise as_error(stopped, len(prompt.token_ids), self._agent.context_length)
+        self.failure = None
+        return [sample for sample in results if isinstance(sample, Sample)]
+
+    def _deliver(self, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer) -> None:
+        """Record the samples as turns."""
+        session = self._session
+        if not session.turns:
+            self.start = prompt.messages
+        session.add_observation(prompt)
+        for sample, choice in zip(samples, answer.choices, strict=True):
+            action = session.accept(sample)
+            session.observe(Transition(()))
+            self._sent.append(SentAction(prompt.messages, choice.message, action.message))
+        if request.n == 1:
+            conversation = prompt.messages[request.instructions is not None :]
+            self._conversations[answer.id] = (*conversation, answer.choices[0].message)
+
+
+def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
+    """Return the error of a request for which the session sampled no action."""
+    match stopped.status:
+        case Status.OUT_OF_TOKENS:
+            message = f"the conversation has {num_tokens} tokens, and the context of the model {context_length}"
+            return RequestError(400, message, code="context_length_exceeded", param="messages")
+        case Status.ENVIRONMENT_FAILED:
+            return RequestError(400, stopped.reason or "the answer cannot be read", code="unsupported_conversation")
+        case _:
+            reason = stopped.reason or "the engine gave no answer"
+            return RequestError(503, reason, code="engine_failed", can_retry=True)
+
+
+def unsupported(reason: str) -> RequestError:
+    """Return the error of a request whose conversation the chat template cannot render."""
+    return RequestError(400, reason, code="unsupported_conversation", param="messages")
+
+
+def _warn_about_sampling(request: ChatRequest, temperature: float) -> None:
+    asked = request.temperature
+    if asked is not None and asked != temperature:
+        _warn_once(asked, temperature)
+
+
+@cache
+def _warn_once(asked: float, temperature: float) -> None:
+    """Log a warning that an agent asks for another temperature. The function is cached, so that it warns once."""
+    log.warning("the agent asks for temperature %g; the run samples at its own temperature, %g", asked, temperature)

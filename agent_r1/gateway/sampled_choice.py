@@ -1,0 +1,59 @@
+"""The conversion of a sampled action to the message that a client receives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from agent_r1.core.messages import Message, Text
+from agent_r1.gateway.chat import ChatRequest, Choice, EndReason, TokenLogprob
+from agent_r1.renderers.protocol import Renderer
+from agent_r1.rollout.session import Sample
+
+
+def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> Choice:
+    """Return the choice that a sampled action becomes for the client of ``request``."""
+    completion = sample.completion
+    message, stop_string = _cut(_visible_message(sample, request), request.stop_strings)
+    end: EndReason = "stop"
+    if completion.finish_reason == "length":
+        end = "length"
+    elif message.calls:
+        end = "tool_calls"
+    elif stop_string is not None:
+        end = "stop_string"
+    logprobs = _token_logprobs(sample, renderer) if request.logprobs else ()
+    return Choice(message, end, len(completion.token_ids), stop_string, logprobs)
+
+
+def _visible_message(sample: Sample, request: ChatRequest) -> Message:
+    """Return the message of an action. Calls stay text if one of them cannot be read, or if the request has no tools.
+
+    The message then contains the whole text of the action, because clients can represent only valid calls.
+    """
+    message = sample.action.message
+    if not message.calls:
+        return message
+    if request.tools and all(call.error is None and call.arguments is not None for call in message.calls):
+        return message
+    return Message.assistant(sample.action.text)
+
+
+def _cut(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
+    """Return the message without the first stop string and the text after it, and this stop string (or None)."""
+    found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
+    if not found:
+        return message, None
+    index, string = min(found)
+    return replace(message, parts=(Text(message.text[:index]),)), string
+
+
+def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, ...]:
+    """Return each sampled token with the text that it adds.
+
+    A character whose bytes belong to several tokens is added by the last of these tokens.
+    """
+    ids, logprobs = sample.completion.token_ids, sample.completion.logprobs
+    texts = ["", *(renderer.decode(ids[:count]).rstrip("\ufffd") for count in range(1, len(ids) + 1))]
+    added = (text.removeprefix(before) for before, text in pairwise(texts))
+    return tuple(TokenLogprob(text, logprob) for text, logprob in zip(added, logprobs, strict=True))

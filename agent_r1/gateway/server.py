@@ -1,0 +1,298 @@
+"""The gateway: an HTTP server on loopback through which agents call models, each with an API key of its own.
+
+A request without a valid key is refused before its body is read. A key gives access to one model (the policy within one
+episode), and to nothing that other keys have. Keys are stored as hashes, and requests are limited in size, number and
+time. The server accepts only loopback host names, so that a web page cannot reach it by DNS rebinding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agent_r1.core.sockets import listen
+from agent_r1.core.tasks import shared_task
+from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
+from agent_r1.gateway.chat import Answer, ChatModel, RequestError
+from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
+from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity
+from agent_r1.gateway.dialect import Dialect, Json
+from agent_r1.gateway.responses import RESPONSES
+
+log = logging.getLogger(__name__)
+
+DIALECTS: tuple[Dialect, ...] = (CHAT_COMPLETIONS, RESPONSES, ANTHROPIC_MESSAGES)
+
+HOST = "127.0.0.1"
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""Host names that requests can have."""
+
+MAX_BODY = 8 * 2**20
+"""The largest body of a request, in bytes."""
+
+BODY_SECONDS = 30.0
+"""The time limit for the arrival of a body, in seconds."""
+
+MAX_CONNECTIONS = 4096
+KEPT_ANSWERS = 64
+"""How many complete answers of a key are kept, so that a repeated request gets the answer of the first try."""
+
+CLOSE_SECONDS = 5.0
+"""How long a closed server waits for the requests in progress, in seconds."""
+
+NO_RETRY = {"X-Should-Retry": "false"}
+"""The header with which the clients of OpenAI and Anthropic do not repeat a refused request."""
+
+
+@dataclass(slots=True)
+class _Access:
+    """What a key gives access to. ``num_open`` counts the requests whose body is read or whose answer is awaited."""
+
+    model: ChatModel
+    answers: AnswerLog
+    num_open: int = field(default=0)
+
+
+class Gateway:
+    """A server for models, on loopback. A key that was registered stays valid until it is revoked.
+
+    Args:
+        port: the port to listen on; 0 for any free port.
+
+    Example:
+        gateway = Gateway()
+        await gateway.start()
+        key = gateway.register(model)
+        client = openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key)
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
+        self._accesses: dict[bytes, _Access] = {}
+        self._server: _Server | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The address for the clients of OpenAI. Raises RuntimeError if the gateway was not started."""
+        if self._server is None:
+            raise RuntimeError("the gateway was not started")
+        return f"http://{HOST}:{self._server.port}/v1"
+
+    def register(self, model: ChatModel, key: str | None = None) -> str:
+        """Return the API key that gives access to ``model``: ``key``, or a new one."""
+        key = key or f"sk-{secrets.token_urlsafe(32)}"
+        self._accesses[_hash(key)] = _Access(model, AnswerLog(model, KEPT_ANSWERS))
+        return key
+
+    def revoke(self, key: str) -> None:
+        """End the access of a key. Its requests in progress get status 401."""
+        self._accesses.pop(_hash(key)).answers.close()
+
+    async def start(self) -> None:
+        """Answer requests from now on, in the event loop of the caller. A second call has no effect.
+
+        Raises InvalidInput if the port is in use.
+        """
+        if self._server is None:
+            self._server = _Server(self._app(), self._port)
+
+    async def close(self) -> None:
+        """Stop the server. Requests in progress have ``CLOSE_SECONDS`` to end. :meth:`start` can be called again."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.close()
+
+    def _app(self) -> Starlette:
+        routes = [
+            Route(path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS for path in dialect.paths
+        ]
+        routes += [Route(path, self._list_models, methods=["GET"]) for path in ("/v1/models", "/v1/models/{name:path}")]
+        app = Starlette(routes=routes)
+        app.add_exception_handler(HTTPException, _refuse_path)
+        return app
+
+    def _endpoint(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+        """Return the function that answers the requests of a dialect. Every failure is a response with an error."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await self._answer(request, dialect)
+            except RequestError as error:
+                return _error_response(dialect.error(error), error)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads this response
+            except Exception:
+                log.exception("a request to the gateway failed")
+                failure = RequestError(500, "the gateway failed; its log has the reason")
+                return _error_response(dialect.error(failure), failure)
+
+        return endpoint
+
+    async def _answer(self, request: Request, dialect: Dialect) -> Response:
+        access = self._authenticate(request)
+        # bodies are large: a key cannot make the server read more of them at a time than it has requests
+        if access.num_open >= access.model.max_concurrent:
+            limit = access.model.max_concurrent
+            raise RequestError(
+                429, f"at most {limit} requests at the same time", code="rate_limit_exceeded", can_retry=True
+            )
+        access.num_open += 1
+        try:
+            body = await _read(request)
+            exchange = dialect.read(_parse(body))
+            identity = _identity(request, body)
+            answer = await _wait(access.answers.submit(exchange.chat, identity), request)
+        finally:
+            access.num_open -= 1
+        if answer is None:
+            return Response(status_code=400)  # nobody reads this response
+        if exchange.streams:
+            # The answer is complete, so that all events are sent at once.
+            return Response("".join(exchange.to_events(answer)), media_type="text/event-stream")
+        return JSONResponse(exchange.to_json(answer))
+
+    def _authenticate(self, request: Request) -> _Access:
+        """Return what the key of a request gives access to. Raise RequestError if the host or the key is refused."""
+        if _host_name(request.headers.get("host", "")) not in HOSTS:
+            raise RequestError(421, "the header Host has to be a loopback name", code="invalid_host")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        key = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        access = self._accesses.get(_hash(key))
+        if access is None:
+            message = "this API key is not valid, or its episode has ended"
+            raise RequestError(401, message, code="invalid_api_key")
+        return access
+
+    async def _list_models(self, request: Request) -> Response:
+        try:
+            model = self._authenticate(request).model
+        except RequestError as error:
+            return _error_response(error_json(error), error)
+        entry = {"id": model.name, "object": "model", "created": 0, "owned_by": "agent-r1"}
+        if (name := request.path_params.get("name")) is not None:
+            return JSONResponse({**entry, "id": name})
+        return JSONResponse({"object": "list", "data": [entry]})
+
+
+async def _wait(pending: PendingAnswer, request: Request) -> Answer | None:
+    """Return the answer when it is complete, or None if the client closes its connection before."""
+    disconnected = shared_task(_disconnection(request))
+    pending.num_waiting += 1
+    try:
+        await asyncio.wait({pending.drafting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if disconnected.done():
+            return None
+        if pending.drafting.cancelled():
+            raise RequestError(401, "the episode of this API key has ended", code="invalid_api_key")
+        return pending.deliver()
+    finally:
+        pending.num_waiting -= 1
+        disconnected.cancel()
+
+
+async def _disconnection(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise RequestError(413, f"a body has at most {MAX_BODY} bytes", code="request_too_large")
+    except TimeoutError:
+        raise RequestError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    return bytes(body)
+
+
+def _parse(body: bytes) -> Json:
+    """Return the JSON object in a body. Raise RequestError if there is none."""
+    try:
+        data = json.loads(body, parse_constant=_refuse_constant)
+        if rb"\ud" in body.lower():  # an escape for half a character, which no tokenizer can encode
+            json.dumps(data, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise RequestError(400, "the body is not valid JSON in UTF-8") from None
+    if not isinstance(data, dict):
+        raise RequestError(400, "the body is not a JSON object")
+    return data
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _identity(request: Request, body: bytes) -> RequestIdentity:
+    digest = hashlib.sha256(request.url.path.encode() + b"\n" + body).digest()
+    is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+    return RequestIdentity(digest, request.headers.get("idempotency-key"), is_retry)
+
+
+def _host_name(host: str) -> str:
+    return host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+
+
+def _hash(key: str) -> bytes:
+    """Return the hash under which a key is stored. With a hash, the time of a look-up tells nothing about the key."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _refuse_path(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    paths = ", ".join(["GET /v1/models", *(f"POST {dialect.paths[0]}" for dialect in DIALECTS)])
+    refusal = RequestError(status, f"there is no such request; there are: {paths}")
+    return _error_response(error_json(refusal), refusal)
+
+
+def _error_response(body: Json, error: RequestError) -> Response:
+    # After a refusal the connection is closed, because the rest of an unread body would be read as the next request.
+    headers = {"Connection": "close"} | ({} if error.can_retry else NO_RETRY)
+    return JSONResponse(body, error.status, headers)
+
+
+class _Server:
+    """A running server of an application."""
+
+    def __init__(self, app: Starlette, port: int) -> None:
+        self._socket = listen(HOST, port, "choose another --port")
+        self.port = int(self._socket.getsockname()[1])
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=int(CLOSE_SECONDS),
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._serving = shared_task(self._uvicorn.serve(sockets=[self._socket]))
+
+    async def close(self) -> None:
+        self._uvicorn.should_exit = True
+        await self._serving
+        self._socket.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without signal handlers, because the run installs its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

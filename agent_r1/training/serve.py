@@ -1,0 +1,51 @@
+"""Serve a model or the trained model of a run at an endpoint in the dialects of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import torch
+
+from agent_r1.core.tasks import run_protected
+from agent_r1.gateway import Gateway, ServedModel
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.store import is_run, run_folder
+from agent_r1.training.build import EMBEDDED
+from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.config import EvalConfig
+from agent_r1.training.policy import load_policy
+
+
+def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
+    """Serve ``config.model`` until SIGINT or SIGTERM arrives.
+
+    When the server listens, ``on_started`` is called with its base URL and its API key.
+
+    Args:
+        port: the port on loopback; 0 for any free port.
+        key: the API key; None for a new one.
+
+    Raises InvalidInput if the model cannot be loaded or the port is in use.
+    """
+    torch.set_num_threads(config.threads)
+    folder = run_folder(config.model)
+    name = str(find_trained_model(folder)) if is_run(folder) else config.model
+    policy = load_policy(config.model_copy(update={"model": name}), None, config.engine.dtype)
+    agent = policy.agent(EMBEDDED.engine(policy, config), config, 1.0)
+    run_protected(_serve(agent, config.model, port, key, on_started))
+
+
+async def _serve(agent: Agent, name: str, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    gateway = Gateway(port)
+    try:
+        await gateway.start()
+        on_started(gateway.base_url, gateway.register(ServedModel(agent, name), key))
+        await stopped.wait()
+    finally:
+        await gateway.close()
+        await agent.engine.close()

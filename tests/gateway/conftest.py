@@ -1,0 +1,17 @@
+"""A policy behind the gateway, with scripted answers."""
+
+import pytest
+from agent_episodes import Episodes
+from tests_tokenizer import hermes_tokenizer
+
+from agent_r1.renderers.template_renderer import TemplateRenderer
+
+
+@pytest.fixture(scope="session")
+def renderer():
+    return TemplateRenderer(hermes_tokenizer())
+
+
+@pytest.fixture
+def episodes(renderer):
+    return Episodes(renderer)

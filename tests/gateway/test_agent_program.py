@@ -1,0 +1,245 @@
+"""How an episode of a user's agent ends, and that its turns are those of the agent loop."""
+
+import asyncio
+import json
+import threading
+import time
+
+import openai
+import pytest
+import torch
+from agent_episodes import ANSWER, QUESTION, RecordingEngine
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import SamplingParams
+from agent_r1.core.trajectory import Status
+from agent_r1.gateway import AgentHost, AgentProgram, GatewayConfig
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.load import load_model, load_tokenizer
+from agent_r1.renderers.formats.detect import open_renderer
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.tasksets import build
+from agent_r1.tasksets.tinywiki.search import search
+
+BODY = {"model": "any", "messages": [QUESTION]}
+
+
+def answer(prompt):
+    return ANSWER
+
+
+def client_of(base_url, api_key, **options):
+    return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, **options)
+
+
+def ask(base_url, api_key, **options):
+    return client_of(base_url, api_key).chat.completions.create(**{**BODY, **options}).choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"), [(None, None), ("Bruno", "Bruno"), (42, "42"), ({"answer": "Bruno"}, None)]
+)
+def test_the_returned_value_is_the_answer(episodes, returned, expected):
+    def run(base_url, api_key, task):
+        ask(base_url, api_key)
+        return returned
+
+    trajectory = episodes.play(run, answer)
+    assert trajectory.answer == expected and trajectory.last_text == ANSWER
+    if isinstance(returned, dict):
+        assert trajectory.status is Status.ENVIRONMENT_FAILED and "object of type dict" in trajectory.reason
+    else:
+        assert trajectory.status is Status.COMPLETED
+
+
+async def raising(base_url, api_key, task):
+    ask(base_url, api_key)
+    raise ValueError("no such page")
+
+
+def exiting(base_url, api_key, task):
+    raise SystemExit(3)
+
+
+async def exiting_in_a_task(base_url, api_key, task):
+    async def leave():
+        raise SystemExit(3)
+
+    await asyncio.create_task(leave())
+
+
+def silent(base_url, api_key, task):
+    return "Bruno"
+
+
+async def refused(base_url, api_key, task):
+    ask(base_url, api_key, tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (raising, "the agent raised ValueError: no such page (test_agent_program.py:"),
+        (exiting, "the agent raised SystemExit: 3"),
+        (exiting_in_a_task, "the agent raised SystemExit: 3"),
+        (silent, "the agent ended without an answer of the policy"),
+        (refused, "the agent raised BadRequestError: Error code: 400"),
+    ],
+)
+def test_a_failing_agent_has_a_reason(episodes, function, reason):
+    trajectory = episodes.play(function, answer)
+    assert trajectory.status is Status.ENVIRONMENT_FAILED and trajectory.reason.startswith(reason), trajectory.reason
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_hanging_agent_ends_at_its_deadline_and_its_key_with_it(episodes, is_async):
+    may_end, late = threading.Event(), []
+
+    def call_late(base_url, api_key):
+        may_end.wait(60)
+        try:
+            ask(base_url, api_key)
+        except openai.OpenAIError as error:
+            late.append(error)
+
+    def hanging(base_url, api_key, task):
+        call_late(base_url, api_key)
+
+    async def hanging_async(base_url, api_key, task):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.to_thread(call_late, base_url, api_key)
+
+    trajectory = episodes.play(hanging_async if is_async else hanging, answer, seconds=0.2)
+    may_end.set()
+    assert trajectory.status is Status.CANCELLED and trajectory.reason == "the agent ran past its deadline"
+    end = time.monotonic() + 60
+    while not late and time.monotonic() < end:
+        time.sleep(0.01)
+    assert isinstance(late[0], openai.AuthenticationError | openai.APIConnectionError)
+
+
+def test_an_async_agent_that_blocks_its_event_loop_is_served(episodes):
+    async def run(base_url, api_key, task):
+        return ask(base_url, api_key)  # a synchronous client
+
+    assert episodes.play(run, answer).answer == ANSWER
+
+
+class FailingEngine(RecordingEngine):
+    """Fails in each generation after the first."""
+
+    async def generate(self, prompt, params, *, session_id=None):
+        if self.generations:
+            raise EngineError("gone")
+        return await super().generate(prompt, params, session_id=session_id)
+
+
+def catching(base_url, api_key, task):
+    """Ask until a request fails, and return without a sign of the failure."""
+    for _ in range(4):
+        try:
+            ask(base_url, api_key)
+        except openai.OpenAIError:
+            break
+    return "I could not."
+
+
+def growing(base_url, api_key, task):
+    for count in range(1, 9):
+        ask(base_url, api_key, messages=[QUESTION] * count * 20)
+
+
+LIMITS = {"config": GatewayConfig(max_turns=2)}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "status"),
+    [
+        (catching, {"engine": FailingEngine}, Status.ENGINE_FAILED),
+        (catching, LIMITS, Status.OUT_OF_TURNS),
+        (growing, {"context": 1500}, Status.OUT_OF_TOKENS),
+        (lambda *access: ask(*access[:2], max_tokens=3), {}, Status.OUT_OF_TOKENS),
+    ],
+)
+def test_a_limit_or_a_failed_engine_is_the_status(episodes, function, options, status):
+    trajectory = episodes.play(function, answer, **options)
+    assert trajectory.status is status, trajectory.reason
+    assert trajectory.truncated == (status is not Status.ENGINE_FAILED) and trajectory.turns
+
+
+def test_a_limit_that_the_agent_survives_is_no_failure(episodes):
+    def run(base_url, api_key, task):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(base_url, api_key, messages=[QUESTION] * 500)
+        assert refused.value.code == "context_length_exceeded"
+        return ask(base_url, api_key)
+
+    assert episodes.play(run, answer, context=1500).status is Status.COMPLETED
+
+
+# ---- the same turns as the agent loop
+
+
+async def tool_loop(base_url, api_key, task):
+    """The agent loop of TinyWiki, as an agent over HTTP."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+    messages = [{"role": message.role, "content": message.text} for message in task.messages]
+    tools = [search.spec.to_openai()]
+    for _ in range(5):
+        reply = (await client.chat.completions.create(model="any", messages=messages, tools=tools)).choices[0].message
+        if not reply.tool_calls:
+            return
+        messages.append(reply.model_dump(exclude_none=True))
+        for call in reply.tool_calls:
+            result = await search.run(json.loads(call.function.arguments), task, None)
+            text = "".join(part.text for part in result.parts)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+
+
+def exact(trajectory):
+    """All that training reads of a turn."""
+    return [
+        (
+            turn.parent,
+            turn.new_ids,
+            turn.action_ids,
+            turn.logprobs,
+            turn.version_spans,
+            turn.finish_reason,
+            turn.call_ends,
+        )
+        for turn in trajectory.turns
+    ]
+
+
+def test_the_agent_loop_over_http_samples_the_same_tokens():
+    taskset, renderer = build("tinywiki", None, None, 0, None), open_renderer(load_tokenizer("tiny-base"))
+    tasks = taskset.tasks("train")[:12]
+
+    async def play(over_http):
+        engine = TorchEngine(load_model("tiny-base", torch.float32), 512)
+        agent, host = Agent(engine, renderer, SamplingParams(max_tokens=32), 512, seed=11), AgentHost()
+        rollout = AgentProgram(tool_loop, agent, host) if over_http else AgentLoop(agent, taskset.env)
+        try:
+            contexts = [RolloutContext(AttemptId("run", task.id, 0, index), 0) for index, task in enumerate(tasks)]
+            both = await asyncio.gather(*(rollout.run(task, own) for task, own in zip(tasks, contexts, strict=True)))
+            return [trajectory for (trajectory,) in both]
+        finally:
+            await host.close()
+            await engine.close()
+
+    by_loop, by_http = asyncio.run(play(False)), asyncio.run(play(True))
+    valid = 0
+    for one, other in zip(by_loop, by_http, strict=True):
+        if any(call.error for turn in one.turns for call in turn.action.message.calls):
+            continue  # the loop explains a malformed call, which a client receives as text
+        valid += 1
+        turns = len(other.turns)
+        assert exact(one)[:turns] == exact(other) and one.start == other.start
+        assert [turn.observation for turn in one.turns] == [turn.observation for turn in other.turns]
+        assert one.messages == other.messages
+    assert valid >= 6 and any(len(trajectory.turns) > 1 for trajectory in by_http)

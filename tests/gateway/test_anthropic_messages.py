@@ -1,0 +1,63 @@
+"""The dialect of Anthropic's messages, by Anthropic's own client."""
+
+import anthropic
+import pytest
+from agent_episodes import ANSWER, PAGE, QUESTION, SEARCH
+
+from agent_r1.core.trajectory import Status
+
+TOOLS = [{"name": "search", "description": "Find a page.", "input_schema": SEARCH["parameters"]}]
+OPTIONS = {"model": "any", "max_tokens": 500, "system": "Be brief.", "tools": TOOLS}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_agent_with_a_tool_continues_its_tokens(episodes, streams):
+    async def run(base_url, api_key, task):
+        client = anthropic.AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key)
+
+        async def ask(*messages):
+            if not streams:
+                return await client.messages.create(messages=messages, **OPTIONS)
+            async with client.messages.stream(messages=messages, **OPTIONS) as stream:
+                return await stream.get_final_message()
+
+        first = await ask(QUESTION)
+        text, call = first.content
+        assert first.stop_reason == "tool_use" and text.text == "I look." and first.usage.output_tokens > 20
+        assert (call.name, call.input) == ("search", {"query": "Alba", "k": 2})
+        said = {"role": "assistant", "content": [block.to_dict() for block in first.content]}
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": PAGE}]}
+        second = await ask(QUESTION, said, {"role": "user", "content": [result]})
+        assert second.stop_reason == "end_turn"
+        return second.content[0].text
+
+    trajectory = episodes.play(run)
+    assert trajectory.status is Status.COMPLETED and trajectory.answer == ANSWER, trajectory.reason
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+    for turn, (prompt, _, completion) in zip(trajectory.turns, episodes.engine.generations, strict=True):
+        assert (trajectory.prompt_ids(turn), turn.action_ids) == (prompt.token_ids, completion.token_ids)
+    assert trajectory.start[0].text == "Be brief."
+
+
+def test_stop_sequences_limits_and_errors_have_the_forms_of_anthropic(episodes):
+    def run(base_url, api_key, task):
+        client = anthropic.Anthropic(base_url=base_url, api_key=api_key, max_retries=0)  # also with the path /v1
+        ask = client.messages.create
+        stopped = ask(model="any", max_tokens=99, messages=[QUESTION], stop_sequences=["</answer>"])
+        assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "</answer>")
+        assert stopped.content[0].text == "<answer>Bruno"
+        assert ask(model="any", max_tokens=3, messages=[QUESTION]).stop_reason == "max_tokens"
+        for param, options in (
+            ("tool_choice", {"tool_choice": {"type": "any"}, "tools": TOOLS}),
+            ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+            ("top_k", {"extra_body": {"top_k": 4}}),
+            ("messages.0", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+        ):
+            with pytest.raises(anthropic.BadRequestError, match=param):
+                ask(**{"model": "any", "max_tokens": 9, "messages": [QUESTION], **options})
+        with pytest.raises(anthropic.AuthenticationError, match="API key"):
+            client.with_options(api_key="sk-other").messages.create(model="any", max_tokens=9, messages=[QUESTION])
+        return "done"
+
+    trajectory = episodes.play(run, lambda prompt: ANSWER)
+    assert trajectory.answer == "done" and len(trajectory.turns) == 2, trajectory.reason

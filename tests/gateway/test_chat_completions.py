@@ -1,0 +1,151 @@
+"""The dialect of OpenAI's chat completions, by OpenAI's own client."""
+
+import json
+
+import openai
+import pytest
+from agent_episodes import ANSWER, PAGE, QUESTION, TOOLS
+
+from agent_r1.core.trajectory import Status
+
+
+def conversation_after(answer, page=PAGE):
+    """The conversation that a client sends after an answer with one call."""
+    message = answer.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": page}
+    return [QUESTION, message.model_dump(exclude_none=True), result]
+
+
+def test_an_agent_with_a_tool_continues_its_tokens(episodes, renderer):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        first = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS)
+        (call,) = first.choices[0].message.tool_calls
+        assert first.choices[0].finish_reason == "tool_calls" and first.choices[0].message.content == "I look."
+        assert json.loads(call.function.arguments) == {"query": "Alba", "k": 2} and call.function.name == "search"
+        assert (
+            first.model == "any"
+            and first.usage.total_tokens == first.usage.prompt_tokens + first.usage.completion_tokens
+        )
+        second = await client.chat.completions.create(model="any", messages=conversation_after(first), tools=TOOLS)
+        assert second.choices[0].finish_reason == "stop"
+        return second.choices[0].message.content
+
+    trajectory = episodes.play(run)
+    assert trajectory.status is Status.COMPLETED and trajectory.answer == ANSWER, trajectory.reason
+    one, two = trajectory.turns
+    assert (one.parent, two.parent) == (None, 0)
+    for turn, (prompt, _, completion) in zip(trajectory.turns, episodes.engine.generations, strict=True):
+        assert trajectory.prompt_ids(turn) == prompt.token_ids and turn.action_ids == completion.token_ids
+        assert turn.logprobs == completion.logprobs
+    assert [message.text for message in trajectory.messages] == ["Who rules Alba?", "I look.", PAGE, ANSWER]
+    assert episodes.engine.released == [str(trajectory.attempt)]
+
+
+def test_a_stream_carries_the_same_answer(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        async with client.chat.completions.stream(
+            model="any", messages=[QUESTION], tools=TOOLS, stream_options={"include_usage": True}, logprobs=True
+        ) as stream:
+            first = await stream.get_final_completion()
+        assert first.choices[0].message.content == "I look." and first.choices[0].finish_reason == "tool_calls"
+        assert first.usage.completion_tokens == len(first.choices[0].logprobs.content)
+        text, deltas = "", 0
+        chunks = await client.chat.completions.create(
+            model="any", messages=conversation_after(first), tools=TOOLS, stream=True
+        )
+        async for chunk in chunks:
+            text, deltas = text + (chunk.choices[0].delta.content or ""), deltas + 1
+        assert deltas > 2
+        return text
+
+    trajectory = episodes.play(run)
+    assert trajectory.answer == ANSWER, trajectory.reason
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+
+
+def test_alternatives_have_their_own_seeds_and_become_siblings(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        answer = await client.chat.completions.create(model="any", messages=[QUESTION], n=3, seed=7, logprobs=True)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        tokens = [entry.token for entry in answer.choices[2].logprobs.content]
+        assert "".join(tokens).startswith(ANSWER) and answer.usage.completion_tokens == 3 * len(tokens)
+        last = {"role": "assistant", "content": answer.choices[1].message.content}
+        await client.chat.completions.create(model="any", messages=[QUESTION, last, QUESTION])
+
+    trajectory = episodes.play(run, lambda prompt: ANSWER)
+    assert [turn.parent for turn in trajectory.turns] == [None, None, None, 2], trajectory.reason
+    assert len({params.seed for _, params, _ in episodes.engine.generations}) == 4
+
+
+def test_the_sampling_of_the_run_applies(episodes, caplog):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        await client.chat.completions.create(model="any", messages=[QUESTION], temperature=0.25, top_p=0.5)
+
+    episodes.play(run)
+    ((_, params, _),) = episodes.engine.generations
+    assert (params.temperature, params.top_p) == (1.0, 1.0)
+    assert "asks for temperature 0.25" in caplog.text
+
+
+def test_stop_strings_and_token_limits_end_an_answer(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        ask = client.chat.completions.create
+        stopped = await ask(model="any", messages=[QUESTION], stop=["</answer>", "!"])
+        assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("<answer>Bruno", "stop")
+        said = {"role": "assistant", "content": "<answer>Bruno"}
+        await ask(model="any", messages=[QUESTION, said, QUESTION], max_tokens=1000)
+        short = await ask(model="any", messages=[QUESTION], max_completion_tokens=4, max_tokens=9)
+        assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (4, "length")
+
+    trajectory = episodes.play(run, lambda prompt: ANSWER + " and more")
+    assert trajectory.status is Status.OUT_OF_TOKENS and trajectory.reason is None, trajectory.reason
+    first, second, _ = trajectory.turns
+    assert first.action.text == ANSWER and second.parent == 0  # the stop string is part of what was sampled
+
+
+def test_calls_are_text_if_the_request_offers_no_tools(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        ask = client.chat.completions.create
+        for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            (choice,) = (await ask(model="any", messages=[QUESTION], **options)).choices
+            assert choice.message.tool_calls is None and "<tool_call>" in choice.message.content
+
+    assert episodes.play(run).status is Status.COMPLETED
+
+
+UNSUPPORTED = (
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "search"}}}),
+    ("parallel_tool_calls", {"parallel_tool_calls": False}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 2}),
+    ("logit_bias", {"logit_bias": {"5": 1.0}}),
+    ("presence_penalty", {"presence_penalty": 0.5}),
+    ("response_format.type", {"response_format": {"type": "json_object"}}),
+    ("beam_width", {"extra_body": {"beam_width": 4}}),
+    ("n", {"n": 1000}),
+    ("stop", {"stop": ""}),
+    ("temperature", {"temperature": 3}),
+    ("messages", {"messages": []}),
+    ("messages.0", {"messages": [{"role": "pope", "content": "x"}]}),
+    ("messages.0", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+)
+
+
+def test_what_cannot_be_served_is_refused_by_name(episodes):
+    def run(base_url, api_key, task):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        for param, options in UNSUPPORTED:
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.chat.completions.create(**{"model": "any", "messages": [QUESTION], "tools": TOOLS, **options})
+            error = refused.value.body
+            assert error["param"].startswith(param) and param in error["message"], (param, error)
+            assert error["type"] == "invalid_request_error"
+
+    trajectory = episodes.play(run)
+    assert trajectory.reason == "the agent ended without an answer of the policy"

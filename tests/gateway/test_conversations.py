@@ -1,0 +1,104 @@
+"""Which conversations of a client continue sampled tokens, and which start a branch."""
+
+import json
+
+import openai
+import pytest
+from agent_episodes import CALL, PAGE, QUESTION, TOOLS
+
+from agent_r1.core.messages import Message, ToolCall
+from agent_r1.gateway.conversations import SentAction, restore_sampled
+
+BEFORE = (Message.user("Who rules Alba?"),)
+SAMPLED = Message.assistant(
+    "I look. ", (ToolCall("call_0_0", "search", {"query": "Alba", "k": 1}, CALL),), "A thought."
+)
+SENT = [SentAction(BEFORE, SAMPLED, SAMPLED)]
+
+
+def returned(text="I look.", arguments='{"k":1,"query":"Alba"}', id="call_0_0", reasoning=None, name="search"):
+    return Message.assistant(text, (ToolCall(id, name, json.loads(arguments), arguments),), reasoning)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        returned(),
+        returned("  I\n look."),
+        returned(arguments='{ "query": "\\u0041lba", "k": 1 }'),
+        returned(id="toolu_7"),
+        returned(reasoning="A  thought."),
+    ],
+)
+def test_a_message_written_again_is_the_sampled_action(message):
+    result = Message.tool(PAGE, message.calls[0].id)
+    assert restore_sampled((*BEFORE, message, result), SENT) == (*BEFORE, SAMPLED, Message.tool(PAGE, "call_0_0"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        returned("I look it up."),
+        returned(arguments='{"k": true, "query": "Alba"}'),
+        returned(arguments='{"k": 2, "query": "Alba"}'),
+        returned(name="find"),
+        returned(reasoning="Another thought."),
+        Message.assistant("I look."),
+    ],
+)
+def test_any_other_message_is_a_text_of_the_client(message):
+    assert restore_sampled((*BEFORE, message), SENT) == (*BEFORE, message)
+
+
+def test_an_action_is_known_only_after_its_own_conversation():
+    other = (Message.user("Who rules Bru?"), returned())
+    assert restore_sampled(other, SENT) == other
+
+
+def test_of_equal_actions_the_one_with_the_ids_of_the_client_is_continued():
+    again = Message.assistant(
+        "I look. ", (ToolCall("call_1_0", "search", {"query": "Alba", "k": 1}, CALL),), "A thought."
+    )
+    sent = [*SENT, SentAction(BEFORE, again, again)]
+    assert restore_sampled((*BEFORE, returned(id="call_0_0")), sent)[1] == SAMPLED
+    assert restore_sampled((*BEFORE, returned(id="call_1_0")), sent)[1] == again
+    assert restore_sampled((*BEFORE, returned(id="x")), sent)[1] == again
+
+
+def test_sub_agents_and_rewritten_histories_are_branches(episodes, renderer):
+    """Two turns of the agent, one of a sub-agent, then a turn after the history was replaced by a summary."""
+
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+
+        async def ask(*messages):
+            answer = await client.chat.completions.create(model="any", messages=messages, tools=TOOLS)
+            return answer.choices[0].message
+
+        first = await ask(QUESTION)
+        call = {"id": "x1", "type": "function", "function": {"name": "search", "arguments": '{"k":2,"query":"Alba"}'}}
+        said = {"role": "assistant", "content": "I look.\n", "tool_calls": [call]}
+        assert first.tool_calls[0].id != "x1"
+        page = {"role": "tool", "tool_call_id": "x1", "content": [{"type": "text", "text": PAGE}]}
+        second = await ask(QUESTION, said, page)
+        await ask({"role": "developer", "content": "You check facts."}, {"role": "user", "content": "Is it so?"})
+        await ask(QUESTION, {"role": "assistant", "content": "I searched, and found Bruno."}, QUESTION)
+        await ask(QUESTION, said, page, second.model_dump(), QUESTION)
+
+    trajectory = episodes.play(run)
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, None, None, 1], trajectory.reason
+    for turn, (prompt, _, completion) in zip(trajectory.turns, episodes.engine.generations, strict=True):
+        assert (trajectory.prompt_ids(turn), turn.action_ids) == (prompt.token_ids, completion.token_ids)
+    assert "You check facts." in renderer.decode(trajectory.turns[2].new_ids)
+
+
+def test_other_tools_change_the_prompt_and_start_a_branch(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        first = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS)
+        said = first.choices[0].message.model_dump(exclude_none=True)
+        page = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": PAGE}
+        for tools in (TOOLS, [{"type": "function", "function": {"name": "find"}}]):
+            await client.chat.completions.create(model="any", messages=[QUESTION, said, page], tools=tools)
+
+    assert [turn.parent for turn in episodes.play(run).turns] == [None, 0, None]

@@ -1,0 +1,128 @@
+"""Repeated requests get the answer of the first try, so that an attempt has no duplicate turns."""
+
+import asyncio
+import threading
+
+import httpx
+import openai
+import pytest
+from agent_episodes import ANSWER, QUESTION, RecordingEngine, wait_until
+
+BODY = {"model": "any", "messages": [QUESTION]}
+
+
+class WaitingEngine(RecordingEngine):
+    """Waits with its answers until ``may_answer`` is set."""
+
+    def __init__(self, renderer, reply):
+        super().__init__(renderer, reply)
+        self.may_answer, self.num_started = threading.Event(), 0
+
+    async def generate(self, prompt, params, *, session_id=None):
+        self.num_started += 1
+        while not self.may_answer.is_set():
+            await asyncio.sleep(0.005)
+        return await super().generate(prompt, params, session_id=session_id)
+
+
+def answer(prompt):
+    return ANSWER
+
+
+def poster(base_url, api_key):
+    """Return a function that posts BODY and returns the response."""
+
+    def post(**headers):
+        headers = {"Authorization": f"Bearer {api_key}", **headers}
+        return httpx.post(f"{base_url}/chat/completions", json=BODY, headers=headers, timeout=60, trust_env=False)
+
+    return post
+
+
+def test_the_retry_of_a_client_that_timed_out_joins_the_first_try(episodes):
+    """The client gives up while the engine works; its own retry, after a pause, gets the answer of the first try."""
+
+    def run(base_url, api_key, task):
+        engine = episodes.engine
+        client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=20, timeout=0.5)
+        asking = threading.Thread(target=lambda: answers.append(client.chat.completions.create(**BODY)))
+        asking.start()
+        wait_until(lambda: engine.num_started)
+        wait_until(episodes.is_abandoned)  # the client has closed its connection
+        engine.may_answer.set()
+        asking.join()
+
+    answers = []
+    trajectory = episodes.play(run, answer, engine=WaitingEngine)
+    assert len(trajectory.turns) == len(answers) == episodes.engine.num_started == 1, trajectory.reason
+
+
+def test_an_abandoned_request_is_resumed_by_an_equal_one(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        first = asyncio.create_task(client.chat.completions.create(**BODY))
+        while not episodes.engine.num_started:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        while not episodes.is_abandoned():
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(client.chat.completions.create(**BODY))
+        episodes.engine.may_answer.set()
+        return (await second).choices[0].message.content
+
+    trajectory = episodes.play(run, answer, engine=WaitingEngine)
+    assert trajectory.answer == ANSWER and len(trajectory.turns) == episodes.engine.num_started == 1
+
+
+def test_an_answer_that_nobody_received_is_no_turn(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        lost = asyncio.create_task(client.chat.completions.create(**BODY))
+        while not episodes.engine.num_started:
+            await asyncio.sleep(0.01)
+        lost.cancel()
+        while not episodes.is_abandoned():
+            await asyncio.sleep(0.01)
+        episodes.engine.may_answer.set()
+        await client.chat.completions.create(model="any", messages=[QUESTION, QUESTION])
+
+    trajectory = episodes.play(run, answer, engine=WaitingEngine)
+    assert len(trajectory.turns) == 1 and len(trajectory.start) == 2
+
+
+def test_equal_requests_in_parallel_are_sampled_separately(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        asking = [asyncio.create_task(client.chat.completions.create(**BODY)) for _ in range(3)]
+        while episodes.engine.num_started < 3:
+            await asyncio.sleep(0.01)
+        episodes.engine.may_answer.set()
+        await asyncio.gather(*asking)
+
+    trajectory = episodes.play(run, answer, engine=WaitingEngine)
+    assert len(trajectory.turns) == 3, trajectory.reason
+
+
+@pytest.mark.parametrize(
+    ("headers", "num_turns"),
+    [({}, 2), ({"Idempotency-Key": "k"}, 1), ({"X-Stainless-Retry-Count": "1"}, 1)],
+)
+def test_the_headers_of_a_retry_repeat_a_delivered_answer(episodes, headers, num_turns):
+    def run(base_url, api_key, task):
+        post = poster(base_url, api_key)
+        ids = {post(**headers).json()["id"], post(**headers).json()["id"]}
+        assert len(ids) == num_turns
+
+    trajectory = episodes.play(run, answer)
+    assert len(trajectory.turns) == num_turns, trajectory.reason
+
+
+def test_a_key_of_another_request_is_refused(episodes):
+    def run(base_url, api_key, task):
+        post = poster(base_url, api_key)
+        assert post(**{"Idempotency-Key": "k"}).status_code == 200
+        client = openai.OpenAI(base_url=base_url, api_key=api_key, default_headers={"Idempotency-Key": "k"})
+        with pytest.raises(openai.BadRequestError, match="another request"):
+            client.chat.completions.create(model="any", messages=[QUESTION, QUESTION])
+
+    assert len(episodes.play(run, answer).turns) == 1
