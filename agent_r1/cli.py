@@ -21,6 +21,7 @@ from click.shell_completion import get_completion_class, shell_complete
 from agent_r1.commands.algorithms import algorithms
 from agent_r1.commands.command import underscored
 from agent_r1.commands.serve import serve
+from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
 from agent_r1.commands.training import evaluate, train
 from agent_r1.commands.verify import verify
@@ -77,7 +78,7 @@ def cli() -> None:
     """Train LLM agents end to end by reinforcement learning."""
 
 
-for _command in (train, evaluate, check, play, verify, tasksets, algorithms, retriever, serve):
+for _command in (train, evaluate, check, play, show, verify, tasksets, algorithms, retriever, serve):
     cli.add_command(_command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -35,6 +36,17 @@ def default_run_name(task: str, algorithm: str, now: datetime) -> str:
 def run_folder(run: str) -> Path:
     """Return the folder of a run: ``run`` if it is a path, ``runs/NAME`` if it is a name without a slash."""
     return Path(run) if os.sep in run else Path("runs") / run
+
+
+def run_argument(folder: Path) -> str:
+    """Return the text by which a command of a shell names a run: invert :func:`run_folder`.
+
+    Example:
+        >>> run_argument(Path("runs/demo")), run_argument(Path("/data/my runs/demo"))
+        ('demo', "'/data/my runs/demo'")
+    """
+    text = folder.name if folder == run_folder(folder.name) else str(folder)
+    return shlex.quote(text if run_folder(text) == folder else f".{os.sep}{text}")
 
 
 def is_run(folder: Path) -> bool:

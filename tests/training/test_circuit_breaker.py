@@ -35,9 +35,9 @@ def test_the_diagnosis_groups_reasons_with_an_example_and_advice() -> None:
     assert text is not None and text.splitlines() == [
         "4 of the last 6 attempts failed; a share of 0.5 in 6 is the limit",
         "     3 x engine_failed: EngineError: port 4000 is closed",
-        "         for example run:0.0.0:t",
+        "         for example run:0.0.0:t: agent-r1 show RUN 0.0.0",
         "     1 x reward em could not be scored: KeyError: 'gold'",
-        "         for example run:1.0.0:t",
+        "         for example run:1.0.0:t: agent-r1 show RUN 1.0.0",
         "what to do",
         f"  engine_failed: {ADVICE[Status.ENGINE_FAILED]}",
         "  unscored: a reward is not finite, or the policy sampled no token: "

@@ -266,7 +266,8 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
         do = "call it by hand; for errors of the agent it should return text instead of raising"
         yield Finding(f"tool {name}", what, value, "with one cause they would stop the run", do, None)
     if early := breaker.early_failures():
-        what, do = "many of the first attempts failed", "look at their reasons: a longer run would be stopped"
+        what = "many of the first attempts failed"
+        do = f"look at them, such as 'agent-r1 show {breaker.run} failed': a longer run would be stopped"
         yield Finding("failures", what, "{} of {}".format(*early), "too few to stop the run", do, None)
 
 

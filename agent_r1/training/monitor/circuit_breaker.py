@@ -106,10 +106,11 @@ class CircuitBreaker:
         window: the number of recent attempts. The window must contain many groups, because an error of a scorer is a
             failure of all attempts of a group.
         call_window: the breaker opens if the last ``call_window`` calls of a tool failed for the same cause.
+        run: the run, as an argument of ``agent-r1 show``. Diagnoses name the commands that show their examples.
     """
 
-    def __init__(self, share: float, window: int, call_window: int = CALL_WINDOW) -> None:
-        self._share, self._window, self._call_window = share, window, call_window
+    def __init__(self, share: float, window: int, call_window: int = CALL_WINDOW, run: str = "RUN") -> None:
+        self._share, self._window, self._call_window, self.run = share, window, call_window, run
         self._attempts: deque[FailedAttempt | None] = deque(maxlen=window)
         self._calls: dict[str, deque[FailedToolCall | None]] = {}
 
@@ -136,7 +137,7 @@ class CircuitBreaker:
         failures = [attempt for attempt in self._attempts if attempt is not None]
         if len(failures) > self._share * self._window:
             limit = f"a share of {self._share:g} in {self._window} is the limit"
-            return "\n".join(diagnose(failures, len(self._attempts), limit))
+            return "\n".join(diagnose(failures, len(self._attempts), limit, self.run))
         return next(filter(None, (self._diagnose_tool(name) for name in self._calls)), None)
 
     def tools_failing_for_several_causes(self) -> Iterator[tuple[str, int]]:
@@ -173,7 +174,7 @@ class CircuitBreaker:
             (
                 f"the last {len(failed)} calls of the tool {name!r} all failed, for one reason",
                 f"{len(failed):>6} x {_shorten(failed[-1].reason)}",
-                f"         for example {failed[-1].attempt}",
+                _example(failed[-1].attempt, self.run),
                 "what to do",
                 f"  {name}: {_ADVICE_TOOL}",
                 _OVERRIDE,
@@ -186,13 +187,14 @@ class CircuitBreaker:
         return failed if len(failed) == self._call_window else []
 
 
-def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str) -> Iterator[str]:
+def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str) -> Iterator[str]:
     """Yield the lines of a diagnosis: each reason with its count and an example, and advice.
 
     Args:
         failures: the failed attempts.
         total: the number of recent attempts, including attempts that did not fail.
         limit: the limit that was exceeded, as text.
+        run: the run, as an argument of ``agent-r1 show``.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:
@@ -201,13 +203,28 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str) -> Itera
     yield f"{len(failures)} of the last {total} attempts failed; {limit}"
     for same in ranked[:MAX_REASONS]:
         yield f"{len(same):>6} x {_shorten(same[0].reason)}"
-        yield f"         for example {same[0].attempt}"
+        yield _example(same[0].attempt, run)
     if others := sum(map(len, ranked[MAX_REASONS:])):
         yield f"{others:>6} x {len(ranked) - MAX_REASONS} other reasons"
     yield "what to do"
     for kind in dict.fromkeys(same[0].kind for same in ranked):
         yield f"  {kind}: {ADVICE.get(kind, _ADVICE_UNSCORED)}"
     yield _OVERRIDE
+
+
+def show_command(run: str, attempt: AttemptId) -> str:
+    """Return the command that shows an attempt.
+
+    Example:
+        >>> show_command("demo", AttemptId("demo", "style-a/7", 3, 0))
+        'agent-r1 show demo 3.0.0'
+    """
+    return f"agent-r1 show {run} {'.'.join(map(str, attempt.sort_key))}"
+
+
+def _example(attempt: AttemptId, run: str) -> str:
+    """Return the line of a diagnosis with an attempt and the command that shows it."""
+    return f"         for example {attempt}: {show_command(run, attempt)}"
 
 
 def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall | None]]:

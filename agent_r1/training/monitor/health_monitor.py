@@ -10,6 +10,7 @@ from pathlib import Path
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.events import LogEvent, Recorder
 from agent_r1.core.weights import PolicyVersion
+from agent_r1.store.folder import run_argument
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.monitor.checks import (
@@ -56,7 +57,8 @@ class HealthMonitor:
         self._idle_patience = limits.idle_steps if config.steps > limits.idle_steps else None
         longest = config.groups_per_step * config.group_size * min(MAX_WINDOW_STEPS, config.steps)
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
-        self._breaker = CircuitBreaker(limits.failure_share, max(min(limits.failure_window, longest), shortest))
+        window = max(min(limits.failure_window, longest), shortest)
+        self._breaker = CircuitBreaker(limits.failure_share, window, run=run_argument(folder))
         self._metric_checks = metric_checks(limits, config.max_staleness, config.trainer.dtype, config.engine.dtype)
         self._limits, self._questions = limits, config.evaluate_n
         self._start_entropies: tuple[float, ...] = ()
@@ -160,5 +162,6 @@ class HealthMonitor:
         version = self._updater.publish().version.number
         return RunStopped(
             f"the run was stopped: {reason}\n"
-            f"The weights are version {version}, unchanged since. The recorded attempts are in {self._folder}"
+            f"The weights are version {version}, unchanged since. The recorded attempts are in {self._folder}: "
+            f"agent-r1 show {self._breaker.run} --attempts"
         )

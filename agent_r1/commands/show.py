@@ -1,0 +1,126 @@
+"""The command ``show``, which shows a run, a curve, its attempts, or one attempt in the terminal."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from agent_r1.commands.command import json_option
+from agent_r1.commands.command import show as print_result
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
+from agent_r1.core.trajectory import Status
+from agent_r1.store import AttemptFilter, RunReader, is_run, run_folder
+from agent_r1.store.attempt_list import AttemptOrder
+
+ORDERS = get_args(AttemptOrder)
+SORTS = [name for order in ORDERS for name in (order, f"-{order}")]
+FATES = ("trained", "dropped", "pending")
+
+
+@click.command()
+@click.argument("run")
+@click.argument("attempt", required=False)
+@click.option("--metric", metavar="NAME", help="Print one curve: the value of a metric at each step.")
+@click.option("--attempts", "lists", is_flag=True, help="List attempts.")
+@click.option("--status", type=click.Choice([str(status) for status in Status]), help="Attempts that ended so.")
+@click.option("--fate", type=click.Choice(FATES), help="Attempts with this fate.")
+@click.option("--step", type=click.IntRange(min=1), help="Attempts that this optimizer step trained or dropped.")
+@click.option("--task", metavar="ID", help="Attempts at this task.")
+@click.option("--reward_below", type=float, help="Attempts with a smaller reward.")
+@click.option("--text", metavar="TEXT", help="Attempts with this text in their id or in a reason.")
+@click.option(
+    "--sort",
+    type=click.Choice(SORTS),
+    default="-started",
+    show_default=True,
+    metavar="COLUMN",
+    help=f"Column to sort by: {', '.join(ORDERS)}; with - in front, the largest first.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True, help="Largest number of attempts.")
+@click.option("--tokens", is_flag=True, help="Print the numbers of each token of an attempt.")
+@json_option
+def show(
+    run: str, attempt: str | None, metric: str | None, lists: bool, tokens: bool, as_json: bool, **options: Any
+) -> None:
+    """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
+
+    ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst, failed, longest and last.
+    The conditions of --attempts also apply to these words: 'worst --step 20'.
+    """
+    if sum((metric is not None, lists, attempt is not None)) > 1:
+        raise InvalidInput("show", got="several things to show", do="give one of ATTEMPT, --metric and --attempts")
+    if tokens and attempt is None:
+        raise InvalidInput("tokens", got="no attempt", do="name one: 'agent-r1 show RUN ATTEMPT --tokens'")
+    folder = _find_run(run)
+    where = AttemptFilter(
+        status=options["status"] and Status(options["status"]),
+        **{name: options[name] for name in ("fate", "step", "task", "reward_below", "text")},
+    )
+    with closing(RunReader(folder)) as reader:
+        if metric is not None:
+            _show_metric(folder, reader, metric, as_json)
+        elif lists:
+            _show_attempts(reader, where, options["sort"], options["limit"], as_json)
+        elif attempt is not None:
+            _show_attempt(folder, reader, attempt, where, tokens, as_json)
+        else:
+            _show_run(folder, reader, as_json)
+
+
+def _find_run(run: str) -> Path:
+    """Return the folder of a run. Raises InvalidInput if there is none."""
+    folder = run_folder(run)
+    if not is_run(folder):
+        there = sorted(file.parent.name for file in Path("runs").glob("*/run.db"))
+        what = f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder}"
+        do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()
+        raise InvalidInput("run", got=f"{run}, but {what}", do=do)
+    return folder
+
+
+def _show_run(folder: Path, reader: RunReader, as_json: bool) -> None:
+    from agent_r1.commands.show_run import RunText, read_report
+    from agent_r1.commands.view import default_settings
+
+    report = read_report(folder, reader, default_settings())
+    print_result(as_json, report.to_json(), RunText(report))
+
+
+def _show_metric(folder: Path, reader: RunReader, name: str, as_json: bool) -> None:
+    from agent_r1.commands.show_run import MetricText, finite_curve
+
+    curve = reader.curve(name)
+    if not curve:
+        names = reader.metric_names()
+        do = f"{suggest(name, names)} there are: {', '.join(names) or 'none yet'}".strip()
+        raise InvalidInput("metric", got=repr(name), do=do)
+    print_result(as_json, {"run": str(folder), "metric": name, "curve": finite_curve(curve)}, MetricText(name, curve))
+
+
+def _show_attempts(reader: RunReader, where: AttemptFilter, sort: str, limit: int, as_json: bool) -> None:
+    from agent_r1.commands.show_attempts import AttemptTable, summary_json
+
+    order: Any = sort.removeprefix("-")
+    found = reader.list_attempts(where, sort=order, descending=sort.startswith("-"), limit=limit)
+    total = reader.count_attempts(where)
+    print_result(as_json, {"attempts": [*map(summary_json, found)], "total": total}, AttemptTable(found, total))
+
+
+def _show_attempt(
+    folder: Path, reader: RunReader, name: str, where: AttemptFilter, tokens: bool, as_json: bool
+) -> None:
+    from agent_r1.commands.show_attempt import AttemptText, read_attempt
+    from agent_r1.commands.show_attempts import WORDS, find_attempt
+    from agent_r1.commands.view import find_model
+
+    if tokens and name in WORDS and reader.count_attempts(replace(where, recorded=True)):
+        where = replace(where, recorded=True)  # so that the numbers of the trainer are known
+    summary = find_attempt(folder, reader, name, where)
+    report = read_attempt(folder, reader, summary, find_model(str(reader.config().get("model", ""))), tokens)
+    print_result(as_json, report.to_json(), AttemptText(report))

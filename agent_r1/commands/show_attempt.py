@@ -1,0 +1,274 @@
+"""The report of an attempt: its conversation with tools and rewards, its group, and the numbers of each token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.commands.show_attempts import status_text, summary_json
+from agent_r1.commands.show_tokens import TokenLine, largest_advantage, token_lines, token_table, tokens_json
+from agent_r1.commands.terminal import safe
+from agent_r1.core.messages import ContentPart, Media, Message, ToolCall
+from agent_r1.core.trajectory import Trajectory, Turn
+from agent_r1.store import AttemptSummary, RunReader
+from agent_r1.store.codec import encode_value
+from agent_r1.viewer.text import duration, number, one_line, visible
+from agent_r1.viewer.tokens import read_tokenizer, token_texts
+
+LABEL_WIDTH = 11
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """All that ``agent-r1 show RUN ATTEMPT`` shows.
+
+    Attributes:
+        trajectory: None if the attempt has not ended.
+        siblings: the attempts of the group, with this attempt.
+        tokens: the action tokens of each turn; None if they are not shown.
+        record_tokens: the number of groups per step that the run records.
+    """
+
+    summary: AttemptSummary
+    trajectory: Trajectory | None
+    siblings: tuple[AttemptSummary, ...]
+    tokens: tuple[tuple[TokenLine, ...], ...] | None
+    record_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values. Texts are as they were recorded; numbers that are not finite are null."""
+        data: dict[str, Any] = summary_json(self.summary)
+        if self.trajectory is not None:
+            data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}
+            data["start"] = [_message_json(message) for message in self.trajectory.start]
+            data["turns"] = [_turn_json(turn) for turn in self.trajectory.turns]
+            for turn, lines in zip(data["turns"], self.tokens or (), strict=False):
+                turn["tokens"] = tokens_json(lines)
+        data["siblings"] = [summary_json(sibling) for sibling in self.siblings]
+        return data
+
+
+def read_attempt(
+    folder: Path, reader: RunReader, summary: AttemptSummary, model: Path | None, with_tokens: bool
+) -> AttemptReport:
+    """Return the report of an attempt.
+
+    Args:
+        model: the folder with the tokenizer of the run's model, which is used if the run has saved no tokenizer.
+    """
+    trajectory = reader.trajectory(summary.attempt)
+    tokens = None
+    if with_tokens and trajectory is not None:
+        records = {record.turn: record for record in reader.token_records(summary.attempt)}
+        tokenizer = read_tokenizer(folder, model)
+        tokens = tuple(
+            tuple(token_lines(turn, records.get(turn.index), token_texts(turn.action_ids, tokenizer)))
+            for turn in trajectory.turns
+        )
+    groups = int(reader.config().get("record_tokens", 0))
+    return AttemptReport(summary, trajectory, reader.siblings(summary.attempt), tokens, groups)
+
+
+def _message_json(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "text": message.text}
+
+
+def _turn_json(turn: Turn) -> dict[str, Any]:
+    return {
+        "turn": turn.index,
+        "parent": turn.parent,
+        "kind": turn.kind,
+        "finish_reason": turn.finish_reason,
+        "text": turn.action.text,
+        "calls": [_call_json(turn, index, call) for index, call in enumerate(turn.action.message.calls)],
+        "rewards": dict(turn.rewards),
+        "observation": [_message_json(message) for message in turn.observation],
+    }
+
+
+def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
+    result = turn.results[index] if index < len(turn.results) else None
+    return {
+        "name": call.name,
+        "arguments": encode_value(call.arguments),
+        "raw": call.raw,
+        "error": call.error or (result and result.error),
+        "result": None if result is None else parts_text(result.parts),
+        "seconds": None if result is None else result.seconds,
+        "rewards": dict(turn.call_rewards[index]) if index < len(turn.call_rewards) else {},
+    }
+
+
+def parts_text(parts: Sequence[ContentPart]) -> str:
+    """Return the text of a message or a result. A part that is no text is its type and the beginning of its hash."""
+    return "".join(f"[{part.mime} {part.sha256[:12]}]" if isinstance(part, Media) else part.text for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptText:
+    """The report of an attempt as text, for the width of the terminal."""
+
+    report: AttemptReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report = self.report
+        yield _head(report.summary)
+        yield _facts(report)
+        if report.trajectory is not None:
+            yield ""
+            yield _labelled((message.role, safe(parts_text(message.parts))) for message in report.trajectory.start)
+            yield from self._turns(report.trajectory, options.max_width)
+        yield Rule(Text(_group_title(report), "bold"), align="left", style="dim")
+        yield _siblings(report)
+
+    def _turns(self, trajectory: Trajectory, width: int) -> RenderResult:
+        tokens = self.report.tokens
+        largest = largest_advantage(line for lines in tokens or () for line in lines)
+        contexts = _context_lengths(trajectory.turns)
+        for turn in trajectory.turns:
+            yield Rule(Text(_turn_title(turn, contexts[turn.index]), "bold"), align="left", style="dim")
+            yield _labelled(_turn_lines(turn))
+            if tokens is not None and turn.action_ids:
+                yield token_table(len(turn.new_ids), tokens[turn.index], largest, width)
+        if tokens is not None and not self.report.summary.has_token_records:
+            yield Text(_no_records(self.report.record_tokens), "yellow")
+
+
+def _no_records(groups: int) -> str:
+    each = f"each step records the attempts of {groups} groups" if groups else "the run records no tokens"
+    return f"The numbers of the trainer are not known: {each} (--record_tokens {groups})."
+
+
+def _head(summary: AttemptSummary) -> Text:
+    reward = "" if summary.reward is None else f"  reward {number(summary.reward)}"
+    return Text.assemble((visible(str(summary.attempt)), "bold"), "  ", status_text(summary), (reward, "bold"))
+
+
+def _facts(report: AttemptReport) -> Table:
+    summary, trajectory = report.summary, report.trajectory
+    counted = {"turn": summary.turns, "token": summary.action_tokens, "call": summary.calls}
+    counts = ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for name, count in counted.items())
+    counts += f" ({summary.call_errors} with an error)" if summary.call_errors else ""
+    lines = [
+        ("fate", Text(_fate_text(summary))),
+        ("size", Text(f"{counts}, {duration(summary.seconds)}")),
+        ("weights", Text(f"version {summary.version}")),
+    ]
+    if summary.status_reason:
+        lines.insert(0, ("reason", safe(summary.status_reason, "red")))
+    if trajectory is not None:
+        lines.append(("rewards", _rewards(trajectory.rewards)))
+    return _labelled(lines)
+
+
+def _fate_text(summary: AttemptSummary) -> str:
+    if summary.fate is None:
+        return "pending: no update has used it yet"
+    text = f"{summary.fate} at step {summary.step}"
+    if summary.credit is not None:
+        text += f", advantages add up to {number(summary.credit, 3)}"
+    return f"{text}: {visible(summary.fate_reason)}" if summary.fate_reason else text
+
+
+def _rewards(rewards: Mapping[str, Any]) -> Text:
+    """Return the rewards by name in one line."""
+    text = Text()
+    for name, value in rewards.items():
+        values = value if isinstance(value, tuple) else (value,)
+        shown = "not computed" if value is None else ", ".join(number(one) for one in values)
+        total = math.fsum(one for one in values if one is not None)
+        style = "green" if total > 0 else "red" if total < 0 or value is None else "dim"
+        text.append("   " if text else "").append(f"{one_line(name, 60)} ").append(shown, style)
+    return text
+
+
+def _context_lengths(turns: Sequence[Turn]) -> list[int]:
+    """Return the number of tokens that the policy saw before each action."""
+    lengths: list[int] = []
+    for turn in turns:
+        before = 0 if turn.parent is None else lengths[turn.parent] + len(turns[turn.parent].action_ids)
+        lengths.append(before + len(turn.new_ids))
+    return lengths
+
+
+def _turn_title(turn: Turn, context: int) -> str:
+    parts = [f"turn {turn.index}", f"{len(turn.action_ids)} tokens after {context}", turn.finish_reason]
+    if turn.parent != (turn.index - 1 if turn.index else None):
+        parts.append("a new branch" if turn.parent is None else f"continues turn {turn.parent}")
+    parts += [turn.kind] if turn.kind != "act" else []
+    return " · ".join(parts)
+
+
+def _turn_lines(turn: Turn) -> Iterator[tuple[str, Text]]:
+    """Yield the label and the text of each line of a turn."""
+    text = turn.action.text
+    yield "policy", safe(text) if text else Text("(no text)", "dim")
+    calls = turn.action.message.calls
+    for index, call in enumerate(calls):
+        yield from _call_lines(turn, index, call)
+    answered = {call.id for call in calls[: len(turn.results)]}
+    for message in turn.observation:
+        if message.call_id is None or message.call_id not in answered:
+            yield message.role, safe(parts_text(message.parts))
+    if turn.rewards:
+        yield "reward", _rewards(turn.rewards)
+
+
+def _call_lines(turn: Turn, index: int, call: ToolCall) -> Iterator[tuple[str, Text]]:
+    result = turn.results[index] if index < len(turn.results) else None
+    if call.arguments is None:
+        arguments = one_line(call.raw, 300)
+    else:
+        arguments = ", ".join(
+            f"{one_line(name, 60)}={one_line(repr(value), 300)}" for name, value in call.arguments.items()
+        )
+    seconds = f"  {number(result.seconds, 2)} s" if result is not None and result.seconds else ""
+    yield "call", Text.assemble((one_line(call.name, 100), "bold cyan"), f"({arguments})", (seconds, "dim"))
+    error = call.error or (result.error if result is not None else None)
+    if error:
+        yield "  error", safe(error, "red")
+    if result is not None:
+        answers = (message for message in turn.observation if message.call_id == call.id)
+        shown = next(answers, None)  # what the policy saw, which can be shorter than the result
+        yield "  result", safe(parts_text(result.parts if shown is None else shown.parts))
+    if index < len(turn.call_rewards) and turn.call_rewards[index]:
+        yield "  reward", _rewards(turn.call_rewards[index])
+
+
+def _labelled(lines: Iterable[tuple[str, Text]]) -> Table:
+    """Return a table with a column of labels and a column of texts, which are wrapped."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(style="dim", width=LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
+    grid.add_column(overflow="fold")
+    for label, text in lines:
+        grid.add_row(Text(label), text)
+    return grid
+
+
+def _group_title(report: AttemptReport) -> str:
+    rewards = [sibling.reward for sibling in report.siblings if sibling.reward is not None]
+    mean = f", mean reward {number(math.fsum(rewards) / len(rewards), 3)}" if rewards else ""
+    return f"group {report.summary.attempt.group_id} · {len(report.siblings)} attempts{mean}"
+
+
+def _siblings(report: AttemptReport) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    header = ("", "attempt", "reward", "advantages", "turns", "tokens", "errors", "status")
+    for name in header:
+        grid.add_column(justify="right" if name in header[2:7] else "left", no_wrap=True)
+    grid.add_row(*(Text(name, "dim") for name in header))
+    for one in report.siblings:
+        current = one.attempt == report.summary.attempt
+        place = ".".join(map(str, one.attempt.sort_key))
+        counts = (str(one.turns), str(one.action_tokens), str(one.call_errors or ""))
+        cells = (">" if current else "", place, number(one.reward, 3), number(one.credit, 3), *counts)
+        grid.add_row(*cells, status_text(one), style="bold" if current else "")
+    return grid

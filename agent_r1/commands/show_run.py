@@ -1,0 +1,303 @@
+"""The report of a run: its settings and state, its attempts, its curves, and its last events."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.commands.terminal import ASCII_BLOCKS, BLOCKS, Curve, CurveTable, safe
+from agent_r1.store import RunReader
+from agent_r1.store.folder import run_argument
+from agent_r1.store.reader import RecordedEvent
+from agent_r1.store.results import read_results
+from agent_r1.store.writer import writing_process
+from agent_r1.tasksets import TASKSETS
+from agent_r1.viewer.catalog import RunSummary, read_curves, summarize_reader
+from agent_r1.viewer.panels import PANELS
+from agent_r1.viewer.settings import Setting, own_settings
+from agent_r1.viewer.text import duration, number, one_line
+
+MAX_EVENTS = 6
+_EVENTS_READ = 2000
+_RESULT_KINDS = frozenset({"tools", "validation", "table", "fingerprint", "checkpoint_saved"})
+"""Kinds of events that other lines of the report show, or that are data."""
+
+_STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
+
+_SIGNALS = ("SIGINT", "SIGTERM")
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """One validation: the share of right answers, with its 95 % interval if the run recorded the interval."""
+
+    step: int
+    em: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """All that ``agent-r1 show RUN`` shows.
+
+    Attributes:
+        state: complete, training, stopped (by a signal, or killed), or failed (by an error or a health check).
+        process: the process that writes the run, if there is one and the system names it.
+        seconds: from the start of the run to its last event, or until now while the run trains.
+        settings: the settings that differ from their defaults.
+        fates: the number of attempts by fate.
+        statuses: the number of attempts by status.
+        last: the last validation; None without validation.
+        best: the best validation.
+        best_checkpoint: the folder with the weights of the best validation, or None if it does not exist.
+        table: the results at the end of the run: the share of right answers by method and split.
+        curves: the metrics and timings by name.
+        events: the last warnings and other events, oldest first.
+        warnings: the number of warnings.
+    """
+
+    folder: Path
+    summary: RunSummary
+    state: str
+    process: int | None
+    seconds: float
+    settings: tuple[Setting, ...]
+    fates: Mapping[str, int]
+    statuses: Mapping[str, int]
+    last: Validation | None
+    best: Validation | None
+    best_checkpoint: Path | None
+    table: Mapping[str, Mapping[str, float]]
+    curves: Mapping[str, Curve]
+    events: tuple[RecordedEvent, ...]
+    warnings: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values. Numbers that are not finite become null."""
+        summary = self.summary
+        return {
+            "run": str(self.folder),
+            "state": self.state,
+            "detail": summary.detail,
+            "seconds": self.seconds,
+            "step": summary.step,
+            "steps": summary.steps,
+            "taskset": summary.taskset,
+            "model": summary.model,
+            "algorithm": summary.algorithm,
+            "settings": {setting.key: setting.value for setting in self.settings},
+            "attempts": summary.attempts,
+            "fates": dict(self.fates),
+            "statuses": dict(self.statuses),
+            "validation": {"last": self.last and asdict(self.last), "best": self.best and asdict(self.best)},
+            "best_checkpoint": None if self.best_checkpoint is None else str(self.best_checkpoint),
+            "table": {method: dict(cells) for method, cells in self.table.items()},
+            "curves": {name: finite_curve(curve) for name, curve in self.curves.items()},
+            "warnings": self.warnings,
+            "events": [{"time": event.time, "segment": event.segment, **asdict(event.event)} for event in self.events],
+        }
+
+
+def finite_curve(curve: Curve) -> dict[int, float | None]:
+    """Return a curve as JSON values: a number that is not finite becomes None."""
+    return {step: value if math.isfinite(value) else None for step, value in curve.items()}
+
+
+def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) -> RunReport:
+    """Return the report of a run. ``defaults`` are the defaults of the settings by dotted key."""
+    summary, curves = summarize_reader(folder.resolve().name, folder, reader), read_curves(reader)
+    events = reader.recent_events(_EVENTS_READ)
+    shown = [event for event in events if event.event.kind not in _RESULT_KINDS]
+    validations = list(_validations(reader, curves))
+    best = max(validations, key=lambda one: (one.em, one.step), default=None)
+    checkpoint = None if best is None else folder / "checkpoints" / f"step-{best.step}"
+    tables = list(read_results(reader, "table"))
+    return RunReport(
+        folder=folder,
+        summary=summary,
+        state=_state(summary),
+        process=writing_process(folder),
+        seconds=time.time() - reader.segments()[0].time if summary.state == "training" else summary.seconds,
+        settings=own_settings(reader.config(), {**defaults, "run": reader.config().get("run")}),
+        fates={str(fate): count for fate, count in reader.count_fates().items()},
+        statuses={status.value: count for status, count in reader.count_statuses().items()},
+        last=validations[-1] if validations else None,
+        best=best,
+        best_checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
+        table=_em_table(tables[-1]) if tables else {},
+        curves=curves,
+        events=tuple(shown[-MAX_EVENTS:]),
+        warnings=sum(event.event.kind == "warning" for event in events),
+    )
+
+
+def _state(summary: RunSummary) -> str:
+    if summary.state != "stopped":
+        return summary.state
+    return "failed" if summary.detail and summary.detail not in _SIGNALS else "stopped"
+
+
+def _validations(reader: RunReader, curves: Mapping[str, Curve]) -> Iterator[Validation]:
+    """Yield each validation, in the order of steps."""
+    cells = {cell["step"]: cell for cell in read_results(reader, "validation")}
+    for step, em in sorted(curves.get("validation_em", {}).items()):
+        cell = cells.get(step, {})
+        yield Validation(step, em, cell.get("low"), cell.get("high"))
+
+
+def _em_table(recorded: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return {
+        method: {split: float(cell["em"]) for split, cell in cells.items()}
+        for method, cells in recorded["table"].items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RunText:
+    """The report of a run as text, for the width of the terminal."""
+
+    report: RunReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _head(self.report)
+        yield ""
+        yield _facts(self.report)
+        if self.report.table:
+            yield ""
+            yield _results(self.report.table)
+        if self.report.curves:
+            yield _curves(self.report.curves, options.max_width, ASCII_BLOCKS if options.ascii_only else BLOCKS)
+        if self.report.events:
+            yield Text("Last events", "bold")
+            yield _events(self.report.events)
+        yield ""
+        yield _hints(self.report)
+
+
+def _head(report: RunReport) -> Text:
+    summary = report.summary
+    parts = [f"step {summary.step} of {summary.steps}", duration(report.seconds)]
+    if report.state == "training":
+        parts.append(f"process {report.process}")
+        parts.append(f"last record {duration(max(0.0, time.time() - summary.updated))} ago")
+    elif summary.detail:
+        parts.append(one_line(summary.detail))
+    text = Text.assemble((summary.name, "bold"), "  ", (report.state, f"bold {_STATES[report.state]}"))
+    return text.append_text(Text("  " + " · ".join(parts)))
+
+
+def _facts(report: RunReport) -> Table:
+    summary = report.summary
+    settings = "  ".join(f"{setting.key} {_value(setting.value)}" for setting in report.settings)
+    rows = {
+        "folder": str(report.folder),
+        "task set": summary.taskset,
+        "model": summary.model,
+        "algorithm": summary.algorithm,
+        "not default": settings or "nothing",
+        "attempts": f"{summary.attempts:,}: {_counts(report.fates)}",
+        "endings": _counts(report.statuses),
+        "validation": _validation_text(report),
+        "warnings": str(report.warnings) if report.warnings else "",
+    }
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    for name, text in rows.items():
+        if text:
+            grid.add_row(name, safe(text))
+    return grid
+
+
+def _value(value: Any) -> str:
+    return one_line(value if isinstance(value, str) else json.dumps(value), 60)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def _validation_text(report: RunReport) -> str:
+    last, best = report.last, report.best
+    if last is None or best is None:
+        return ""
+    text = f"EM {_with_interval(last)} at step {last.step}"
+    if best.step != last.step:
+        text += f", best {_with_interval(best)} at step {best.step}"
+    else:
+        text += ", the best"
+    return f"{text} ({report.best_checkpoint})" if report.best_checkpoint else text
+
+
+def _with_interval(validation: Validation) -> str:
+    if validation.low is None or validation.high is None:
+        return f"{validation.em:.3f}"
+    return f"{validation.em:.3f} ({validation.low:.2f}-{validation.high:.2f})"
+
+
+def _results(table: Mapping[str, Mapping[str, float]]) -> Table:
+    splits = list(dict.fromkeys(split for cells in table.values() for split in cells))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_row(Text("Results", "bold"), *(safe(split, "dim") for split in splits))
+    for method, cells in table.items():
+        values = (f"{cells[split]:.3f}" if split in cells else "" for split in splits)
+        grid.add_row(safe(f"  {method}"), *values)
+    return grid
+
+
+def _curves(curves: Mapping[str, Curve], width: int, blocks: str) -> RenderableType:
+    found = CurveTable(width, max(map(len, curves.values())), blocks)
+    for panel in PANELS:
+        selected = [(label, curve) for label, curve in panel.select(curves) if curve]
+        if selected:
+            found.add_panel(panel.title, panel.unit, selected)
+    return found.rendered()
+
+
+def _events(events: Sequence[RecordedEvent]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for event in events:
+        style = {"warning": "yellow", "stopped": "red", "completed": "green"}.get(event.event.kind, "")
+        clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+        grid.add_row(Text(f"  {clock}", "dim"), safe(event.event.kind, style), Text(one_line(event.event.detail, 400)))
+    return grid
+
+
+def _hints(report: RunReport) -> Text:
+    run = run_argument(report.folder)
+    lines = [f"agent-r1 show {run} --metric reward", f"agent-r1 show {run} --attempts", f"agent-r1 show {run} worst"]
+    if report.state in ("stopped", "failed"):
+        file = "" if report.summary.taskset in TASKSETS else "FILE.py "
+        lines.insert(0, f"agent-r1 train {file}--run {run} --resume")
+    return Text("\n".join(lines), "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricText:
+    """One curve as a table with a bar for each step, for the width of the terminal."""
+
+    name: str
+    curve: Curve
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        finite = [value for value in self.curve.values() if math.isfinite(value)]
+        low, high = min([0.0, *finite]), max([0.0, *finite])
+        room = max(10, min(60, options.max_width - 24))
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(justify="right")
+        grid.add_column(justify="right")
+        grid.add_row(Text("step", "dim"), safe(self.name, "bold"))
+        for step, value in self.curve.items():
+            share = (value - low) / (high - low) if math.isfinite(value) and high > low else 0.0
+            bar = ("#" if options.ascii_only else "█") * round(share * room)
+            grid.add_row(str(step), number(value, 6), Text(bar, "cyan"))
+        yield grid

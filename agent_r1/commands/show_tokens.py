@@ -1,0 +1,145 @@
+"""The numbers of each action token of a turn, as a table in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.token_record import TokenRecord
+from agent_r1.core.trajectory import Turn
+from agent_r1.viewer.text import visible
+
+NUMBERS = ("engine", "trainer", "gap", "advantage", "entropy", "value", "weight")
+"""The columns of numbers."""
+
+_IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "weight")
+"""The columns of numbers in the order in which a terminal that becomes wider shows them."""
+
+_NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH = 10, 38, 22
+
+_LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
+_RAISED = ("color(117)", "color(75)", "color(39)", "color(33)")
+"""The colors of negative and positive advantages, from small to large: orange and blue."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLine:
+    """One action token with its numbers. A number that is not known is None.
+
+    Attributes:
+        loss_mask: whether the policy loss includes the token.
+        engine: the log-probability in the engine that sampled the token.
+        trainer: the log-probability in the trainer before the update.
+        gap: trainer minus engine.
+        weight: the weight of the token in the policy loss.
+    """
+
+    id: int
+    text: str
+    loss_mask: bool | None
+    engine: float | None
+    trainer: float | None
+    gap: float | None
+    advantage: float | None
+    entropy: float | None
+    value: float | None
+    weight: float | None
+
+    def number(self, name: str) -> float | None:
+        """Return the number in the column ``name``."""
+        found: float | None = asdict(self)[name]
+        return found
+
+
+def token_lines(turn: Turn, record: TokenRecord | None, texts: Sequence[str]) -> Iterator[TokenLine]:
+    """Yield a line for each action token of a turn. ``texts`` are the texts of the tokens."""
+    unknown = (math.nan,) * len(turn.action_ids)
+    blank = TokenRecord(AttemptId("", "", 0, 0), turn.index, unknown, unknown, unknown, unknown)
+    known = record or blank
+    numbers = (known.logprobs, known.advantages, known.loss_weights, known.entropies, known.values or unknown)
+    for token_id, text, engine, trainer, advantage, weight, entropy, value in zip(
+        turn.action_ids, texts, turn.logprobs, *numbers, strict=True
+    ):
+        yield TokenLine(
+            id=token_id,
+            text=text,
+            loss_mask=None if math.isnan(weight) else weight != 0,
+            engine=_finite(engine),
+            trainer=_finite(trainer),
+            gap=_finite(trainer - engine),
+            advantage=_finite(advantage),
+            entropy=_finite(entropy),
+            value=_finite(value),
+            weight=_finite(weight),
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def largest_advantage(lines: Iterable[TokenLine]) -> float:
+    """Return the largest absolute advantage, by which the colors are scaled; 0 if no advantage is known."""
+    return max((abs(line.advantage) for line in lines if line.advantage is not None), default=0.0)
+
+
+def token_table(state_tokens: int, lines: Sequence[TokenLine], largest: float, width: int) -> Table:
+    """Return the table of the action tokens of a turn. The colors are the advantages.
+
+    Args:
+        state_tokens: the number of tokens of the state that the turn adds before its action.
+        largest: the advantage with the strongest color.
+    """
+    known = [name for name in _IMPORTANCE if any(line.number(name) is not None for line in lines)]
+    fitting = known[: max(1, (width - _OTHER_WIDTH) // _NUMBER_WIDTH)]
+    shown = [name for name in NUMBERS if name in fitting]
+    header = ("", "token", "id", "loss", *shown)
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for name in header:
+        is_text = name == "token"
+        grid.add_column(
+            justify="left" if is_text else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=_TEXT_WIDTH if is_text else None,
+            min_width=_NUMBER_WIDTH - 1 if name in shown else None,
+        )
+    grid.add_row(*(Text(name, "dim") for name in header))
+    grid.add_row("", Text(f"{state_tokens} tokens of state", "dim"), "", Text("0", "dim"))
+    for position, line in enumerate(lines):
+        style = "dim" if line.loss_mask is False else advantage_style(line.advantage, largest)
+        loss = "-" if line.loss_mask is None else str(int(line.loss_mask))
+        numbers = (Text(_format(line.number(name)), style if name == "advantage" else "") for name in shown)
+        grid.add_row(Text(str(position), "dim"), Text(_one_line(line.text), style), str(line.id), loss, *numbers)
+    return grid
+
+
+def advantage_style(advantage: float | None, largest: float) -> str:
+    """Return the color of an advantage; "" for 0 and for an advantage that is not known."""
+    if not advantage or not largest:
+        return ""
+    level = min(3, int(4 * abs(advantage) / largest))
+    return (_RAISED if advantage > 0 else _LOWERED)[level]
+
+
+def _format(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if abs(value) >= 5e-4 or value == 0 else f"{value:.1e}"
+
+
+def _one_line(text: str) -> str:
+    """Return the text of a token in one line, in which line ends and spaces at the ends are visible."""
+    line = visible(text).replace("\n", "↵").replace("\t", "⇥")
+    return line.replace(" ", "␣") if line != line.strip() or not line else line
+
+
+def tokens_json(lines: Iterable[TokenLine]) -> list[dict[str, Any]]:
+    """Return the lines as JSON values."""
+    return [asdict(line) for line in lines]

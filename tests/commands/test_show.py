@@ -1,0 +1,336 @@
+"""`agent-r1 show` in a terminal: what it says of a run and of an attempt, which names it takes, and that no text of a
+trajectory controls the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_runs import record_all
+from shown_runs import CONFIG, HOSTILE, attempt_id, make_trajectory, step_events, write_run
+
+from agent_r1.cli import main
+from agent_r1.core.events import (
+    AttemptStarted,
+    Event,
+    LogEvent,
+    PolicyPublished,
+)
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Group, Status
+from agent_r1.core.weights import PolicyVersion
+from agent_r1.data.training_sample import Excluded, describe_status
+from agent_r1.store import create_run
+from agent_r1.store.folder import run_argument
+from agent_r1.training.monitor.circuit_breaker import CircuitBreaker
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder ``runs`` with a complete run ``demo`` and the run ``hostile``, whose texts are HOSTILE."""
+    runs = tmp_path_factory.mktemp("show") / "runs"
+    write_run(runs / "demo", LogEvent("completed", "3 steps in 1.0 s"))
+    write_run(runs / "hostile", LogEvent("stopped", f"OSError: {HOSTILE}"), steps=1, text=HOSTILE)
+    return runs
+
+
+@dataclass(frozen=True)
+class Shown:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """The output with single spaces, as if no line had been wrapped."""
+        return " ".join(self.out.split())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out.splitlines()[-1], parse_constant=pytest.fail)
+        return found
+
+
+Show = Callable[..., Shown]
+
+
+@pytest.fixture
+def show(written: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Show:
+    """``show("demo", "--attempts", width=80)`` returns the result of ``agent-r1 show demo --attempts``."""
+    monkeypatch.chdir(written.parent)
+
+    def call(*arguments: str, width: int = 120) -> Shown:
+        monkeypatch.setenv("COLUMNS", str(width))
+        capfd.readouterr()
+        code = main(["show", *arguments])
+        return Shown(code, *capfd.readouterr())
+
+    return call
+
+
+def test_a_run_is_summarized(show: Show) -> None:
+    shown = show("demo")
+    assert (shown.code, shown.err) == (0, "")
+    for part in (
+        "demo complete step 3 of 3",
+        "task set films",
+        "algorithm grpo",
+        "attempts 36: 33 trained, 3 dropped",
+        "endings 33 completed, 3 engine failed",
+        "validation EM 0.750 (0.10-0.90) at step 3, the best",
+        "warnings 3",
+        "completed 3 steps in 1.0 s",
+        "agent-r1 show demo worst",
+    ):
+        assert part in shown.words
+
+
+def test_each_curve_has_a_sparkline_with_first_last_smallest_and_largest_value(show: Show) -> None:
+    lines = {line.split()[0]: line.split()[1:] for line in show("demo").out.splitlines() if "█" in line}
+    assert lines["em"][0] in ("▁▄█", "▁▅█") and lines["return"][1:] == ["0.25", "0.75", "0.25", "0.75"]
+    assert lines["Entropy"][-5:] == ["▁", "1", "0.333", "0.333", "1"]  # "█ ▁": step 2 is not a number
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "resumes"),
+    [
+        ([LogEvent("stopped", "SIGINT")], "stopped", True),
+        ([LogEvent("stopped", "RunStopped: too many failed")], "failed", True),
+        ([], "stopped", True),
+        ([LogEvent("completed", "3 steps")], "complete", False),
+    ],
+)
+def test_the_state_says_how_the_run_ended(
+    ending: list[Event], state: str, resumes: bool, tmp_path: Path, show: Show
+) -> None:
+    write_run(tmp_path / "run", *ending)
+    shown = show(str(tmp_path / "run"))
+    assert f"run {state} step 3 of 3" in shown.words
+    assert (f"FILE.py --run {tmp_path}/run --resume" in shown.words) == resumes
+
+
+def test_a_run_that_is_being_written_is_shown(tmp_path: Path, show: Show) -> None:
+    with closing(create_run(tmp_path / "run", CONFIG)) as writer:
+        assert "step 0 of 3" in show(str(tmp_path / "run")).words
+        record_all(writer, [PolicyPublished(PolicyVersion(0, 0, "begin"))], step_events(1, "Bruno"))
+        started = AttemptStarted(attempt_id(2, 0), "train", 1)
+        record_all(writer, [started])
+        shown, attempt = show(str(tmp_path / "run")), show(str(tmp_path / "run"), "20.0")
+    assert "training step 1 of 3" in shown.words and "1 pending" in shown.words
+    assert "in progress" in attempt.words and "no update has used it yet" in attempt.words
+
+
+def test_a_metric_is_a_table_of_steps(show: Show) -> None:
+    assert re.findall(r"(\d) +(\S+)", show("demo", "--metric", "reward").out) == [
+        ("1", "0.25"),
+        ("2", "0.5"),
+        ("3", "0.75"),
+    ]
+    assert show("demo", "--metric", "entropy", "--json").data["curve"] == {"1": 1.0, "2": None, "3": 1 / 3}
+
+
+def listed(shown: Shown) -> list[str]:
+    return [summary["attempt"] for summary in shown.data["attempts"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--status", "engine_failed", "--sort", "started"], ["10.11", "20.11", "30.11"]),
+        (["--fate", "dropped", "--step", "2"], ["20.11"]),
+        (["--reward_below", "2.5", "--step", "3", "--sort", "reward"], ["30.0", "30.1"]),
+        (["--task", "style-a/2", "--sort", "-reward", "--limit", "2"], ["20.10", "20.9"]),
+        (["--text", "GONE", "--step", "1"], ["10.11"]),
+    ],
+)
+def test_attempts_are_filtered_sorted_and_limited(show: Show, options: list[str], expected: list[str]) -> None:
+    found = listed(show("demo", "--attempts", "--json", *options))
+    assert [name.split(":")[1].removesuffix(".0") for name in found] == expected
+
+
+def test_a_list_of_attempts_says_how_many_there_are(show: Show) -> None:
+    shown = show("demo", "--attempts", "--step", "1", "--limit", "5", width=80)
+    assert shown.out.count("style-a/1") == 5 and "5 of 12 attempts" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("demo:20.3.0:style-a/2", "20.3.0"),
+        ("20.3.0:style-a/2", "20.3.0"),
+        ("20.3", "20.3.0"),
+        ("20.1", "20.1.0"),  # and not 20.10 or 20.11
+        ("20.10", "20.10.0"),
+        ("best", "30.10.0"),
+        ("worst", "30.0.0"),
+        ("failed", "30.11.0"),
+        ("longest", "10.0.0"),
+        ("last", "30.11.0"),
+    ],
+)
+def test_an_attempt_is_named_by_its_id_its_beginning_or_a_word(show: Show, name: str, found: str) -> None:
+    assert show("demo", name, "--json").data["attempt"].split(":")[1] == found
+
+
+def test_conditions_apply_to_words(show: Show) -> None:
+    assert show("demo", "best", "--step", "1", "--json").data["attempt"] == "demo:10.10.0:style-a/1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nothing"], "run: got nothing, but there is no folder runs/nothing; "),
+        (["dema"], "did you mean 'demo'?"),
+        (["demo", "99.1"], "attempt: got '99.1', which is no attempt of runs/demo; give an id"),
+        (["demo", "20."], "which several ids begin with: 20.0.0:style-a/2, 20.1.0:style-a/2"),
+        (["demo", "failed", "--step", "7"], "attempt: got failed, but runs/demo has no such attempt; list"),
+        (["demo", "--metric", "rewrd"], "metric: got 'rewrd'; did you mean 'reward'? there are: reward, reward/em"),
+        (["demo", "20.1", "--attempts"], "give one of ATTEMPT, --metric and --attempts"),
+        (["demo", "--tokens"], "name one: 'agent-r1 show RUN ATTEMPT --tokens'"),
+        (["demo", "--attempts", "--sort", "colour"], "Invalid value for '--sort'"),
+        (["demo", "--attempts", "--status", "bad"], "Invalid value for '--status'"),
+        (["demo\0"], "run: got"),
+    ],
+)
+def test_bad_names_are_one_line(show: Show, arguments: list[str], line: str) -> None:
+    shown = show(*arguments)
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert line in shown.err
+
+
+def test_a_run_of_another_schema_is_one_line(written: Path, show: Show, tmp_path: Path) -> None:
+    shutil.copytree(written / "demo", tmp_path / "old")
+    with closing(sqlite3.connect(tmp_path / "old/run.db")) as connection, connection:
+        connection.execute("UPDATE meta SET value = 5 WHERE key = 'schema'")
+    shown = show(str(tmp_path / "old"))
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1) and "which is older" in shown.err
+
+
+def test_a_conversation_has_calls_with_results_rewards_and_the_group(show: Show) -> None:
+    words = show("demo", "20.0").words
+    for part in (
+        "demo:20.0.0:style-a/2 completed reward -0.5",
+        "trained at step 2, advantages add up to -5",
+        "2 turns, 4 tokens, 1 call (1 with an error)",
+        "rewards em 0",
+        "user Who rules Bruno?",
+        "turn 0 · 2 tokens after 3 · stop",
+        "policy I look up Bruno",
+        "call search(query='Bruno') 0.25 s",
+        "error timed out: Bruno",
+        "result Alba : capital Bruno .",
+        "reward found 0",
+        "user go on Bruno",
+        "turn 1 · 2 tokens after 6 · stop",
+        "reward format -0.5",
+        "group 20 · 12 attempts, mean reward 9.5",
+        "> 20.0.0 -0.5 -5 2 4 1 completed",
+        "20.11.0 \N{EN DASH} \N{EN DASH} 0 0 engine failed",
+    ):
+        assert part in words
+
+
+def test_a_failed_attempt_has_its_reason(show: Show) -> None:
+    words = show("demo", "failed").words
+    assert "30.11.0:style-a/3 engine failed reason gone Bruno" in words
+    assert "dropped at step 3: engine_failed: gone Bruno" in words
+
+
+def test_tokens_have_the_numbers_of_engine_and_trainer(show: Show) -> None:
+    lines = [line.split() for line in show("demo", "10.0", "--tokens", width=140).out.splitlines()]
+    header = ["token", "id", "loss", "engine", "trainer", "gap", "advantage", "entropy", "value", "weight"]
+    assert header in lines
+    first = ["0", "⟨9⟩", "9", "1", "-0.5000", "-0.5000", "0.0000", "0.7500", "1.2500", "0.3000", "0.5000"]
+    second = ["1", "⟨2⟩", "2", "0", "-0.2500", "-", "-", "-0.1250", "2.5000", "0.4000", "0.0000"]
+    assert first in lines and second in lines
+    narrow = show("demo", "10.0", "--tokens", width=80).out
+    assert "advantage" in narrow and "gap" in narrow and "entropy" not in narrow
+
+
+def test_tokens_without_a_record_have_the_numbers_of_the_engine(show: Show) -> None:
+    words = show("demo", "10.1", "--tokens").words
+    assert "0 ⟨9⟩ 9 - -0.5000" in words
+    assert "not known: each step records the attempts of 1 groups (--record_tokens 1)" in words
+
+
+def test_a_word_with_tokens_names_an_attempt_with_a_record(show: Show) -> None:
+    assert show("demo", "best", "--tokens", "--json").data["attempt"] == "demo:30.0.0:style-a/3"
+
+
+def test_the_json_of_an_attempt_has_all_texts_and_numbers(show: Show) -> None:
+    data = show("demo", "10.0", "--tokens", "--json").data
+    assert (data["status"], data["fate"], data["reward"], data["rewards"]) == (
+        "completed",
+        "trained",
+        -0.5,
+        {"em": 0.0},
+    )
+    [call] = data["turns"][0]["calls"]
+    assert (call["name"], call["arguments"], call["error"]) == ("search", {"query": "Bruno"}, "timed out: Bruno")
+    [first, second] = data["turns"][0]["tokens"]
+    assert (first["id"], first["loss_mask"], first["trainer"], first["gap"]) == (9, True, -0.5, 0.0)
+    assert (second["loss_mask"], second["trainer"], second["advantage"]) == (False, None, -0.125)
+    assert len(data["siblings"]) == 12
+
+
+def test_the_json_of_a_run_has_its_curves_and_counts(show: Show) -> None:
+    data = show("demo", "--json").data
+    assert (data["state"], data["step"], data["fates"]) == ("complete", 3, {"trained": 33, "dropped": 3})
+    assert data["curves"]["entropy"] == {"1": 1.0, "2": None, "3": 1 / 3}
+    assert data["validation"]["best"] == {"step": 3, "em": 0.75, "low": 0.1, "high": 0.9}
+
+
+VIEWS = [
+    [],
+    ["--metric", "reward"],
+    ["--attempts"],
+    ["10.0"],
+    ["10.0", "--tokens"],
+    ["failed"],
+    ["10.0", "--json"],
+    ["--attempts", "--json"],
+    ["--json"],
+]
+
+
+def controls(text: str) -> Iterator[str]:
+    """Yield the characters of a text that can control a terminal, or that change the direction of the text."""
+    return (char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Cs") and char != "\n")
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=" ".join)
+def test_hostile_texts_do_not_control_the_terminal(show: Show, view: list[str]) -> None:
+    shown = show("hostile", *view)
+    assert shown.code == 0 and list(controls(shown.out)) == []
+
+
+def test_hostile_texts_stay_readable(show: Show) -> None:
+    words = show("hostile", "10.0").words
+    assert "␛[2J␛]0;owned␇⟨U+009B⟩31m⟨U+202E⟩gnp⟨U+200B⟩" in words and "[bold]markup[/bold]" in words
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("view", [view for view in VIEWS if "--json" not in view], ids=" ".join)
+def test_lines_fit_the_terminal(show: Show, view: list[str], width: int) -> None:
+    shown = show("demo", *view, width=width)
+    assert shown.code == 0 and max(map(len, shown.out.splitlines())) <= width
+
+
+def test_the_diagnosis_of_a_stopped_run_names_a_command_that_shows_the_attempt(written: Path, show: Show) -> None:
+    failed = replace(make_trajectory(2, 11), status=Status.ENGINE_FAILED, reason="gone Bruno")
+    group = Group(20, Task("style-a/2", (Message.user("?"),), {}), (failed,) * 4)
+    breaker = CircuitBreaker(0.5, window=4, run=run_argument(written / "demo"))
+    diagnosis = breaker.record(group, [Excluded(failed.attempt, describe_status(failed))] * 4)
+    assert diagnosis is not None
+    [(run, attempt)] = re.findall(r"agent-r1 show (\S+) (\S+)", diagnosis)
+    assert "engine failed reason gone Bruno" in show(run, attempt).words
