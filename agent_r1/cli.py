@@ -25,6 +25,7 @@ from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
 from agent_r1.commands.training import evaluate, train
 from agent_r1.commands.verify import verify
+from agent_r1.commands.view import view
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten
 from agent_r1.core.redaction import redact
 from agent_r1.core.suggest import suggest
@@ -78,7 +79,7 @@ def cli() -> None:
     """Train LLM agents end to end by reinforcement learning."""
 
 
-for _command in (train, evaluate, check, play, show, verify, tasksets, algorithms, retriever, serve):
+for _command in (train, evaluate, check, play, show, verify, view, tasksets, algorithms, retriever, serve):
     cli.add_command(_command)
 
 

@@ -33,7 +33,8 @@ SEES = {
         *("algorithms", "trainer", "rollout", "retrieval", "gateway", "tasksets", "config", "trackers"),
     },
     "config": {"core"},
-    "commands": {"core", "store", "algorithms", "tasksets", "retrieval", "training", "config"},
+    "viewer": {"core", "store"},
+    "commands": {"core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "config"},
     "cli": {"core", "commands", "config"},
     "__init__": {"core", "envs", "tools", "rewards", "training", "config"},
 }

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agent_r1.model.llama_gguf import convert_llama
-
 Kind = Literal["model", "encoder"]
 """A causal language model or a sentence encoder, each with its tokenizer."""
 
@@ -18,6 +16,13 @@ def unzip(file: Path, folder: Path) -> None:
     """Write the files of a zip archive into ``folder``."""
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
+
+
+def convert_llama(file: Path, folder: Path) -> None:
+    """Convert a GGUF file of a Llama model to a Hugging Face folder."""
+    from agent_r1.model import llama_gguf  # imported here, because the module imports torch
+
+    llama_gguf.convert_llama(file, folder)
 
 
 @dataclass(frozen=True, slots=True)

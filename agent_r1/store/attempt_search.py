@@ -80,15 +80,16 @@ def read_page(
         ids = list(islice(rows, limit + 1))
         found = _summaries(connection, ids[:limit])
         return AttemptPage(found, found[-1].attempt if len(ids) > limit else None)
-    ids, searched, last = [], 0, None
+    ids, searched = [], 0
+    last: AttemptId | None = None
     contains, end = _text_matcher(listed.text), time.monotonic() + SEARCH_SECONDS
     for searched, row_id in enumerate(rows, start=1):
         if any(contains(text) for text in _texts(connection, row_id)):
             ids.append(row_id)
         if len(ids) == limit or (searched >= SEARCHED_AT_LEAST and time.monotonic() > end):
-            (last,) = _summaries(connection, [row_id])
+            last = _summaries(connection, [row_id])[0].attempt
             break
-    return AttemptPage(_summaries(connection, ids), last and last.attempt, searched)
+    return AttemptPage(_summaries(connection, ids), last, searched)
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:

@@ -1,0 +1,92 @@
+"""The command ``view``, which shows runs in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from pydantic_core import PydanticUndefined
+
+from agent_r1.config import iter_fields
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
+from agent_r1.model.names import NAMED_MODELS
+from agent_r1.store import run_folder
+from agent_r1.training.config import TrainConfig
+
+DEFAULT_PORT = 8765
+RUNS = Path("runs")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]..")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any free port."
+)
+@click.option("--open/--no-open", "opens", default=False, help="Open the page in the browser. [default: --no-open]")
+def view(runs: Sequence[str], port: int, opens: bool) -> None:
+    """Show runs in a browser, also while they train. RUN is a name in runs/, a folder of a run, or a folder of runs.
+
+    Without RUN, all runs in runs/ are shown. The page is served on this machine only, to browsers with the token in
+    the printed address.
+    """
+    from agent_r1.viewer import Catalog, ViewerServer, create_app
+
+    catalog = Catalog([_folder(run) for run in runs] or [RUNS])
+    server = ViewerServer(create_app(catalog, default_settings(), find_model), port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: server.stop())
+    print(f"{len(catalog.runs())} runs at {server.url}")
+    print("Stop with Ctrl-C. From another machine: ssh -L", f"{server.port}:127.0.0.1:{server.port} HOST", flush=True)
+    if opens:
+        webbrowser.open(server.url)
+    server.run()
+
+
+def _folder(run: str) -> Path:
+    """Return the folder that RUN names. Raises InvalidInput if it holds no run."""
+    from agent_r1.viewer import Catalog
+
+    folder = run_folder(run)
+    if os.path.isdir(run) and not os.path.isdir(folder):
+        folder = Path(run)
+    if not Catalog([folder]).runs():
+        there = sorted(Catalog([RUNS]).runs())
+        do = f"{suggest(run, there)} give the name of a run in runs/, or a folder with runs".strip()
+        raise InvalidInput("run", got=f"{run}, which holds no run", do=do)
+    return folder
+
+
+def default_settings() -> Mapping[str, Any]:
+    """Return the default of each setting of a training run by its dotted key, as JSON values.
+
+    The parameters of algorithms are not included, because reading them imports torch.
+    """
+    defaults = {}
+    for key, field in iter_fields(TrainConfig):
+        value = field.get_default(call_default_factory=True)
+        if value is not PydanticUndefined and key != "algorithm":
+            defaults[key] = json.loads(json.dumps(value, default=str))
+    return defaults
+
+
+def find_model(name: str) -> Path | None:
+    """Return the folder of a model on this machine, without any download; None if there is none."""
+    source = NAMED_MODELS.get(name)
+    if isinstance(source, Path):
+        return source
+    if os.path.isdir(name):
+        return Path(name)
+    try:
+        found = try_to_load_from_cache(name, "tokenizer.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None

@@ -1,0 +1,288 @@
+"""The pages of the viewer as a Starlette application. Each request opens the runs it needs, read-only."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.trajectory import Status
+from agent_r1.store import AttemptFilter, RunReader
+from agent_r1.store.attempt_list import AttemptSummary
+from agent_r1.store.attempt_search import AttemptPage
+from agent_r1.viewer import text
+from agent_r1.viewer.attempt_page import Conversation, RecordedAttempt, make_conversation, shared_scales
+from agent_r1.viewer.catalog import Catalog, opened, read_curves, summarize, summarize_reader
+from agent_r1.viewer.panels import draw_comparison, draw_other, draw_run
+from agent_r1.viewer.settings import algorithm_settings, differing_settings, own_settings
+from agent_r1.viewer.table import FATES, ORDERS, PAGE, TableQuery
+from agent_r1.viewer.tokens import Scale, read_tokenizer
+
+log = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+STATIC: Mapping[str, str] = {"style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
+"""The static files, by name, with their types. No other file is served."""
+
+MAX_COMPARED = 8
+"""The largest number of runs, or of attempts, side by side."""
+
+MAX_SCALED = 32
+"""The largest number of attempts of a group that are read for the scale of advantages."""
+
+COLUMN_TEXT = 4000
+"""The largest number of characters of a text if attempts stand side by side."""
+
+MAX_EVENTS = 200
+
+Settings = Mapping[str, Any]
+
+FindModel = Callable[[str], Path | None]
+"""Returns the folder of a model on this machine, by the name in the settings of a run."""
+
+
+class Viewer:
+    """The pages. Each method that takes a request answers one kind of page.
+
+    Args:
+        defaults: the default of each setting by its dotted key; settings that are missing are always shown.
+        find_model: finds the tokenizer of a run that has no checkpoint yet.
+    """
+
+    def __init__(self, catalog: Catalog, defaults: Settings, find_model: FindModel) -> None:
+        self._catalog, self._defaults, self._find_model = catalog, defaults, find_model
+        self._static = {name: HERE.joinpath("static", name).read_bytes() for name in STATIC}
+        self._pages = _environment()
+        self._read_tokenizer = lru_cache(maxsize=8)(read_tokenizer)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self.runs),
+            Route("/compare", self.compare),
+            Route("/revision", self.revision),
+            Route("/run/{run}", self.run),
+            Route("/run/{run}/attempts", self.attempts),
+            Route("/run/{run}/attempt/{attempt:path}", self.attempt),
+            Route("/run/{run}/group/{group:int}", self.group),
+            Route("/static/{name}", self.static),
+        ]
+
+    def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            raise HTTPException(404, "there is no such file")
+        return Response(self._static[name], media_type=STATIC[name])
+
+    def revision(self, request: Request) -> Response:
+        """Answer with a text that changes when one of the runs in the query changes, or the list of runs if none."""
+        runs = self._catalog.runs()
+        chosen = [run for run in request.query_params.getlist("run")[:MAX_COMPARED] if run in runs]
+        parts = []
+        for name in chosen or runs:
+            try:
+                with opened(runs[name]) as reader:
+                    parts.append(f"{name}:{reader.revision()}")
+            except (InvalidInput, sqlite3.Error):
+                parts.append(f"{name}:-")
+        return PlainTextResponse(" ".join(parts))
+
+    def runs(self, request: Request) -> Response:
+        summaries = [summarize(name, folder) for name, folder in self._catalog.runs().items()]
+        return self._page("runs.html", summaries=summaries, places=self._catalog.places)
+
+    def run(self, request: Request) -> Response:
+        name, folder = self._find(request)
+        with opened(folder) as reader:
+            curves, config = read_curves(reader), reader.config()
+            return self._page(
+                "run.html",
+                summary=summarize_reader(name, folder, reader),
+                charts=draw_run(curves),
+                others=draw_other(curves),
+                settings=own_settings(config, self._defaults),
+                algorithm=algorithm_settings(config),
+                statuses=reader.count_statuses(),
+                fates=reader.count_fates(),
+                events=list(reversed(reader.recent_events(MAX_EVENTS))),
+                segments=reader.segments(),
+            )
+
+    def compare(self, request: Request) -> Response:
+        runs = self._catalog.runs()
+        chosen = list(dict.fromkeys(run for run in request.query_params.getlist("run") if run in runs))[:MAX_COMPARED]
+        summaries, curves, configs = [], {}, {}
+        for name in chosen:
+            with opened(runs[name]) as reader:
+                summaries.append(summarize_reader(name, runs[name], reader))
+                curves[name], configs[name] = read_curves(reader), reader.config()
+        return self._page(
+            "compare.html",
+            summaries=summaries,
+            charts=draw_comparison(curves),
+            settings=differing_settings(configs),
+            names=list(runs),
+        )
+
+    def attempts(self, request: Request) -> Response:
+        name, folder = self._find(request)
+        query = TableQuery.read(request.query_params)
+        with opened(folder) as reader:
+            last = self._summary(reader, query.after).attempt if query.after else None
+            found = reader.page_attempts(query.listed, after=last, limit=PAGE)
+            return self._page(
+                "attempts.html",
+                run=name,
+                query=query,
+                found=found,
+                total=sum(reader.count_fates().values()),
+                statuses=list(Status),
+                fates=FATES,
+                orders=ORDERS,
+            )
+
+    def attempt(self, request: Request) -> Response:
+        name, folder = self._find(request)
+        query = TableQuery.read(request.query_params)
+        with opened(folder) as reader:
+            summary = self._summary(reader, request.path_params["attempt"])
+            whole = "whole" in request.query_params
+            most = text.MAX_WHOLE if whole else text.MAX_SHOWN
+            siblings = reader.siblings(summary.attempt)
+            scales, (conversation,) = self._conversations(folder, reader, [summary], siblings, most)
+            before = reader.page_attempts(query.listed, after=summary.attempt, limit=1, backwards=True)
+            after = reader.page_attempts(query.listed, after=summary.attempt, limit=1)
+            return self._page(
+                "attempt.html",
+                run=name,
+                query=query,
+                one=summary,
+                conversation=conversation,
+                scales=scales,
+                siblings=siblings,
+                before=_first(before),
+                after=_first(after),
+                whole=whole,
+                coloring=request.query_params.get("color", ""),
+            )
+
+    def group(self, request: Request) -> Response:
+        name, folder = self._find(request)
+        with opened(folder) as reader:
+            where = AttemptFilter(group_id=request.path_params["group"])
+            found = reader.list_attempts(where, limit=200)
+            if not found:
+                raise HTTPException(404, f"there is no group {where.group_id} in this run")
+            wanted = request.query_params.getlist("show")
+            chosen = [one for one in found if f"{one.attempt.sample_index}.{one.attempt.retry}" in wanted][
+                :MAX_COMPARED
+            ]
+            shown = chosen or best_and_worst(found)
+            scales, conversations = self._conversations(folder, reader, shown, found, COLUMN_TEXT)
+            columns = list(zip(shown, conversations, strict=True))
+            return self._page("group.html", run=name, group=where.group_id, found=found, columns=columns, scales=scales)
+
+    def _find(self, request: Request) -> tuple[str, Path]:
+        name = request.path_params["run"]
+        folder = self._catalog.runs().get(name)
+        if folder is None:
+            raise HTTPException(404, "there is no run of this name")
+        return name, folder
+
+    def _summary(self, reader: RunReader, path: str) -> AttemptSummary:
+        summary = reader.find_attempt(path)
+        if summary is None:
+            raise HTTPException(404, "there is no attempt of this name, or it was superseded")
+        return summary
+
+    def _conversations(
+        self,
+        folder: Path,
+        reader: RunReader,
+        shown: Sequence[AttemptSummary],
+        group: Sequence[AttemptSummary],
+        most: int,
+    ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
+        """Return the scales of a group, and the conversation of each attempt; None if the attempt has not ended."""
+        tokenizer = self._read_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
+        recorded: list[RecordedAttempt | None] = []
+        for one in shown:
+            trajectory = reader.trajectory(one.attempt)
+            records = reader.token_records(one.attempt)
+            recorded.append(None if trajectory is None else RecordedAttempt(trajectory, records))
+        with_records = [one.attempt for one in group if one.has_token_records][:MAX_SCALED]
+        of_group = [record for attempt in with_records for record in reader.token_records(attempt)]
+        scales = shared_scales(filter(None, recorded), of_group)
+        return scales, [None if one is None else make_conversation(one, scales, tokenizer, most) for one in recorded]
+
+    def _page(self, template: str, **values: Any) -> Response:
+        return HTMLResponse(self._pages.get_template(template).render(now=time.time(), **values))
+
+
+def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> Starlette:
+    """Return the application that shows the runs of ``catalog``. It must run behind a Guard."""
+    viewer = Viewer(catalog, defaults, find_model)
+    app = Starlette(routes=viewer.routes())
+    pages = _environment()
+
+    def refuse(status: int, line: str) -> Response:
+        page = pages.get_template("error.html").render(status=status, line=line, now=time.time())
+        return HTMLResponse(page, status)
+
+    app.add_exception_handler(HTTPException, lambda _, error: refuse(error.status_code, error.detail))
+    app.add_exception_handler(InvalidInput, lambda _, error: refuse(422, str(error)))
+    app.add_exception_handler(sqlite3.Error, lambda _, error: refuse(422, f"the database cannot be read: {error}"))
+    return app
+
+
+def _first(page: AttemptPage) -> AttemptId | None:
+    return page.attempts[0].attempt if page.attempts else None
+
+
+def attempt_path(attempt: AttemptId) -> str:
+    """Return the name of an attempt in addresses: its id without the name of the run.
+
+    Example:
+        >>> attempt_path(AttemptId("demo", "style-a/7", 3, 0))
+        '3.0.0:style-a/7'
+    """
+    return str(attempt).removeprefix(f"{attempt.run}:")
+
+
+def best_and_worst(group: Sequence[AttemptSummary]) -> list[AttemptSummary]:
+    """Return the two attempts with the highest return and the two with the lowest, in the order of the group."""
+    known = sorted((one for one in group if one.reward is not None), key=lambda one: one.reward or 0.0)
+    chosen = {one.attempt for one in [*known[:2], *known[-2:]]} or {one.attempt for one in group[:4]}
+    return [one for one in group if one.attempt in chosen]
+
+
+def _environment() -> Environment:
+    pages = Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    pages.filters |= {
+        "number": text.number,
+        "duration": text.duration,
+        "line": text.one_line,
+        "visible": text.visible,
+        "path": lambda value: quote(str(value), safe="", errors="backslashreplace"),
+        "attempt_path": attempt_path,
+        "ago": lambda then, now: text.duration(max(0.0, now - then)),
+        "clock": lambda then: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(then)),
+        "setting": lambda value: text.one_line(text.as_json(value) if isinstance(value, list | dict) else value, 500),
+    }
+    pages.globals |= {"urlencode": urlencode}
+    return pages

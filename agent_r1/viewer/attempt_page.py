@@ -1,0 +1,232 @@
+"""The page of one attempt: its conversation with tokens, tools and rewards, its branches, and its group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from agent_r1.core.messages import Media, Message, Text, ToolCall
+from agent_r1.core.token_record import TokenRecord
+from agent_r1.core.tool import ToolResult
+from agent_r1.core.trajectory import Trajectory, Turn
+from agent_r1.viewer.text import MAX_SHOWN, as_json, number, shortened, visible
+from agent_r1.viewer.tokens import Scale, Token, TokenFigures, figures_of, make_scales, make_tokens, token_texts
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward as the page shows it. ``sign`` is "plus", "minus" or "zero"."""
+
+    name: str
+    value: str
+    sign: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageText:
+    role: str
+    text: str
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallView:
+    """A tool call with its result. ``arguments`` are pairs of a name and a text.
+
+    Attributes:
+        error: why the call could not be parsed, or the kind of the tool's error; "" if the call succeeded.
+        raw: what the policy wrote, if the arguments could not be parsed.
+    """
+
+    name: str
+    arguments: tuple[tuple[str, str], ...]
+    raw: str
+    error: str
+    result: str | None
+    seconds: str
+    rewards: tuple[Reward, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A turn on the page.
+
+    Attributes:
+        depth: how many branches lie between this turn and the first one; it indents the outline.
+        tokens: the action, token by token.
+        hidden_tokens: the number of action tokens that are left out.
+        context: the number of tokens that the policy saw.
+    """
+
+    index: int
+    parent: int | None
+    kind: str
+    branch: int
+    finish_reason: str
+    versions: str
+    context: int
+    num_tokens: int
+    tokens: tuple[Token, ...]
+    hidden_tokens: int
+    text: str
+    reasoning: str
+    rewards: tuple[Reward, ...]
+    calls: tuple[CallView, ...]
+    observation: tuple[MessageText, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The conversation of an attempt.
+
+    Attributes:
+        branches: the number of branches of the trajectory tree; 1 if the context was only appended to.
+    """
+
+    start: tuple[MessageText, ...]
+    turns: tuple[TurnView, ...]
+    rewards: tuple[Reward, ...]
+    branches: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAttempt:
+    """The trajectory of an attempt with its token records; () if the update made none."""
+
+    trajectory: Trajectory
+    records: tuple[TokenRecord, ...]
+
+    def figures(self) -> list[list[TokenFigures]]:
+        """Return the figures of each action token, by turn."""
+        by_turn = {record.turn: record for record in self.records}
+        return [figures_of(turn, by_turn.get(turn.index)) for turn in self.trajectory.turns]
+
+
+def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
+    """Return the scales by which the tokens of all ``attempts`` are colored, so that equal colors are equal values.
+
+    Args:
+        group: the token records of the whole group. Its largest advantage is the end of the scale of advantages,
+            because advantages compare the attempts of a group.
+    """
+    figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
+    figures += [{"advantage": advantage} for record in group for advantage in record.advantages]
+    return make_scales(figures)
+
+
+def make_conversation(
+    attempt: RecordedAttempt, scales: Sequence[Scale], tokenizer: Tokenizer | None, most: int = MAX_SHOWN
+) -> Conversation:
+    """Return the conversation of an attempt for a page. Each text has at most ``most`` characters."""
+    trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
+    contexts = _context_lengths(trajectory.turns)
+    views = []
+    for turn, figures in zip(trajectory.turns, attempt.figures(), strict=True):
+        tokens = tuple(make_tokens(turn, figures, scales, token_texts(turn.action_ids, tokenizer)))
+        views.append(_turn_view(turn, tokens, branches[turn.index], contexts[turn.index], most))
+    return Conversation(
+        start=tuple(_message(message, most) for message in trajectory.start),
+        turns=tuple(views),
+        rewards=tuple(_rewards(trajectory.rewards)),
+        branches=len(set(branches.values())),
+    )
+
+
+def _turn_view(turn: Turn, tokens: tuple[Token, ...], branch: int, context: int, most: int) -> TurnView:
+    message = turn.action.message
+    answers = {message.call_id: message for message in turn.observation if message.call_id is not None}
+    calls = tuple(_call(turn, number_of, call, answers, most) for number_of, call in enumerate(message.calls))
+    answered = {call.id for call in message.calls}
+    rest = [message for message in turn.observation if message.call_id is None or message.call_id not in answered]
+    versions = sorted({span.version for span in turn.version_spans})
+    return TurnView(
+        index=turn.index,
+        parent=turn.parent,
+        kind=turn.kind,
+        branch=branch,
+        finish_reason=turn.finish_reason,
+        versions=", ".join(map(str, versions)),
+        context=context,
+        num_tokens=len(turn.action_ids),
+        tokens=tokens,
+        hidden_tokens=len(turn.action_ids) - len(tokens),
+        text=visible(shortened(turn.action.text, most)),
+        reasoning=visible(shortened(message.reasoning or "", most)),
+        rewards=tuple(_rewards(turn.rewards)),
+        calls=calls,
+        observation=tuple(_message(message, most) for message in rest),
+    )
+
+
+def _call(turn: Turn, index: int, call: ToolCall, answers: Mapping[str, Message], most: int) -> CallView:
+    result: ToolResult | None = turn.results[index] if index < len(turn.results) else None
+    answer = answers.get(call.id)
+    parts = answer.parts if answer is not None else result.parts if result is not None else None
+    arguments = () if call.arguments is None else tuple(_arguments(call.arguments, most))
+    return CallView(
+        name=visible(shortened(call.name, 200)),
+        arguments=arguments,
+        raw=visible(shortened(call.raw, most)) if call.arguments is None else "",
+        error=visible(
+            shortened(call.error or (result.error if result is not None and not result.ok else "") or "", 500)
+        ),
+        result=None if parts is None else _text_of(parts, most),
+        seconds="" if result is None or not result.seconds else f"{number(result.seconds, 2)} s",
+        rewards=tuple(_rewards(turn.call_rewards[index])) if index < len(turn.call_rewards) else (),
+    )
+
+
+def _arguments(arguments: Mapping[str, Any], most: int) -> Iterator[tuple[str, str]]:
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else as_json(value)
+        yield visible(shortened(str(name), 200)), visible(shortened(text, most))
+
+
+def _message(message: Message, most: int) -> MessageText:
+    reasoning = visible(shortened(message.reasoning or "", most))
+    return MessageText(message.role, _text_of(message.parts, most), reasoning)
+
+
+def _text_of(parts: Sequence[Text | Media], most: int) -> str:
+    texts = [part.text if isinstance(part, Text) else f"⟨{part.mime} {part.sha256[:12]}⟩" for part in parts]
+    return visible(shortened("".join(texts), most))
+
+
+def _rewards(rewards: Mapping[str, Any]) -> Iterator[Reward]:
+    for name, value in rewards.items():
+        if isinstance(value, tuple):
+            shown, total = ", ".join(number(one) for one in value[:50]), float(sum(value))
+        else:
+            shown, total = "not computed" if value is None else number(value), value or 0.0
+        sign = "plus" if total > 0 else "minus" if total < 0 else "zero"
+        yield Reward(visible(shortened(name, 100)), shown, sign)
+
+
+def _branches(turns: Sequence[Turn]) -> dict[int, int]:
+    """Return the number of the branch of each turn.
+
+    A turn is in the branch of its parent, unless it has no parent, or an earlier turn continues its parent.
+    """
+    branches: dict[int, int] = {}
+    continued: set[int] = set()
+    for turn in turns:
+        if turn.parent is None or turn.parent in continued or turn.parent not in branches:
+            branches[turn.index] = len(set(branches.values()))
+        else:
+            branches[turn.index] = branches[turn.parent]
+        if turn.parent is not None:
+            continued.add(turn.parent)
+    return branches
+
+
+def _context_lengths(turns: Sequence[Turn]) -> dict[int, int]:
+    """Return the number of tokens that the policy saw before each action."""
+    lengths: dict[int, int] = {}
+    actions = {turn.index: len(turn.action_ids) for turn in turns}
+    for turn in turns:
+        before = 0 if turn.parent is None else lengths.get(turn.parent, 0) + actions.get(turn.parent, 0)
+        lengths[turn.index] = before + len(turn.new_ids)
+    return lengths

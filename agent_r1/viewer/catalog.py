@@ -1,0 +1,181 @@
+"""The runs that the viewer shows, and a summary of each."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.store import RunReader, is_run
+from agent_r1.store.writer import writing_process
+from agent_r1.viewer.charts import sparkline
+from agent_r1.viewer.panels import BEST_BY, Curves, best_step
+
+RunState = Literal["complete", "training", "stopped"]
+"""complete: all steps were taken. training: a process is writing the run. stopped: neither."""
+
+
+class Catalog:
+    """The folders of runs by name.
+
+    Args:
+        folders: folders of runs, or folders that contain folders of runs. The latter are read again at every request,
+            so that new runs appear.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The folders as text."""
+        return tuple(map(str, self._folders))
+
+    def runs(self) -> Mapping[str, Path]:
+        """Return the folder of each run by its name, which is the name of the folder. A name that occurs more than
+        once gets a number."""
+        runs: dict[str, Path] = {}
+        for folder in self._all():
+            name, count = folder.resolve().name, 1
+            while (unique := name if count == 1 else f"{name}-{count}") in runs:
+                count += 1
+            runs[unique] = folder
+        return runs
+
+    def _all(self) -> Iterator[Path]:
+        seen = set()
+        for folder in self._folders:
+            for run in [folder] if is_run(folder) else _inside(folder):
+                if run.resolve() not in seen:
+                    seen.add(run.resolve())
+                    yield run
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return the folders of runs in ``folder``, the newest first."""
+    try:
+        found = [Path(entry) for entry in os.scandir(folder) if is_run(Path(entry))]
+    except (OSError, ValueError):  # ValueError: the text cannot be a path
+        return []
+    return sorted(found, key=lambda run: run.joinpath("config.json").stat().st_mtime, reverse=True)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[RunReader]:
+    """Open a run for the duration of one request."""
+    with closing(RunReader(folder)) as reader:
+        yield reader
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    value: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What the list of runs and the head of a run page show.
+
+    Attributes:
+        detail: why the run stopped, or "" if that is not known.
+        error: why the run cannot be read; the other attributes are then empty.
+    """
+
+    name: str
+    folder: Path
+    state: RunState = "stopped"
+    detail: str = ""
+    step: int = 0
+    steps: int = 0
+    taskset: str = ""
+    model: str = ""
+    algorithm: str = ""
+    seed: object = None
+    attempts: int = 0
+    reward: float | None = None
+    best: Validation | None = None
+    tokens_per_second: float | None = None
+    seconds: float = 0.0
+    updated: float = 0.0
+    warnings: int = 0
+    spark: str = ""
+    error: str = ""
+
+
+def summarize(name: str, folder: Path) -> RunSummary:
+    """Return the summary of a run, or a summary with ``error`` if the run cannot be read."""
+    try:
+        with opened(folder) as reader:
+            return summarize_reader(name, folder, reader)
+    except (InvalidInput, sqlite3.Error) as error:
+        return RunSummary(name, folder, error=str(error))
+
+
+def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
+    config = reader.config()
+    curves = {metric: reader.curve(metric) for metric in ("reward", BEST_BY, "tokens_per_second")}
+    best, reward = best_step(curves), curves["reward"]
+    events, segments = reader.recent_events(50), reader.segments()
+    complete = reader.is_complete()
+    last = events[-1] if events else None
+    updated = max([event.time for event in events] + [segment.time for segment in segments], default=0.0)
+    stopped = last.event.detail if last is not None and last.event.kind == "stopped" else ""
+    return RunSummary(
+        name=name,
+        folder=folder,
+        state="complete" if complete else "training" if writing_process(folder) is not None else "stopped",
+        detail="" if complete else stopped,
+        step=reader.last_step(),
+        steps=_integer(config.get("steps")),
+        taskset=str(config.get("taskset") or ""),
+        model=str(config.get("model") or ""),
+        algorithm=algorithm_name(config),
+        seed=config.get("seed"),
+        attempts=sum(reader.count_fates().values()),
+        reward=_last(reward),
+        best=None if best is None else Validation(curves[BEST_BY][best], best),
+        tokens_per_second=_last(curves["tokens_per_second"]),
+        seconds=updated - segments[0].time if segments else 0.0,
+        updated=max(updated, _modified(folder)),
+        warnings=sum(event.event.kind == "warning" for event in events),
+        spark=sparkline(reward),
+    )
+
+
+def read_curves(reader: RunReader) -> Curves:
+    """Return all curves of a run."""
+    curves: dict[str, dict[int, float]] = {}
+    for metrics in reader.metrics():
+        for name, value in metrics.values.items():
+            curves.setdefault(name, {})[metrics.step] = value
+    return curves
+
+
+def algorithm_name(config: Mapping[str, Any]) -> str:
+    algorithm = config.get("algorithm")
+    return str(algorithm.get("name", "")) if isinstance(algorithm, Mapping) else str(algorithm or "")
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _last(curve: Mapping[int, float]) -> float | None:
+    return curve[max(curve)] if curve else None
+
+
+def _modified(folder: Path) -> float:
+    """Return when the database was last written, in seconds since 1970."""
+    times = [0.0]
+    for name in ("run.db", "run.db-wal"):
+        try:
+            times.append(folder.joinpath(name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)

@@ -1,0 +1,198 @@
+"""Line charts: from points to the geometry that the template ``_chart.html`` draws as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent_r1.viewer.text import number, one_line
+
+WIDTH, HEIGHT = 420, 210
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 24
+"""The size of a chart and the margins around its plot area, in units of the SVG."""
+
+MAX_POINTS = 300
+"""The largest number of points of one line. A longer curve is divided into intervals, of which the smallest and the
+largest value are drawn, so that no peak disappears."""
+
+NUM_COLORS = 8
+
+Curve = Mapping[int, float]
+"""Values by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve of a chart, before drawing.
+
+    Attributes:
+        color: the number of the color, below NUM_COLORS.
+        marked: the step that gets a mark, such as the best validation; None for no mark.
+    """
+
+    label: str
+    curve: Curve
+    color: int
+    marked: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLine:
+    """A line in SVG coordinates: ``path`` is the attribute d, ``dots`` are its isolated points, ``values`` are
+    (x, step, value) of each point that the pointer can find."""
+
+    label: str
+    color: int
+    path: str
+    dots: tuple[tuple[float, float], ...]
+    mark: tuple[float, float] | None
+    values: tuple[tuple[float, int, float, float], ...]
+    last: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart that can be drawn. ``empty`` is true if no line has a finite value."""
+
+    title: str
+    unit: str
+    lines: tuple[DrawnLine, ...]
+    x_ticks: tuple[Tick, ...] = ()
+    y_ticks: tuple[Tick, ...] = ()
+    note: str = ""
+
+    @property
+    def empty(self) -> bool:
+        return not self.lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Maps values of [low, high] to [start, end], optionally by their logarithm."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            value, low, high = (math.log10(max(one, 1e-300)) for one in (value, low, high))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, from_zero: bool = False) -> Chart:
+    """Return a chart of ``lines``. Values that are not finite leave a gap.
+
+    Args:
+        log: use a logarithmic axis if all values are positive or 0. Zeros are left out.
+        from_zero: begin the axis at 0.
+    """
+    title = one_line(title, 120)
+    curves = [{step: value for step, value in sorted(line.curve.items()) if math.isfinite(value)} for line in lines]
+    values = [value for curve in curves for value in curve.values()]
+    if log:
+        log = min(values, default=0) >= 0 and any(values)
+    if log:
+        curves = [{step: value for step, value in curve.items() if value > 0} for curve in curves]
+        values = [value for curve in curves for value in curve.values()]
+    if not values:
+        return Chart(title, unit, ())
+    steps = [step for curve in curves for step in curve]
+    y_marks = _log_marks(min(values), max(values)) if log else _marks(min(values), max(values), from_zero)
+    x = _Scale(min(steps), max(steps), LEFT, WIDTH - RIGHT)
+    y = _Scale(y_marks[0], y_marks[-1], HEIGHT - BOTTOM, TOP, log)
+    drawn = tuple(_draw_line(line, curve, x, y) for line, curve in zip(lines, curves, strict=True) if curve)
+    x_ticks = tuple(Tick(x(step), number(step)) for step in _step_marks(min(steps), max(steps)))
+    y_ticks = tuple(Tick(y(mark), number(mark)) for mark in y_marks)
+    return Chart(title, unit, drawn, x_ticks, y_ticks, "logarithmic" if log else "")
+
+
+def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
+    """Return the SVG path of a small curve without axes, or "" if it has fewer than two finite values."""
+    points = [(step, value) for step, value in sorted(curve.items()) if math.isfinite(value)]
+    if len(points) < 2:
+        return ""
+    values = [value for _, value in points]
+    x, y = _Scale(points[0][0], points[-1][0], 2, width - 2), _Scale(min(values), max(values), height - 3, 3)
+    return _path([(x(step), y(value)) for step, value in _thin(points)])
+
+
+def _draw_line(line: Line, curve: Curve, x: _Scale, y: _Scale) -> DrawnLine:
+    points = _thin(list(curve.items()))
+    values = tuple((x(step), step, y(value), value) for step, value in points)
+    places = [(place, height) for place, _, height, _ in values]
+    last, low, high = points[-1][1], min(curve.values()), max(curve.values())
+    marked = line.marked if line.marked in curve else None
+    mark = None if marked is None else (x(marked), y(curve[marked]))
+    label = one_line(line.label, 120)
+    return DrawnLine(
+        label=label,
+        color=line.color % NUM_COLORS,
+        path=_path(places),
+        dots=tuple(places) if len(places) <= 40 else (),
+        mark=mark,
+        values=values,
+        last=number(last),
+        summary=f"{label}: last {number(last)}, smallest {number(low)}, largest {number(high)}",
+    )
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
+
+
+def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return at most MAX_POINTS points: of each interval the smallest and the largest value, in the order of steps."""
+    if len(points) <= MAX_POINTS:
+        return points
+    size = math.ceil(2 * len(points) / (MAX_POINTS - 2))
+    kept = {points[0], points[-1]}
+    for start in range(0, len(points), size):
+        interval = points[start : start + size]
+        kept |= {min(interval, key=lambda point: point[1]), max(interval, key=lambda point: point[1])}
+    return sorted(kept)
+
+
+def _marks(low: float, high: float, from_zero: bool) -> list[float]:
+    """Return 4 to 7 round numbers that enclose [low, high]."""
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):  # a constant curve lies in the middle
+        room = abs(high) / 2
+        low, high = (low - room, high + room) if room else (0.0, 1.0)
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 12 - math.floor(math.log10(step))) for index in range(first, last + 1)]
+
+
+def _log_marks(low: float, high: float) -> list[float]:
+    """Return powers of ten that enclose [low, high], at most 7 of them."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    last = max(last, first + 1)
+    stride = math.ceil((last - first) / 6)
+    last = first + stride * math.ceil((last - first) / stride)
+    return [10.0**exponent for exponent in range(first, last + 1, stride)]
+
+
+def _step_marks(low: int, high: int) -> list[int]:
+    """Return round steps in [low, high]; both ends if there are few steps."""
+    if high == low:
+        return [low]
+    rough = max(1.0, (high - low) / 6)
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(int(factor * power) for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return list(range(math.ceil(low / step) * step, high + 1, step))

@@ -1,0 +1,96 @@
+"""The guard of the viewer: it answers only requests of a browser that has the token, and only GET requests."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
+"""The host names that a browser on this machine uses. A page of another host cannot reach the viewer by DNS rebinding.
+Any port is accepted, because a tunnel may have another one than the viewer."""
+
+MAX_URL = 4096
+"""The largest number of bytes in a path with its query."""
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""The headers of every response. A browser that follows them runs no script and loads no resource of another origin,
+and no script that is part of a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """ASGI middleware that refuses a request if the browser or the request is not an expected one.
+
+    The token is part of the address that the user opens. The guard answers it with a cookie, which the browser then
+    sends with every request, and with a redirection to the address without the token.
+
+    Attributes:
+        cookie: the name of the cookie. It contains the port, because cookies do not distinguish ports.
+    """
+
+    app: ASGIApp
+    token: str
+    cookie: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        answer = self._answer(scope)
+        await (self.app if answer is None else answer)(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """Return the response if the request is refused or redirected, or None if the application answers it."""
+        headers = Headers(scope=scope)
+        if not HOST.fullmatch(headers.get("host", "")):
+            return _refusal(400, "this host name is not served; open the address that agent-r1 view printed")
+        if scope["method"] not in ("GET", "HEAD"):
+            return _refusal(405, "only GET is answered", {"Allow": "GET, HEAD"})
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            return _refusal(413, "send no body")
+        if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_URL:
+            return _refusal(414, f"the address is longer than {MAX_URL} bytes")
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if scope["path"] == "/" and given is not None and self._is_token(given[0]):
+            response = RedirectResponse("/", status_code=303)
+            response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
+            return response
+        if not self._is_token(_cookie(headers, self.cookie)):
+            return _refusal(403, "the token is missing or wrong; open the address that agent-r1 view printed")
+        return None
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.token.encode())
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    for part in headers.get("cookie", "").split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name:
+            return value
+    return ""
+
+
+def _refusal(status: int, line: str, headers: Mapping[str, str] | None = None) -> Response:
+    # After a refusal the connection is closed, because the rest of an unread body would be parsed as the next request.
+    return PlainTextResponse(f"{line}\n", status, {"Connection": "close", **(headers or {})})

@@ -1,0 +1,171 @@
+"""The charts of a run: which metrics belong together, and with which unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent_r1.core.trajectory import Status
+from agent_r1.viewer.charts import Chart, Curve, Line, draw
+
+VALIDATION = "validation_"
+"""The prefix of the metrics of a validation. The best checkpoint is chosen by ``validation_em``."""
+
+BEST_BY = f"{VALIDATION}em"
+
+Curves = Mapping[str, Curve]
+"""The curves of a run by the name of the metric."""
+
+Named = Sequence[tuple[str, Curve]]
+"""Curves with their labels in a chart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart: its title and unit, and a function that selects or computes its curves from those of a run."""
+
+    title: str
+    unit: str
+    select: Callable[[Curves], Named]
+    log: bool = False
+    from_zero: bool = False
+
+
+def best_step(curves: Curves) -> int | None:
+    """Return the step with the best validation, the latest one of equal ones; None without validation."""
+    validated = curves.get(BEST_BY, {})
+    return max(validated, key=lambda step: (validated[step], step)) if validated else None
+
+
+def _only(*names: str) -> Callable[[Curves], Named]:
+    return lambda curves: [(_label(name), curves[name]) for name in names if name in curves]
+
+
+def _rewards(curves: Curves) -> Named:
+    named = [(name.removeprefix("reward/"), curve) for name, curve in curves.items() if name.startswith("reward/")]
+    total = [("return", curves["reward"])] if "reward" in curves else []
+    return [*total, *named]
+
+
+def _validation(curves: Curves) -> Named:
+    return [(name.removeprefix(VALIDATION), curve) for name, curve in curves.items() if name.startswith(VALIDATION)]
+
+
+def _per_attempt(*names: str) -> Callable[[Curves], Named]:
+    def select(curves: Curves) -> Named:
+        attempts = _sum(curves.get(status.value, {}) for status in Status)
+        return [(_label(name), _share(curves[name], attempts)) for name in names if name in curves]
+
+    return select
+
+
+def _call_errors(curves: Curves) -> Named:
+    calls = curves.get("calls", {})
+    names = {"invalid_calls": "invalid call of the agent", "failed_calls": "failure of the tool"}
+    return [(label, _share(curves[name], calls, 100)) for name, label in names.items() if name in curves]
+
+
+def _endings(curves: Curves) -> Named:
+    counts = {status.value: curves[status.value] for status in Status if status.value in curves}
+    attempts = _sum(counts.values())
+    occurring = {name: curve for name, curve in counts.items() if any(curve.values())}
+    return [(_label(name), _share(curve, attempts, 100)) for name, curve in occurring.items()]
+
+
+def _seconds(curves: Curves) -> Named:
+    phases = {name: curve for name, curve in curves.items() if name.endswith("_seconds")}
+    longest = max((max(curve.values(), default=0) for curve in phases.values()), default=0)
+    return [
+        (name.removesuffix("_seconds"), curve)
+        for name, curve in phases.items()
+        if max(curve.values(), default=0) >= longest / 100  # phases that take no time make the legend long
+    ]
+
+
+def _ending_with(suffix: str) -> Callable[[Curves], Named]:
+    return lambda curves: [(_label(name), curve) for name, curve in curves.items() if name.endswith(suffix)]
+
+
+def _label(name: str) -> str:
+    return {"logprob_gap": "largest", "logprob_gap_mean": "mean", "tokens": "tokens", "calls": "calls"}.get(
+        name, name.replace("_", " ")
+    )
+
+
+def _sum(curves: Iterable[Curve]) -> Curve:
+    total: dict[int, float] = {}
+    for curve in curves:
+        for step, value in curve.items():
+            total[step] = total.get(step, 0.0) + value
+    return total
+
+
+def _share(curve: Curve, whole: Curve, scale: float = 1.0) -> Curve:
+    return {step: scale * value / whole[step] for step, value in curve.items() if whole.get(step)}
+
+
+PANELS = (
+    Panel("Reward", "mean over attempts", _rewards),
+    Panel("Validation", "mean over questions", _validation),
+    Panel("Entropy", "nats per token", _only("entropy"), from_zero=True),
+    Panel("Length", "sampled tokens per attempt", _per_attempt("tokens"), from_zero=True),
+    Panel("Tool calls", "per attempt", _per_attempt("calls"), from_zero=True),
+    Panel("Tool errors", "% of calls", _call_errors, from_zero=True),
+    Panel("Endings", "% of attempts", _endings, from_zero=True),
+    Panel("Throughput", "tokens per second", _only("tokens_per_second"), from_zero=True),
+    Panel("Time of a step", "seconds", _seconds, from_zero=True),
+    Panel("Staleness", "steps", _only("staleness"), from_zero=True),
+    Panel("Log-probability gap", "|trainer - engine|", _only("logprob_gap", "logprob_gap_mean"), log=True),
+    Panel("KL divergence", "nats per token", _only("kl_old", "kl_reference")),
+    Panel("Gradient norm", "before clipping", _ending_with("gradient_norm"), from_zero=True),
+    Panel("Loss", "per term", _ending_with("_loss")),
+    Panel("Critic", "explained variance", _only("critic/explained_variance")),
+)
+"""The charts of a run page. A chart without curves is left out, except Reward and Validation."""
+
+_ALWAYS = ("Reward", "Validation")
+
+_SHOWN = frozenset({*(status.value for status in Status), "tokens", "calls", "invalid_calls", "failed_calls", "reward"})
+
+
+def draw_run(curves: Curves) -> tuple[Chart, ...]:
+    """Return the charts of one run."""
+    best = best_step(curves)
+    charts = []
+    for panel in PANELS:
+        selected = panel.select(curves)
+        if selected or panel.title in _ALWAYS:
+            marked = best if panel.title == "Validation" else None
+            lines = [
+                Line(label, curve, color, marked if label == BEST_BY.removeprefix(VALIDATION) else None)
+                for color, (label, curve) in enumerate(selected)
+            ]
+            charts.append(draw(panel.title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero))
+    return tuple(charts)
+
+
+def draw_other(curves: Curves) -> tuple[Chart, ...]:
+    """Return one chart for each metric that no chart of :func:`draw_run` contains, if its value changes."""
+    drawn = {id(curve) for panel in PANELS for _, curve in panel.select(curves)}
+    return tuple(
+        draw(name, "", [Line(name, curve, 0)])
+        for name, curve in curves.items()
+        if id(curve) not in drawn and name not in _SHOWN and len(set(curve.values())) > 1
+    )
+
+
+def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
+    """Return the charts of several runs: one chart per curve, with one line per run."""
+    charts = []
+    for panel in PANELS:
+        selected = {run: dict(panel.select(curves)) for run, curves in runs.items()}
+        labels = dict.fromkeys(label for named in selected.values() for label in named)
+        for label in labels:
+            lines = [
+                Line(run, named[label], color, best_step(runs[run]) if panel.title == "Validation" else None)
+                for color, (run, named) in enumerate(selected.items())
+                if label in named
+            ]
+            title = panel.title if len(labels) == 1 else f"{panel.title}: {label}"
+            charts.append(draw(title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero))
+    return tuple(charts)

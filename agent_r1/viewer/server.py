@@ -1,0 +1,75 @@
+"""The server of the viewer: uvicorn on the loopback address, until a signal stops it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from agent_r1.core.sockets import listen
+from agent_r1.viewer.guard import Guard
+
+HOST = "127.0.0.1"
+DRAIN_SECONDS = 2
+"""Seconds that a stopped server waits for the requests in progress."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without signal handlers, because the command installs its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class ViewerServer:
+    """A server that shows an application to browsers on this machine that have the token.
+
+    ``run`` blocks until ``stop`` is called. Another thread or a signal handler can call ``stop``. In a ``with``
+    statement, the server runs in a thread of its own. Raises InvalidInput if the port cannot be used.
+
+    Args:
+        port: the port to listen on; 0 for any free port.
+
+    Attributes:
+        url: the address to open, with the token.
+    """
+
+    def __init__(self, app: ASGIApp, port: int = 0) -> None:
+        self._socket = listen(HOST, port, do="choose another --port; --port 0 takes any free one")
+        self.port: int = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        self.url = f"http://{HOST}:{self.port}/?token={token}"
+        config = uvicorn.Config(
+            Guard(app, token, f"agent_r1_view_{self.port}"),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+        self._server = _Uvicorn(config)
+        self._thread = threading.Thread(target=self.run, name="viewer", daemon=True)
+
+    def run(self) -> None:
+        with self._socket:
+            self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    def __enter__(self) -> ViewerServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._thread.join()

@@ -1,0 +1,65 @@
+"""Settings of runs on pages: those that differ from the defaults, and those that differ between runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_r1.viewer.text import flatten
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of one run, with its default."""
+
+    key: str
+    value: Any
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingSetting:
+    """A setting that runs do not share: its value in each run, and None if a run does not have it."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+ALGORITHM = "algorithm."
+DESCRIPTIVE = frozenset({"algorithm.paper", "algorithm.deviations", "run"})
+"""Settings that describe a run and change nothing in it."""
+
+
+def own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """Return the settings that differ from their defaults, without the parameters of the algorithm."""
+    found = []
+    for key, value in flatten(config).items():
+        default = defaults.get(key)  # None for an entry of a table, such as reward_weights.f1
+        if not (key.startswith(ALGORITHM) or key in DESCRIPTIVE or _equal(value, default) or value == {}):
+            found.append(Setting(key, value, default))
+    return tuple(found)
+
+
+def algorithm_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """Return the parameters of the algorithm that are set. Their defaults depend on the algorithm."""
+    flat = flatten(config)
+    return tuple(
+        Setting(key.removeprefix(ALGORITHM), value)
+        for key, value in flat.items()
+        if key.startswith(ALGORITHM) and key not in {*DESCRIPTIVE, f"{ALGORITHM}name"} and value
+    )
+
+
+def differing_settings(configs: Mapping[str, Mapping[str, Any]]) -> tuple[DifferingSetting, ...]:
+    """Return the settings whose values are not equal in all runs, in the order of the first run."""
+    flat = [flatten(config) for config in configs.values()]
+    keys = dict.fromkeys(key for settings in flat for key in settings if key not in DESCRIPTIVE)
+    rows = [DifferingSetting(key, tuple(settings.get(key) for settings in flat)) for key in keys]
+    return tuple(row for row in rows if any(not _equal(value, row.values[0]) for value in row.values))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal as JSON, so that a tuple equals a list."""
+    return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)

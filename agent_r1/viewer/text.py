@@ -1,0 +1,107 @@
+"""Text of trajectories for a page: every character is visible, and long texts are shortened.
+
+Models and tools write the text, so it can contain anything: terminal control sequences, characters that reverse the
+direction of the text, and lines of a megabyte. The templates escape it; see :func:`agent_r1.viewer.pages.make_pages`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MAX_SHOWN = 20_000
+"""The largest number of characters of a text on a page. A link shows the whole text."""
+
+MAX_WHOLE = 2_000_000
+"""The largest number of characters of a text that is shown as a whole."""
+
+_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "␡"}
+
+_HIDDEN = re.compile(
+    "[\x80-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+"""Characters that have no width, reverse the direction of the text, or cannot be encoded as UTF-8."""
+
+
+def visible(text: str) -> str:
+    """Return a text in which control characters are pictures, and hidden characters are their code points.
+
+    Example:
+        >>> visible("a\\x1b[31m b\\u202e c")
+        'a␛[31m b⟨U+202E⟩ c'
+    """
+    text = text.replace("\r\n", "\n").translate(_PICTURES)
+    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+
+
+def shortened(text: str, most: int = MAX_SHOWN) -> str:
+    """Return the first ``most`` characters of a text, with a note that gives the number of characters left out."""
+    return text if len(text) <= most else f"{text[:most]}\n⟨{len(text) - most:,} more characters⟩"
+
+
+def one_line(text: object, most: int = 200) -> str:
+    """Return a value as one visible line of at most ``most`` characters."""
+    line = visible(" ".join(str(text)[: 2 * most].split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def as_json(value: Any) -> str:
+    """Return a value as indented JSON. Values that JSON does not have become text."""
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError, TypeError):
+        return str(value)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with ``digits`` significant digits, such as 0.3828, 1,005 or 3.5e-05; a dash for None.
+
+    Example:
+        >>> [number(value) for value in (0.3828125, 1004.75, 3.4928e-05, 2.0)]
+        ['0.3828', '1,005', '3.493e-05', '2']
+    """
+    if value is None:
+        return "\N{EN DASH}"
+    if value != value or value in (float("inf"), float("-inf")):
+        return {"nan": "NaN", "inf": "∞", "-inf": "-∞"}[str(value)]
+    size = abs(value)
+    if size >= 10**digits and size < 1e15:
+        shown = f"{value:,.0f}"
+    elif size and (size < 1e-4 or size >= 1e15):
+        shown = f"{value:.{digits}g}"
+    elif size >= 1000:
+        shown = f"{value:,.{max(0, digits - 4)}f}"
+    else:
+        shown = f"{value:.{digits}g}"
+    return shown
+
+
+def duration(seconds: float) -> str:
+    """Return a duration such as ``0.8 s``, ``63 s``, ``12 min`` or ``3 h 20 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings with dotted keys.
+
+    Example:
+        >>> flatten({"steps": 6, "trainer": {"dtype": "float32"}})
+        {'steps': 6, 'trainer.dtype': 'float32'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

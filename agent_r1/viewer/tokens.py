@@ -1,0 +1,154 @@
+"""The action tokens of an attempt with the figures of each, and the levels by which a page colors them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from agent_r1.core.token_record import TokenRecord
+from agent_r1.core.trajectory import Turn
+from agent_r1.viewer.text import number, visible
+
+Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
+
+TokenFigures = Mapping[str, float | None]
+"""The numbers of one token: by the name of the coloring, and ``trainer`` (log-probability) and ``weight``."""
+
+MAX_TOKENS = 4000
+"""The largest number of tokens of a turn that are shown one by one."""
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How the values of one coloring map to levels.
+
+    A diverging scale has the levels 0 to 8, with 4 for values near 0; a sequential scale has the levels 0 to 4.
+
+    Attributes:
+        code: the letter of the CSS classes, such as ``a`` in ``a7``.
+        largest: the largest absolute value.
+    """
+
+    coloring: Coloring
+    code: str
+    title: str
+    meaning: str
+    diverging: bool
+    largest: float
+
+    def level(self, value: float | None) -> int | None:
+        """Return the level of a value, or None if the value is not known."""
+        if value is None or not math.isfinite(value):
+            return None
+        share = value / self.largest if self.largest else 0.0
+        if self.diverging:
+            return 4 + round(4 * max(-1.0, min(1.0, share)))
+        return round(4 * max(0.0, min(1.0, abs(share))))
+
+    @property
+    def marks(self) -> tuple[tuple[int, str], ...]:
+        """The levels of the legend, each with the value in its middle."""
+        if self.diverging:
+            return tuple((level, number((level - 4) / 4 * self.largest, 3)) for level in range(9))
+        sign = -1 if self.coloring == "logprob" else 1
+        return tuple((level, number(sign * level / 4 * self.largest, 3)) for level in range(5))
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token on a page: its visible text, its CSS classes, and its figures in the order of ``FIGURES``."""
+
+    text: str
+    classes: str
+    figures: tuple[str, ...]
+
+
+FIGURES = ("token id", "log-prob, engine", "log-prob, trainer", "gap", "advantage", "loss weight", "entropy", "value")
+
+_SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
+    "advantage": ("a", "Advantage", "orange: its probability is lowered; blue: it is raised", True),
+    "gap": ("g", "Log-probability gap", "trainer minus engine", True),
+    "logprob": ("l", "Log-probability", "of the engine; darker tokens were less likely", False),
+    "entropy": ("e", "Entropy", "of the policy at the token, in nats", False),
+    "value": ("v", "Value", "of the critic before the token", True),
+}
+
+
+def read_tokenizer(folder: Path, model: Path | None) -> Tokenizer | None:
+    """Return the tokenizer that a run saved, or else that of its model folder; None if neither can be read."""
+    checkpoints = sorted(folder.glob(f"checkpoints/step-*/{TOKENIZER}"))
+    candidates = [folder / "model" / TOKENIZER, *checkpoints[-1:], *([model / TOKENIZER] if model else [])]
+    for file in candidates:
+        if file.is_file():
+            try:
+                return Tokenizer.from_file(str(file))
+            except Exception:  # the package raises Exception if a file cannot be read
+                continue
+    return None
+
+
+def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    """Return the text of each token. A token that is a part of a character has the text "·"."""
+    if tokenizer is None:
+        return [f"⟨{one}⟩" for one in ids]
+    stream = DecodeStream(skip_special_tokens=False)
+    texts = []
+    for one in ids:
+        try:
+            text = stream.step(tokenizer, one)
+        except Exception:  # the package raises Exception for ids out of range
+            stream, text = DecodeStream(skip_special_tokens=False), f"⟨{one}⟩"
+        texts.append("·" if text is None else text)
+    return texts
+
+
+def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
+    """Return the figures of each action token of a turn."""
+    count = len(turn.action_ids)
+    unknown: tuple[None, ...] = (None,) * count
+    columns: dict[str, Sequence[float | None]] = {"logprob": turn.logprobs}
+    if record is not None:
+        columns |= {"trainer": record.logprobs, "advantage": record.advantages, "weight": record.loss_weights}
+        columns |= {"entropy": record.entropies, "value": record.values or unknown}
+        columns["gap"] = [trainer - engine for trainer, engine in zip(record.logprobs, turn.logprobs, strict=False)]
+    return [
+        {name: column[index] if index < len(column) else None for name, column in columns.items()}
+        for index in range(count)
+    ]
+
+
+def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
+    """Return a scale for each coloring of which a value is known. One scale serves all tokens of a page."""
+    scales = []
+    for coloring, (code, title, meaning, diverging) in _SCALES.items():
+        known = [abs(value) for one in figures if (value := one.get(coloring)) is not None and math.isfinite(value)]
+        if known:
+            scales.append(Scale(coloring, code, title, meaning, diverging, max(known)))
+    return tuple(scales)
+
+
+def make_tokens(
+    turn: Turn, figures: Sequence[TokenFigures], scales: Sequence[Scale], texts: Sequence[str]
+) -> Iterator[Token]:
+    """Yield the tokens of a turn, at most MAX_TOKENS."""
+    for index, (token_id, text, own) in enumerate(zip(turn.action_ids, texts, figures, strict=True)):
+        if index == MAX_TOKENS:
+            return
+        levels = ((scale.code, scale.level(own.get(scale.coloring))) for scale in scales)
+        classes = " ".join(f"{code}{level}" for code, level in levels if level is not None)
+        if own.get("weight") == 0:
+            classes += " masked"
+        order = ("logprob", "trainer", "gap", "advantage", "weight", "entropy", "value")
+        yield Token(visible(text), classes, (str(token_id), *(_exact(own.get(name)) for name in order)))
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None else "NaN" if math.isnan(value) else f"{value:.6g}"

@@ -1,0 +1,72 @@
+"""The command: one line for bad input, an address with a token, a clean end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agent_r1.cli import main
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_runs(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink(recorded, tmp_path / "runs")
+    (tmp_path / "empty").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["albe"], ["run: got albe", "'alba'"]),
+        (["empty"], ["run: got empty", "holds no run"]),
+        (["runs/alba/run.db"], ["holds no run"]),
+        (["a\x00b"], ["holds no run"]),
+        (["x" * 5000], ["(5020 characters)"]),
+        (["--port", "70000"], ["70000"]),
+        (["--post", "1"], ["--port"]),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: Sequence[str], words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and len(output.err.splitlines()) == 1
+    assert all(word in output.err for word in words), output.err
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert main(["view", "--port", str(other.getsockname()[1])]) == 2
+    error = capsys.readouterr().err
+    assert "choose another --port" in error and "in use" in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_viewer_prints_its_address_and_a_signal_ends_it(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "agent_r1.cli", "view", "--port", "0", "runs", "alba"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"3 runs at (http://127\.0\.0\.1:\d+/\?token=[\w-]{32})\n", line)
+        assert found is not None, line
+        with httpx.Client() as client:
+            assert client.get(found[1], follow_redirects=True).status_code == 200
+        process.send_signal(number)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
+def test_the_viewer_does_not_load_torch() -> None:
+    code = "import sys, agent_r1.cli, agent_r1.viewer, agent_r1.commands.view as v; v.default_settings(); "
+    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)

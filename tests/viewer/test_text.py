@@ -1,0 +1,82 @@
+"""Texts, numbers and charts as pages show them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agent_r1.viewer.charts import MAX_POINTS, Line, draw
+from agent_r1.viewer.text import duration, number, one_line, shortened, visible
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x00b\x1b[2J\x07", "a␀b␛[2J␇"),
+        ("x\u202etxt\u2066\u200b", "x⟨U+202E⟩txt⟨U+2066⟩⟨U+200B⟩"),
+        ("\ud800", "⟨U+D800⟩"),
+        ("a\r\nb\tc\n", "a\nb\tc\n"),
+        ("a\rb", "a␍b"),
+        ("naïve 日本 🙂", "naïve 日本 🙂"),
+    ],
+)
+def test_every_character_is_visible(text: str, shown: str) -> None:
+    assert visible(text) == shown
+    visible(text).encode("utf-8")
+
+
+def test_long_texts_are_shortened_with_the_number_of_characters_left_out() -> None:
+    assert shortened("a" * 1_000_000, 10) == "a" * 10 + "\n⟨999,990 more characters⟩"
+    assert len(one_line("word " * 1_000_000, 80)) == 80
+
+
+def test_numbers_and_durations_are_short() -> None:
+    shown = [number(value) for value in (0.0, 1.0, -0.25, 12345.6, 1e-9, 1e20, math.nan, -math.inf, None)]
+    assert shown == ["0", "1", "-0.25", "12,346", "1e-09", "1e+20", "NaN", "-∞", "\N{EN DASH}"]
+    assert [duration(seconds) for seconds in (0.04, 61, 600, 7300, 400_000)] == [
+        "0.0 s",
+        "61 s",
+        "10 min",
+        "2 h 2 min",
+        "4 d 15 h",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.2, 0.7], ["0.2", "0.4", "0.6", "0.8"]),
+        ([0, 0], ["0", "0.25", "0.5", "0.75", "1"]),
+        ([5, 5], ["2", "4", "6", "8"]),
+        ([-3, 4], ["-4", "-2", "0", "2", "4"]),
+        ([1e-9, 2e-9], ["1e-09", "1.25e-09", "1.5e-09", "1.75e-09", "2e-09"]),
+        ([10_000, 90_000], ["0", "20,000", "40,000", "60,000", "80,000", "100,000"]),
+    ],
+)
+def test_axes_have_round_numbers_that_enclose_the_curve(values: list[float], ticks: list[str]) -> None:
+    chart = draw("Reward", "", [Line("a", dict(enumerate(values)), 0)])
+    assert [tick.label for tick in chart.y_ticks] == ticks
+    assert all(8 <= tick.at <= 186 for tick in chart.y_ticks)
+
+
+def test_a_logarithmic_axis_has_powers_of_ten_and_leaves_zeros_out() -> None:
+    chart = draw("Gap", "", [Line("a", {1: 0.0, 2: 3e-8, 3: 2e-5}, 0)], log=True)
+    assert [tick.label for tick in chart.y_ticks] == ["1e-08", "1e-07", "1e-06", "1e-05", "0.0001"]
+    assert [value[1] for value in chart.lines[0].values] == [2, 3]
+    assert draw("Gap", "", [Line("a", {1: 0.0}, 0)], log=True).note == ""
+
+
+def test_a_long_curve_keeps_its_peaks() -> None:
+    curve = {step: math.sin(step / 50) for step in range(10_000)} | {1234: 7.0, 4321: -7.0}
+    values = [value for _, _, _, value in draw("Reward", "", [Line("a", curve, 0)]).lines[0].values]
+    assert len(values) <= MAX_POINTS and max(values) == 7.0 and min(values) == -7.0
+
+
+def test_values_that_are_not_finite_leave_a_gap_and_no_chart_fails() -> None:
+    assert draw("Reward", "", [Line("a", {1: math.nan, 2: math.inf}, 0)]).empty
+    assert draw("Reward", "", []).empty
+    assert [value[1] for value in draw("R", "", [Line("a", {1: 1.0, 2: math.nan, 3: 2.0}, 0)]).lines[0].values] == [
+        1,
+        3,
+    ]
