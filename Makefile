@@ -27,7 +27,7 @@ $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
 	touch $@
 
 test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap (apt-get install bubblewrap libseccomp2)
-	$(BIN)/python -m pytest -rs --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .

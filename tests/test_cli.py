@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from preloaded import run_python
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import agent_r1
@@ -381,7 +382,7 @@ def test_training_from_python_is_the_same(model: str) -> None:
 
 
 def test_train_can_be_imported_whichever_module_is_imported_first() -> None:
-    # One process, which forgets the package in between: importing torch three times would take most of the time.
+    # One process, which forgets the package in between: importing torch would take most of the time.
     program = """
 import importlib, sys
 for first in ("agent_r1", "agent_r1.training.config", "agent_r1.training.tables"):
@@ -392,4 +393,5 @@ for first in ("agent_r1", "agent_r1.training.config", "agent_r1.training.tables"
     from agent_r1 import train
     assert callable(train) and train is agent_r1.train
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ SMALL = {"steps": 4, "groups_per_step": 4, "group_size": 4, "evaluate_n": 4, "pa
 
 @pytest.fixture(scope="module")
 def taskset() -> TaskSet:
-    return build("tinywiki", None, None, 0)
+    return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
 
 
 def config_of(taskset: TaskSet, folder: Path, **changes: Any) -> TrainConfig:

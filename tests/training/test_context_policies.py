@@ -49,7 +49,7 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def taskset():
-    return build("tinywiki", None, None, 0)
+    return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
 
 
 def config_of(taskset, **changes):

@@ -1,5 +1,6 @@
 """Whole runs in which steps are refilled if groups have no signal, and groups with a greedy attempt."""
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -13,12 +14,15 @@ from agent_r1.training.build import group_requests
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 
-SMALL = {"steps": 3, "groups_per_step": 3, "group_size": 2, "evaluate_n": 4, "seed": 5, "pass_k": 0}
+SMALL = {
+    **{"steps": 3, "groups_per_step": 3, "group_size": 2, "seed": 5},
+    **{"evaluate_every": 0, "evaluate_n": 1, "pass_k": 0},
+}
 
 
 @pytest.fixture(scope="module")
 def taskset():
-    return build("tinywiki", None, None, 0)
+    return replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
 
 
 @pytest.fixture
@@ -95,3 +99,19 @@ def test_tasks_repeat_forever_in_a_new_order_each_epoch(taskset):
     assert requests == list(islice(group_requests(tasks, config), 15))
     for first in (1, 4, 5, 7):
         assert list(islice(group_requests(tasks, config, first), 15 - first)) == requests[first:]
+
+
+def test_every_step_gets_the_same_mixture_of_kinds(taskset):
+    tasks = taskset.tasks("train")[:18]
+    kind = {task.id: int(number % 3 > 0) for number, task in enumerate(tasks)}  # one task in three is of kind 0
+    config = TrainConfig(steps=1, groups_per_step=3, group_size=4, seed=3)
+    requests = list(islice(group_requests(tasks, config, kind=lambda task: kind[task.id]), 36))
+    steps = [[kind[request.task.id] for request in requests[start : start + 3]] for start in range(0, 36, 3)]
+    assert all(sorted(step) == [0, 1, 1] for step in steps)
+    epochs = [[request.task.id for request in requests[start : start + 18]] for start in (0, 18)]
+    assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1]) == sorted(kind)
+    for first in (1, 18, 20):
+        assert (
+            list(islice(group_requests(tasks, config, first, lambda task: kind[task.id]), 36 - first))
+            == requests[first:]
+        )
