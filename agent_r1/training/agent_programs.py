@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def load_agent(name: str) -> AgentFunction:
     file, _, function_name = name.rpartition(":")
     if not file.endswith(".py") or not function_name:
         raise InvalidInput("agent", got=repr(name), do="give FILE.py:NAME of a function")
-    if not Path(file).is_file():
+    if not os.path.isfile(file):  # also False if the text cannot be a path
         raise InvalidInput("agent", got=f"{file}, which is not a file", do="give FILE.py:NAME of a function")
     values = import_file(Path(file), AGENT_MODULE)
     if (function := check_agent(name, values.get(function_name))) is None:

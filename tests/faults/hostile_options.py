@@ -57,6 +57,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "tasksets": (),
     "algorithms": ("grpo",),
     "retriever": ("--corpus", "corpus.jsonl", "--port", "0"),
+    "serve": ("tiny-base", "--port", "0"),
 }
 """Arguments with which each command works."""
 

@@ -83,6 +83,7 @@ COVERED: dict[str, Change] = {
     "outcomes.status": lambda _: "completed",
     "outcomes.truncated": bit,
     "outcomes.task_id": bit,
+    "outcomes.answer": lambda answer: "Bruno" if answer is None else bit(answer),
     **{f"turns.{name}": bit for name in ("kind",)},
     "turns.turn": lambda turn: turn + 10,
     "turns.parent": lambda parent: 7 if parent is None else parent + 7,
@@ -165,7 +166,7 @@ def test_every_field_of_a_trajectory_is_in_one_of_the_lists() -> None:
     }
     covered |= {"call_rewards", "call_ends"}
     assert {field.name for field in fields(Turn)} == covered | {"action", "observation", "results"}
-    covered = {"attempt", "task_id", "turns", "status", "truncated", "rewards"}
+    covered = {"attempt", "task_id", "turns", "status", "truncated", "rewards", "answer"}
     assert {field.name for field in fields(Trajectory)} == covered | {"reason", "start", "seconds"}
 
 
