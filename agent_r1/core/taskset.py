@@ -29,6 +29,8 @@ class TaskSet:
         whole: the name of the split with all tasks, if all tasks come from one file; None otherwise.
         retrieval: returns measures of the retriever's quality on a split, by name.
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
+        kind: returns the kind of a training task, for example its number of hops. The tasks of each kind are spread
+            evenly over an epoch, so that all steps get about the same mixture. None: all tasks are of one kind.
         variants: environments by split, for the splits that do not use ``env``.
         measures: computes further measures of scored attempts, by name.
         agent: an agent that acts instead of the agent loop, and calls the policy over HTTP; None for the agent loop.
@@ -46,6 +48,7 @@ class TaskSet:
     whole: str | None = None
     retrieval: Callable[[str], Mapping[str, float]] | None = None
     solutions: Callable[[Task], ReferenceSolutions] | None = None
+    kind: Callable[[Task], int] | None = None
     variants: Mapping[str, Env] = field(default_factory=dict)
     measures: Callable[[Sequence[Trajectory]], Mapping[str, float]] | None = None
     sandbox: str | None = None

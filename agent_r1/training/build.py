@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -149,14 +150,33 @@ def rollout_limits(config: RunConfig) -> RolloutLimits:
     return RolloutLimits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 
-def group_requests(tasks: Sequence[Task], config: TrainConfig, first: int = 0) -> Iterator[GroupRequest]:
+def group_requests(
+    tasks: Sequence[Task], config: TrainConfig, first: int = 0, kind: Callable[[Task], int] | None = None
+) -> Iterator[GroupRequest]:
     """Yield an endless sequence of group requests. The first group has the id ``first``.
 
-    Each epoch is a permutation of the tasks, which depends only on the seed and the number of the epoch.
+    Each epoch is a permutation of the tasks, which depends only on the seed and the number of the epoch. With ``kind``,
+    the tasks of each kind are spread evenly over the epoch.
     """
+    kinds = [0 if kind is None else kind(task) for task in tasks]
     for epoch in count(first // len(tasks)):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
-        permutation = torch.randperm(len(tasks), generator=generator).tolist()
+        permutation = _spread(torch.randperm(len(tasks), generator=generator).tolist(), kinds)
         for group_id, index in enumerate(permutation, start=epoch * len(tasks)):
             if group_id >= first:
                 yield GroupRequest(group_id, tasks[index], config.group_size)
+
+
+def _spread(permutation: Sequence[int], kinds: Sequence[int]) -> list[int]:
+    """Return the permutation in an order in which the tasks of each kind have equal distances.
+
+    Tasks of the same kind keep their order. ``kinds`` has the kind of each task.
+
+    Example: for the permutation 0 1 2 3 4 5 and the kinds 1 1 2 2 2 2, the order is 2 0 3 4 1 5.
+    """
+    total, seen, place = Counter(kinds), Counter[int](), dict[int, tuple[float, int]]()
+    for index in permutation:
+        kind = kinds[index]
+        place[index] = ((seen[kind] + 0.5) / total[kind], kind)
+        seen[kind] += 1
+    return sorted(permutation, key=place.__getitem__)

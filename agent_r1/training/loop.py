@@ -81,7 +81,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
         taken=progress.groups,
         version=first.version.number,
     )
-    requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups)
+    requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups, runtime.taskset.kind)
     await run.recorder.record(*run.start.events)
     await publisher.publish(first)
     async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):

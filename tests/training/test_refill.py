@@ -103,15 +103,16 @@ def test_tasks_repeat_forever_in_a_new_order_each_epoch(taskset):
 
 def test_every_step_gets_the_same_mixture_of_kinds(taskset):
     tasks = taskset.tasks("train")[:18]
-    kind = {task.id: int(number % 3 > 0) for number, task in enumerate(tasks)}  # one task in three is of kind 0
+    numbers = {task.id: number % 3 for number, task in enumerate(tasks)}
     config = TrainConfig(steps=1, groups_per_step=3, group_size=4, seed=3)
-    requests = list(islice(group_requests(tasks, config, kind=lambda task: kind[task.id]), 36))
-    steps = [[kind[request.task.id] for request in requests[start : start + 3]] for start in range(0, 36, 3)]
+
+    def kind(task):
+        return min(numbers[task.id], 1)  # one task in three is of kind 0
+
+    requests = list(islice(group_requests(tasks, config, kind=kind), 36))
+    steps = [[kind(request.task) for request in requests[start : start + 3]] for start in range(0, 36, 3)]
     assert all(sorted(step) == [0, 1, 1] for step in steps)
     epochs = [[request.task.id for request in requests[start : start + 18]] for start in (0, 18)]
-    assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1]) == sorted(kind)
+    assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1]) == sorted(numbers)
     for first in (1, 18, 20):
-        assert (
-            list(islice(group_requests(tasks, config, first, lambda task: kind[task.id]), 36 - first))
-            == requests[first:]
-        )
+        assert list(islice(group_requests(tasks, config, first, kind), 36 - first)) == requests[first:]

@@ -64,6 +64,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
         recipe=RECIPE,
         evaluation=("1-hop", "2-hop", "3-hop"),
         validation="validation",
+        kind=lambda task: len(task.data["chain"].relations),
         solutions=partial(solutions, max_turns=settings.turns),
         variants={"renamed-tool": agent_env(OTHER_NAME)},
     )
