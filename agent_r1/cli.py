@@ -19,7 +19,9 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 
 from agent_r1.commands.algorithms import algorithms
+from agent_r1.commands.chat import chat
 from agent_r1.commands.command import underscored
+from agent_r1.commands.export import export
 from agent_r1.commands.serve import serve
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
@@ -79,7 +81,21 @@ def cli() -> None:
     """Train LLM agents end to end by reinforcement learning."""
 
 
-for _command in (train, evaluate, check, play, show, verify, view, tasksets, algorithms, retriever, serve):
+for _command in (
+    train,
+    evaluate,
+    check,
+    play,
+    chat,
+    show,
+    verify,
+    view,
+    export,
+    tasksets,
+    algorithms,
+    retriever,
+    serve,
+):
     cli.add_command(_command)
 
 

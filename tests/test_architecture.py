@@ -32,9 +32,10 @@ SEES = {
         *("core", "store", "sandbox", "tools", "rewards", "envs", "renderers", "model", "inference", "data"),
         *("algorithms", "trainer", "rollout", "retrieval", "gateway", "tasksets", "config", "trackers"),
     },
+    "export": {"core", "store", "model", "training"},
     "config": {"core"},
     "viewer": {"core", "store"},
-    "commands": {"core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "config"},
+    "commands": {"core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "export", "config"},
     "cli": {"core", "commands", "config"},
     "__init__": {"core", "envs", "tools", "rewards", "training", "config"},
 }

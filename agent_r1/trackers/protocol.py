@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from agent_r1.core.messages import to_openai
-from agent_r1.core.redaction import redact
+from agent_r1.core.redaction import redact_values
 from agent_r1.core.trajectory import RewardValue, Trajectory
 
 RunEnd = Literal["completed", "stopped", "failed"]
@@ -20,9 +20,6 @@ PROJECT = "agent-r1"
 
 TRACKERS_FOLDER = "trackers"
 """The folder of a run with the ids under which the trackers know the run."""
-
-FIRST_SETTINGS = ("taskset", "model", "algorithm.name", "steps", "seed")
-"""Settings that are shown before all other settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class AttemptSample:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> AttemptSample:
-        messages = tuple(without_credentials(to_openai(message)) for message in trajectory.messages)
+        messages = tuple(redact_values(to_openai(message)) for message in trajectory.messages)
         return cls(str(trajectory.attempt), trajectory.status.value, trajectory.rewards, messages)
 
     @property
@@ -106,35 +103,3 @@ class Tracker(Protocol):
     def finish(self, end: RunEnd) -> None:
         """Send what was not sent yet. No other method is called afterwards."""
         ...
-
-
-def without_credentials(value: Any) -> Any:
-    """Return a JSON value in which every text is redacted, and no text has half a character (a lone surrogate)."""
-    if isinstance(value, str):
-        return redact(value).encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, Mapping):
-        return {without_credentials(key): without_credentials(item) for key, item in value.items()}
-    return [without_credentials(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
-    """Return settings by dotted key, without credentials.
-
-    The settings that most readers look for come first. A list becomes one text.
-
-    Example:
-        >>> flat_settings({"trainer": {"learning_rate": 0.001}, "steps": 20, "splits": ["test", "dev"]})
-        {'steps': 20, 'trainer.learning_rate': 0.001, 'splits': 'test, dev'}
-    """
-    flat: dict[str, str | int | float | bool | None] = {}
-
-    def add(values: Mapping[str, Any], prefix: str) -> None:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                add(value, f"{prefix}{name}.")
-            else:
-                flat[prefix + name] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-    add(without_credentials(config), "")
-    first = {name: flat[name] for name in FIRST_SETTINGS if name in flat}
-    return {**first, **flat}

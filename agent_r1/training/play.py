@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +12,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from agent_r1.core.errors import EngineError, InvalidInput
-from agent_r1.core.messages import Media, Message
+from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
@@ -26,6 +23,7 @@ from agent_r1.training.config import PlayConfig
 from agent_r1.training.human_input import HELP, format_signature, parse_line
 from agent_r1.training.null_recorder import NullRecorder, no_gate
 from agent_r1.training.reward_totals import RewardTotals, sum_rewards
+from agent_r1.training.terminal import Terminal
 
 EPISODE_SECONDS = 86400.0
 """The time limit of an episode that a person plays (24 h)."""
@@ -84,7 +82,7 @@ class HumanPlayer:
     """
 
     def __init__(self, console: Console, tools: Sequence[ToolSpec]) -> None:
-        self._console, self._tools = console, tools
+        self._terminal, self._tools = Terminal(console), tools
         self.shown, self.turns, self.has_left = 0, 0, False
 
     def respond(self, conversation: tuple[Message, ...], turn: int) -> Message:
@@ -96,55 +94,26 @@ class HumanPlayer:
             line = self._read()
         except (EOFError, KeyboardInterrupt):
             self.has_left = True
-            self._print("")  # end the line of the open prompt
+            self._terminal.print("")  # end the line of the open prompt
             raise EngineError("the person left") from None
         self.shown += 1  # the message is on the screen, because the person typed it there
         return parse_line(line, self._tools)
 
     def show(self, messages: Sequence[Message]) -> None:
-        """Print messages with their calls. An image is printed as its MIME type."""
-        for message in messages:
-            parts = (f"[{part.mime}]" if isinstance(part, Media) else part.text for part in message.parts)
-            calls = (f" {call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
-            self._print(f"{message.role}: {''.join(parts)}{''.join(calls)}")
+        """Print messages with their calls."""
+        self._terminal.show(messages)
 
     def _print_help(self) -> None:
-        self._print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
+        self._terminal.print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
 
     def _read(self) -> str:
-        """Return the next text that the person types. Empty lines are ignored, and a ``?`` prints the help.
-
-        If a line ends with a backslash, the text continues on the next line.
-        """
+        """Return the next text that the person types. Empty lines are ignored, and a ``?`` prints the help."""
         while True:
-            text = _read_line("> ", self._print)
+            text = self._terminal.read()
             if text.strip() == "?":
                 self._print_help()
-            while text.endswith("\\"):
-                text = text[:-1] + "\n" + _read_line(". ", self._print)
-            if text.strip() not in ("", "?"):
+            elif text.strip():
                 return text
-
-    def _print(self, text: str) -> None:
-        # Replace control characters, so that the text of a page cannot control the terminal.
-        safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-        self._console.print(Line(safe), soft_wrap=True)
-
-
-def _read_line(prompt: str, echo: Callable[[str], None]) -> str:
-    """Return a line of standard input. If standard input is not a terminal, pass the line to ``echo``.
-
-    The function blocks the thread of the event loop. During the call, Ctrl-C raises KeyboardInterrupt. The signal
-    handler of asyncio would have no effect, because this handler only notifies the event loop, which is blocked.
-    """
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        line = input(prompt)
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if not sys.stdin.isatty():
-        echo(line)
-    return line.encode("utf-8", "replace").decode("utf-8")
 
 
 def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:

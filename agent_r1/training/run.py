@@ -12,6 +12,7 @@ from datetime import datetime
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
+from agent_r1.core.redaction import flat_settings
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.rollout.collector import Collector
@@ -19,7 +20,7 @@ from agent_r1.store.folder import create_run, default_run_name, reopen_run, requ
 from agent_r1.store.results import result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import TrackedRun, TrackingRecorder
-from agent_r1.trackers.protocol import RunEnd, flat_settings
+from agent_r1.trackers.protocol import RunEnd
 from agent_r1.trackers.registry import require_trackers
 from agent_r1.training.agent_programs import close_agents, make_rollout, with_agent
 from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits

@@ -1,0 +1,80 @@
+"""The command ``chat``."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from agent_r1.commands.command import (
+    FilePath,
+    SettingsCommand,
+    config_option,
+    json_option,
+    progress_of,
+    show,
+    with_file,
+)
+from agent_r1.commands.tasksets import open_file, open_taskset, warn_unsandboxed
+from agent_r1.commands.training import config_of_run, require_file
+from agent_r1.config import Layer, resolve, restrict, setting_keys
+from agent_r1.core.taskset import TaskSet
+from agent_r1.export.model import find_weights
+from agent_r1.store import RunReader, is_run, run_folder
+from agent_r1.training.config import ChatConfig, TrainConfig, resolve_config
+
+OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "threads", "seed")
+"""The settings, and groups of settings, of a model that talks."""
+
+OF_THE_TASK = ("taskset", "data", "corpus", "encoder", "sandbox")
+
+KEYS = tuple(
+    key
+    for key in setting_keys(ChatConfig)
+    if key.partition(".")[0] in (*OF_THE_MODEL, *OF_THE_TASK, "temperature", "checkpoint", "split", "number")
+)
+
+
+@click.command(cls=SettingsCommand, config=ChatConfig, keys=KEYS)
+@click.argument("model", metavar="RUN|MODEL")
+@click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
+@config_option
+@json_option
+def chat(model: str, file: Path | None, settings: Layer, config_file: Path | None, as_json: bool) -> None:
+    """Talk to a model in the terminal, or from a pipe. It calls the tools of its task set.
+
+    RUN has its own task set; give the FILE.py that it was started with, if there is one. MODEL, a Hugging Face name or
+    a folder, has tools only with --taskset or FILE.py.
+    """
+    layers = [restrict(layer, ChatConfig, TrainConfig) for layer in with_file(settings, config_file)]
+    config = resolve(ChatConfig, layers)
+    folder, name, has_taskset = run_folder(model), model, "taskset" in config.model_fields_set
+    if is_run(folder):
+        with closing(RunReader(folder)) as reader:
+            name = str(find_weights(folder, reader, config.checkpoint).folder)
+        own = config_of_run(folder)
+        used = (*OF_THE_MODEL, *(() if has_taskset or file else OF_THE_TASK))
+        kept = {key: own.values[key] for key in used if key in own.values}
+        if kept.get("sandbox") == "none":
+            del kept["sandbox"]  # only the user can choose to run code without a sandbox
+        layers.append(restrict(Layer(own.source, kept), ChatConfig, TrainConfig))
+        if file is None and not has_taskset:
+            require_file(str(kept.get("taskset")))
+            has_taskset = True
+    layers.insert(0, Layer("command line", {"model": name}))
+    given, config = config, resolve(ChatConfig, layers)
+    taskset: TaskSet | None = None
+    if file is not None:
+        taskset = open_file(file, given, name)
+    elif has_taskset:
+        taskset = open_taskset(config.taskset, config)
+    from agent_r1.training import chat
+
+    if taskset is not None:
+        config = resolve_config(ChatConfig, layers, taskset)
+        warn_unsandboxed(taskset, progress_of(False))
+    result = chat.chat(config, taskset, Console(highlight=False))
+    show(as_json, result.to_json(), Text(""))

@@ -1,0 +1,64 @@
+"""The folder of an export, which appears complete or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.store import is_run
+from agent_r1.store.atomic_fs import atomic_dir, atomic_replace_dir
+
+MARKER = "export.json"
+"""The file that says what an export holds. With ``--force``, only folders with this file are replaced."""
+
+
+class ExportError(AgentR1Error):
+    """An export could not be written or uploaded."""
+
+
+@contextmanager
+def new_export(out: Path, force: bool) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes ``out`` when the block ends without an exception.
+
+    Args:
+        force: replace ``out`` if it is an earlier export or an empty folder.
+
+    Raises:
+        InvalidInput: as for :func:`require_new_export`.
+        ExportError: the folder cannot be written.
+    """
+    require_new_export(out, force)
+    try:
+        if os.path.lexists(out):
+            with atomic_replace_dir(out) as temporary:
+                yield temporary
+        else:
+            with atomic_dir(out) as temporary:
+                yield temporary
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{out} could not be written: {error}") from error
+
+
+def require_new_export(out: Path, force: bool) -> None:
+    """Raise InvalidInput if ``out`` exists, and is not a folder that ``force`` may replace."""
+    if not os.path.lexists(out):
+        return
+    if not force:
+        raise InvalidInput("OUT", got=f"{out}, which exists", do="name a new folder, or give --force to replace it")
+    if out.is_symlink() or not out.is_dir() or is_run(out) or not (is_export(out) or not any(out.iterdir())):
+        do = "name a new folder: --force replaces only earlier exports"
+        raise InvalidInput("OUT", got=f"{out}, which is not an earlier export", do=do)
+
+
+def is_export(folder: Path) -> bool:
+    """Return whether a folder is an earlier export."""
+    return (folder / MARKER).is_file()
+
+
+def write_marker(folder: Path, **facts: object) -> None:
+    """Write the file that says what the export holds."""
+    (folder / MARKER).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

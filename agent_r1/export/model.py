@@ -1,0 +1,134 @@
+"""Models and adapters of a run as folders for transformers and peft."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.store.manifest import (
+    MANIFEST,
+    MODEL,
+    CorruptCheckpoint,
+    check_manifest,
+    checkpoint_step,
+    list_checkpoints,
+)
+from agent_r1.store.reader import RunReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that makes a folder an adapter for peft."""
+
+NOT_OF_THE_MODEL = {MANIFEST, "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"}
+"""The files of a checkpoint or a final model that belong to the run, not to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """Weights that a run saved.
+
+    Attributes:
+        folder: an intact folder; with LoRA, the folder of the adapter.
+        merged: the folder of the merged model if the run saved one; None otherwise.
+        is_best: whether ``step`` is the best step by validation.
+    """
+
+    folder: Path
+    step: int
+    is_best: bool
+    merged: Path | None = None
+
+    @property
+    def is_adapter(self) -> bool:
+        return (self.folder / ADAPTER_CONFIG).is_file()
+
+
+def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
+    """Return the weights that ``checkpoint`` names: best, last, or the number of a step.
+
+    Raises InvalidInput if the run has no such weights, or if they are damaged.
+    """
+    best = best_step(reader)
+    checkpoints = list_checkpoints(run)
+    final_step = reader.last_step() if best is None else best
+    has_final = _is_intact(run / MODEL) and (reader.is_complete() or not checkpoints)
+    if has_final and (checkpoint == "best" or (checkpoint == "last" and not checkpoints and best is None)):
+        adapter = run / MODEL / "adapter"
+        return SavedWeights(adapter if adapter.is_dir() else run / MODEL, final_step, best is not None, run / MODEL)
+    intact = {checkpoint_step(folder): folder for folder in checkpoints if _is_intact(folder)}
+    newest = max(intact, default=-1)
+    step = best if checkpoint == "best" and best in intact else newest
+    step = step if checkpoint in ("best", "last") else int(checkpoint)
+    if step not in intact:
+        there = ", ".join(map(str, sorted(intact))) or "none"
+        do = f"choose best, last or a step with an intact checkpoint; there are: {there}"
+        raise InvalidInput("--checkpoint", got=f"{checkpoint} of {run}, which has no such weights", do=do)
+    return SavedWeights(intact[step], step, step == best)
+
+
+def best_step(reader: RunReader) -> int | None:
+    """Return the step with the best exact match in validation, the last one of equal steps; None without validation."""
+    validated = reader.curve("validation_em")
+    return max(validated, key=lambda step: (validated[step], step), default=None)
+
+
+def write_model(folder: Path, weights: SavedWeights) -> None:
+    """Write a whole model in the format of ``AutoModelForCausalLM.from_pretrained``, with tokenizer and chat template.
+
+    The adapter of a run with LoRA is merged.
+    """
+    if not weights.is_adapter:
+        _copy(weights.folder, folder)
+    elif weights.merged is not None:
+        _copy(weights.merged, folder)
+    else:
+        _write_merged(folder, weights.folder)
+
+
+def write_adapter(folder: Path, weights: SavedWeights) -> None:
+    """Write an adapter in the format of ``PeftModel.from_pretrained``.
+
+    Raises InvalidInput if the run was not trained with LoRA.
+    """
+    if not weights.is_adapter:
+        do = "give --format model: only runs with --trainer.lora.rank have an adapter"
+        raise InvalidInput("--format", got="adapter, of a run without LoRA", do=do)
+    _copy(weights.folder, folder)
+
+
+def base_of_adapter(folder: Path) -> str:
+    """Return the name of the model that the adapter in a folder belongs to."""
+    return str(json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))["base_model_name_or_path"])
+
+
+def _write_merged(folder: Path, adapter: Path) -> None:
+    # Imported here, because the modules import torch.
+    import torch
+
+    from agent_r1.model.adapter import merged_copy, save_weights
+    from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
+
+    merged: PreTrainedModel = merged_copy(load_model(str(adapter), torch.float32))
+    with quiet_transformers():
+        save_weights(folder, merged, merged.state_dict())
+        load_tokenizer(str(adapter)).save_pretrained(folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name not in NOT_OF_THE_MODEL:
+            shutil.copyfile(path, target / path.name)
+
+
+def _is_intact(folder: Path) -> bool:
+    try:
+        check_manifest(folder)
+    except CorruptCheckpoint:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""Export a run: choose what is written, write the folder, and upload it if this is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.export.attempts import read_attempts
+from agent_r1.export.card import dataset_card, model_card
+from agent_r1.export.config import FILTERS, ExportConfig, ExportFormat
+from agent_r1.export.folder import new_export, write_marker
+from agent_r1.export.hub import check_repository, push
+from agent_r1.export.metrics import write_metrics
+from agent_r1.export.model import find_weights, write_adapter, write_model
+from agent_r1.export.trajectories import write_openai, write_parquet
+from agent_r1.store import RunReader
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """The result of an export.
+
+    Attributes:
+        facts: the step of a model, or the number of attempts or steps.
+        bytes: the size of all files.
+        pushed: the address of the commit on the hub; None if nothing was uploaded.
+    """
+
+    format: ExportFormat
+    out: Path
+    facts: Mapping[str, Any]
+    bytes: int
+    pushed: str | None = None
+
+
+def export_run(
+    run: Path, out: Path, config: ExportConfig, *, force: bool = False, public: bool = False
+) -> ExportReport:
+    """Write a run to the folder ``out``, which appears complete or not at all.
+
+    Args:
+        force: replace ``out`` if it is an earlier export.
+        public: make a new repository on the hub public.
+
+    Raises:
+        InvalidInput: a setting has no effect with the format; the run has no such weights, or no such trajectories; or
+            ``out`` exists.
+        ExportError: the folder cannot be written or uploaded.
+    """
+    config.check_used()
+    if config.push:
+        check_repository(config.push)
+    name = config.push or str(out)
+    with closing(RunReader(run)) as reader, new_export(out, force) as folder:
+        is_model = config.format in ("model", "adapter")
+        facts = (
+            _write_model(folder, name, run, reader, config)
+            if is_model
+            else _write_data(folder, name, run, reader, config)
+        )
+        write_marker(folder, run=run.name, format=config.format, **facts, agent_r1=version("agent-r1"))
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    pushed = push(out, config.push, "model" if is_model else "dataset", public) if config.push else None
+    return ExportReport(config.format, out, facts, size, pushed)
+
+
+def _write_model(folder: Path, name: str, run: Path, reader: RunReader, config: ExportConfig) -> dict[str, Any]:
+    weights = find_weights(run, reader, config.checkpoint)
+    is_adapter = config.format == "adapter"
+    (write_adapter if is_adapter else write_model)(folder, weights)
+    card = model_card(name, run, reader, weights, is_adapter)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    return {"step": weights.step, "best": weights.is_best}
+
+
+def _write_data(folder: Path, name: str, run: Path, reader: RunReader, config: ExportConfig) -> dict[str, Any]:
+    given = {
+        key: value for key, value in config.model_dump(mode="json", include=set(FILTERS)).items() if value is not None
+    }
+    match config.format:
+        case "metrics":
+            facts: dict[str, Any] = {"steps": write_metrics(folder, reader)}
+        case "openai":
+            facts = {"attempts": write_openai(folder, read_attempts(reader, config))}
+        case _:
+            facts = {"attempts": write_parquet(folder, read_attempts(reader, config))}
+    if not any(facts.values()):
+        got = f"{run}, of which nothing matches" + "".join(f" --{key} {value}" for key, value in given.items())
+        raise InvalidInput("run", got=got, do="leave a filter out, or let the run train first")
+    card = dataset_card(name, run, reader, config.format, {**facts, **given})
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    return {**facts, **given}

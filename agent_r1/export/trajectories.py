@@ -1,0 +1,93 @@
+"""Trajectories as Parquet files for ``datasets``, and as lines of JSON in the OpenAI format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.packages import import_extra
+from agent_r1.export.attempts import ExportedAttempt, openai_messages, turn_record, valid_text
+
+ROWS_PER_FILE, ROWS_PER_GROUP = 10_000, 200
+"""The largest number of trajectories in a Parquet file, and of trajectories that are in memory together."""
+
+OPENAI_FILE = "trajectories.jsonl"
+
+
+def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
+    """Write ``trajectories.jsonl``: a JSON object with messages, tools, reward and metadata per line.
+
+    Return the number of lines.
+    """
+    count = 0
+    with (folder / OPENAI_FILE).open("w", encoding="utf-8", newline="\n") as file:
+        for attempt in attempts:
+            facts = attempt.facts()
+            line = {
+                "messages": openai_messages(attempt.trajectory.messages, arguments_as_text=True),
+                "tools": attempt.tools,
+                "reward": facts.pop("reward"),
+                "rewards": facts.pop("rewards"),
+                "metadata": facts,
+            }
+            file.write(json.dumps(valid_text(line), ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
+    """Write ``data/train-*.parquet``, which ``datasets.load_dataset`` reads. Return the number of rows."""
+    datasets, parquet = import_extra("datasets", "datasets"), import_extra("pyarrow.parquet", "datasets")
+    features = _features(datasets)
+    (folder / "data").mkdir()
+    count = 0
+    groups = _groups(map(_row, attempts), ROWS_PER_GROUP)
+    for number, first in enumerate(groups):
+        with parquet.ParquetWriter(folder / "data" / f"train-{number:05}.parquet", features.arrow_schema) as writer:
+            for group in chain([first], islice(groups, ROWS_PER_FILE // ROWS_PER_GROUP - 1)):
+                table = datasets.Dataset.from_list(group, features=features).data.table
+                writer.write_table(table.select(features.arrow_schema.names).cast(features.arrow_schema))
+                count += len(group)
+    return count
+
+
+def _groups(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    while group := list(islice(rows, size)):
+        yield group
+
+
+def _row(attempt: ExportedAttempt) -> dict[str, Any]:
+    row = {
+        **attempt.facts(),
+        "messages": openai_messages(attempt.trajectory.messages, arguments_as_text=False),
+        "tools": list(attempt.tools),
+        "turns": [turn_record(turn) for turn in attempt.trajectory.turns],
+    }
+    valid: dict[str, Any] = valid_text(row)
+    return valid
+
+
+def _features(datasets: Any) -> Any:
+    text, integer, number = datasets.Value("string"), datasets.Value("int64"), datasets.Value("float64")
+    json_value, truth = datasets.Json(), datasets.Value("bool")
+    turn = {
+        "parent": integer,
+        "kind": text,
+        "finish_reason": text,
+        "new_ids": datasets.List(datasets.Value("int32")),
+        "action_ids": datasets.List(datasets.Value("int32")),
+        "logprobs": datasets.List(number),
+        "text": text,
+        "rewards": json_value,
+        "call_rewards": datasets.List(json_value),
+    }
+    names = {
+        **dict.fromkeys(("id", "run", "task", "split", "fate", "fate_reason", "status", "status_reason"), text),
+        **dict.fromkeys(("group", "sample", "retry", "version", "step"), integer),
+        **{"truncated": truth, "seconds": number, "reward": number, "rewards": json_value},
+        **{"messages": datasets.List(json_value), "tools": datasets.List(json_value), "turns": datasets.List(turn)},
+    }
+    return datasets.Features(names)

@@ -1,0 +1,188 @@
+"""Chat in the terminal: a person talks to a model that can call the tools of a task set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Message, to_openai
+from agent_r1.core.task import Task
+from agent_r1.core.tasks import run_protected
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import Status
+from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEpisode
+from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.model_client import chat_client
+from agent_r1.rollout.session import Session, Stopped
+from agent_r1.rollout.user_code import format_error
+from agent_r1.training.build import EMBEDDED
+from agent_r1.training.config import ChatConfig
+from agent_r1.training.human_input import format_signature
+from agent_r1.training.policy import load_policy
+from agent_r1.training.terminal import Terminal
+
+HELP = """\
+/tools    list the tools that the model can call
+/reset    start a new conversation
+/quit     leave; Ctrl-D and Ctrl-C leave too
+Anything else is sent to the model. A line that ends with \\ continues on the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResult:
+    """The last conversation of a chat."""
+
+    messages: tuple[Message, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON output of ``agent-r1 chat``."""
+        return {"messages": list(map(to_openai, self.messages))}
+
+
+def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatResult:
+    """Let a person talk to the model ``config.model``, until the person leaves. Return the last conversation.
+
+    Args:
+        taskset: has the tools and the system message; None for a model without tools.
+
+    Raises:
+        InvalidInput: the model cannot be loaded, the environment of the task set is not a ToolEnv, or its split has no
+            task with the index ``config.number``.
+    """
+    torch.set_num_threads(config.threads)
+    env, task = _opening(config, taskset)
+    policy = load_policy(config, taskset, config.engine.dtype)
+    agent = policy.agent(EMBEDDED.engine(policy, config), config, config.temperature)
+    running = _Chat(agent, env, task, Terminal(console))
+    try:
+        run_protected(running.run())
+    except KeyboardInterrupt:  # Ctrl-C while the model or a tool was running
+        console.print()
+    return ChatResult(running.messages)
+
+
+def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task]:
+    """Return the environment, and the task whose system message and data the conversation has."""
+    if taskset is None:
+        return ToolEnv(tools=[]), Task("chat", ())
+    split = config.split or taskset.evaluation[0]
+    env, tasks = taskset.env_for_split(split), taskset.tasks(split)
+    if not isinstance(env, ToolEnv):
+        got = f"{taskset.name}, whose environment is a {type(env).__name__}"
+        raise InvalidInput("task set", got=got, do="give one whose environment is a ToolEnv, or a model alone")
+    if config.number >= len(tasks):
+        raise InvalidInput("--number", got=config.number, do=f"give one below {len(tasks)}")
+    task = tasks[config.number]
+    system = tuple(message for message in task.messages if message.role == "system")
+    return env, Task(task.id, system, task.data, task.split)
+
+
+class _Chat:
+    """The state of a chat.
+
+    Attributes:
+        messages: the conversation.
+    """
+
+    def __init__(self, agent: Agent, env: ToolEnv, task: Task, terminal: Terminal) -> None:
+        self._agent, self._env, self._task, self._terminal = agent, env, task, terminal
+        self._conversations = 0
+        self._session: Session | None = None
+        self._episode: ToolEpisode | None = None
+        self.messages: tuple[Message, ...] = ()
+
+    async def run(self) -> None:
+        """Read lines and answer them, until the person leaves."""
+        self._terminal.print(HELP)
+        try:
+            while (text := self._read()) is not None:
+                match text.strip():
+                    case "":
+                        continue
+                    case "/reset":
+                        await self._close()
+                        self._terminal.print("a new conversation")
+                    case "/tools":
+                        self._terminal.print("\n".join(map(format_signature, self._env.tools)) or "no tools")
+                    case "/help" | "?":
+                        self._terminal.print(HELP)
+                    case _:
+                        await self._answer(Message.user(text))
+        finally:
+            conversation = self.messages
+            await self._close()
+            self.messages = conversation
+            await self._agent.engine.close()
+
+    def _read(self) -> str | None:
+        """Return the next line; None if the person leaves."""
+        try:
+            text = self._terminal.read("you> ")
+        except (EOFError, KeyboardInterrupt):
+            self._terminal.print("")  # end the line of the open prompt
+            return None
+        return None if text.strip() in ("/quit", "/exit") else text
+
+    async def _answer(self, message: Message) -> None:
+        """Let the model act until it answers without a call, for at most ``max_turns`` actions."""
+        try:
+            session, episode = await self._continue(message)
+            episode.num_actions = 0  # the limit of actions applies to each message of the person
+            while True:
+                action = await session.respond(self.messages, self._env.tools)
+                if isinstance(action, Stopped):
+                    return self._explain(action)
+                self._add(action.message)
+                if not action.message.calls:
+                    return
+                transition = await episode.step(action)
+                if transition.end is not None:
+                    limit = self._env.max_turns
+                    return self._terminal.print(f"({limit} actions in a row are the limit; the calls were not run)")
+                session.observe(transition)
+                self._add(*transition.messages)
+        except Exception as error:  # of the environment, which is code of a user
+            self._terminal.print(f"(the environment failed: {format_error(error)})")
+
+    async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
+        """Add a message of the person to the conversation. Open a session and an episode for the first message."""
+        if self._session is not None and self._episode is not None:
+            self.messages = (*self.messages, message)
+            return self._session, self._episode
+        agent, attempt = self._agent, AttemptId("chat", self._task.id, 0, self._conversations)
+        self._conversations += 1
+        models: Mapping[str, Any] = {"policy": chat_client(agent.engine, agent.renderer, agent.params)}
+        context = RolloutContext(attempt, attempt.seed(agent.seed), models=models)
+        self._session = agent.open_session(attempt)
+        task = Task(self._task.id, (*self._task.messages, message), self._task.data, self._task.split)
+        self._episode = await self._env.open(task, context)
+        self.messages = self._episode.start
+        return self._session, self._episode
+
+    def _add(self, *messages: Message) -> None:
+        self.messages = (*self.messages, *messages)
+        self._terminal.show(messages)
+
+    def _explain(self, stopped: Stopped) -> None:
+        if stopped.status is Status.OUT_OF_TOKENS:
+            limit = self._agent.context_length
+            self._terminal.print(f"(the context of {limit} tokens is full; /reset starts a new conversation)")
+        else:
+            self._terminal.print(f"(no answer: {stopped.reason or stopped.status.value})")
+
+    async def _close(self) -> None:
+        """Close session and episode, and empty the conversation."""
+        session, episode = self._session, self._episode
+        self._session, self._episode, self.messages = None, None, ()
+        if session is not None:
+            await session.close()
+        if episode is not None:
+            await episode.close()

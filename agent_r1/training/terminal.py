@@ -1,0 +1,58 @@
+"""A terminal, or a pipe, in which a person types lines and sees the messages of a conversation."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text as Line
+
+from agent_r1.core.messages import Media, Message
+
+
+class Terminal:
+    """Reads lines from standard input, and prints messages on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def print(self, text: str) -> None:
+        """Print a text. Control characters are replaced, so that the text of a page cannot control the terminal."""
+        safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+        self._console.print(Line(safe), soft_wrap=True)
+
+    def show(self, messages: Sequence[Message]) -> None:
+        """Print messages with their calls. An image is printed as its MIME type."""
+        for message in messages:
+            parts = (f"[{part.mime}]" if isinstance(part, Media) else part.text for part in message.parts)
+            calls = (f" {call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
+            self.print(f"{message.role}: {''.join(parts)}{''.join(calls)}")
+
+    def read(self, prompt: str = "> ") -> str:
+        """Return the text that the person types. If a line ends with a backslash, the text continues on the next line.
+
+        The call blocks the thread of the event loop. Raises EOFError at the end of the input (Ctrl-D), and
+        KeyboardInterrupt after Ctrl-C.
+        """
+        text = self._read_line(prompt)
+        while text.endswith("\\"):
+            text = text[:-1] + "\n" + self._read_line(". ")
+        return text
+
+    def _read_line(self, prompt: str) -> str:
+        """Return a line of standard input. If standard input is not a terminal, print the line.
+
+        During the call, Ctrl-C raises KeyboardInterrupt. The signal handler of asyncio would have no effect, because
+        this handler only notifies the event loop, which is blocked.
+        """
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            line = input(prompt)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        if not sys.stdin.isatty():
+            self.print(line)
+        return line.encode("utf-8", "replace").decode("utf-8")
