@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from extras import requires
 from preloaded import run_python
 
 from agent_r1 import Message, Task
@@ -26,7 +27,7 @@ from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
 from agent_r1.store import RunReader
 from agent_r1.training.user_task import load_task_file
 
-pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (extra reasoning-gym)")
+pytestmark = requires("reasoning_gym", "reasoning-gym")
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "alice.py"

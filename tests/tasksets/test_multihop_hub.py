@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import requires
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
@@ -14,12 +16,12 @@ from agent_r1.tasksets.hub import HubName, hub_name
 from agent_r1.tasksets.multihop.questions import read_questions
 from agent_r1.tasksets.splits import read_splits
 
-datasets = pytest.importorskip("datasets", reason="datasets is not installed (extra datasets)")
+pytestmark = requires("datasets", "datasets")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def row(number: int) -> dict[str, Any]:
@@ -35,10 +37,14 @@ def row(number: int) -> dict[str, Any]:
     }
 
 
+def write_split(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
+    import_module("datasets").Dataset.from_list(rows).to_parquet(folder / f"{split}-00000.parquet")
+
+
 def folder_of(folder: Path, **parts: range) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for split, numbers in parts.items():
-        datasets.Dataset.from_list([row(number) for number in numbers]).to_parquet(folder / f"{split}-00000.parquet")
+        write_split(folder, split, [row(number) for number in numbers])
     return folder
 
 
@@ -101,7 +107,7 @@ def test_a_taskset_is_built_from_a_name(tmp_path: Path) -> None:
 def test_an_invalid_row_is_reported(tmp_path: Path) -> None:
     rows = [row(0), row(1) | {"answer": ""}]
     (tmp_path / "bad").mkdir()
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "bad" / "train-00000.parquet")
+    write_split(tmp_path / "bad", "train", rows)
     with pytest.raises(InvalidInput, match=r"bad@train, row 2: got no answer"):
         read_questions(Path(f"hf:{tmp_path / 'bad'}@train"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import requires
 
 from agent_r1 import ToolEnv
 from agent_r1.core.attempt_id import AttemptId
@@ -20,7 +21,7 @@ from agent_r1.tools import mcp
 from agent_r1.tools.mcp import HttpServer, StdioServer, mcp_tools
 from agent_r1.tools.tool_errors import ToolErrorKind
 
-pytest.importorskip("mcp", reason="mcp is not installed (extra mcp)")
+pytestmark = requires("mcp", "mcp")
 
 SERVER = f"python {Path(__file__).parent / 'mcp_server.py'}"
 NAMES = ["count", "add", "raises", "dies", "hangs", "floods", "the_environment", "picture"]

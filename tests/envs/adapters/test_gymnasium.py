@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from extras import requires
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Message
@@ -12,7 +13,7 @@ from agent_r1.core.task import Task
 from agent_r1.envs.adapters.gymnasium import Gymnasium
 from agent_r1.tools.tool_errors import ToolErrorKind
 
-pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra gymnasium)")
+pytestmark = requires("gymnasium", "gymnasium")
 
 DIRECTIONS = ("left", "down", "right", "up")
 LAKE = {"render_mode": "ansi", "is_slippery": False}

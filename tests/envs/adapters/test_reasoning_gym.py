@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
+from extras import requires
 
 from agent_r1 import Task, ToolEnv, Trajectory
 from agent_r1.core.errors import AgentR1Error, InvalidInput
@@ -17,7 +19,7 @@ from agent_r1.envs.adapters.reasoning_gym import reasoning_gym_score, reasoning_
 from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.training.user_task import make_taskset
 
-package = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (extra reasoning-gym)")
+pytestmark = requires("reasoning_gym", "reasoning-gym")
 
 SMALL = {"max_terms": 2, "max_digits": 1}
 Answered = Callable[[str], Trajectory]
@@ -61,6 +63,7 @@ def test_the_splits_share_no_question() -> None:
 
 def test_datasets_of_neighboring_seeds_share_questions() -> None:
     """This is the reason why one draw serves both splits."""
+    package = import_module("reasoning_gym")
     one, other = (package.create_dataset("chain_sum", seed=seed, size=50) for seed in (0, 1))
     assert len({entry["question"] for entry in one} & {entry["question"] for entry in other}) == 49
 
@@ -106,7 +109,7 @@ def test_tasks_whose_scorer_runs_answers_declare_that_there_is_no_sandbox() -> N
 def test_scorers_that_run_answers_are_refused_by_default() -> None:
     running = [
         name
-        for name, (kind, _) in package.factory.DATASETS.items()
+        for name, (kind, _) in import_module("reasoning_gym").factory.DATASETS.items()
         if "eval(" in inspect.getsource(kind.score_answer) or "parse_expr(" in inspect.getsource(kind.score_answer)
     ]
     assert {"countdown", "n_queens", "spiral_matrix"} <= set(running)

@@ -6,12 +6,13 @@ import asyncio
 import random
 
 import pytest
+from extras import requires
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.envs.adapters.textarena import TextArena, random_move
 
-pytest.importorskip("textarena", reason="textarena is not installed (extra textarena)")
+pytestmark = requires("textarena", "textarena")
 
 
 def test_a_game_for_one_shows_new_messages_and_a_final_reward(play_episode) -> None:
