@@ -2,8 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
+INSTALLED_DOCS := .venv/docs/.installed
 
-.PHONY: demo install test check format bench algorithms faults controls paper tiny-base clean
+.PHONY: demo install test check format docs bench algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -25,6 +26,16 @@ $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
 	# Apart from the other packages: transformers imports torchao at each start if it can, which takes 1.5 s.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .venv/torchao torchao==0.18.0
 	touch $@
+
+# In an environment of its own: the site is built from the files, without importing the package.
+$(INSTALLED_DOCS): requirements-docs.lock
+	test -x .venv/docs/bin/python || $(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	touch $@
+
+docs: $(INSTALLED_DOCS)  ## the documentation as a site in site/; a broken link or an unknown name fails
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict
+	@echo "open site/index.html"
 
 test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap (apt-get install bubblewrap libseccomp2)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 3 --dist loadfile --no-loadscope-reorder
@@ -57,4 +68,4 @@ tiny-base: $(INSTALLED)  ## make the committed base model again
 	$(BIN)/python -m research.tiny_base
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build site *.egg-info

@@ -1,0 +1,53 @@
+"""Hooks of MkDocs: pages for files outside docs/, and links between pages as the site needs them.
+
+The Markdown files link to each other and to files of the repository, so that they can be read without the site. Files
+of the repository become pages: Markdown files as they are, other files as code.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ["CONTRIBUTING.md", "CHANGELOG.md", *(f"{folder}/*.*" for folder in ("examples", "recipes"))]
+"""Patterns of the files outside docs/ that become pages."""
+
+LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s]+")
+LANGUAGES = {".py": "python", ".toml": "toml"}
+
+
+def page_of(path: str) -> str:
+    """Return the path of a page, relative to docs/, for the path of a file, relative to the repository."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return path if path.endswith(".md") else f"{path}.md"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each file of ``SOURCES``."""
+    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+        if path.suffix != ".md":
+            text = f"# {name}\n\n````{LANGUAGES[path.suffix]}\n{text}````\n"
+        files.append(File.generated(config, page_of(name), content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return the Markdown of a page with links to pages instead of links to files of the repository."""
+    source = page.file.src_uri
+    here = "docs" if page.file.generated_by is None else ""
+    folder = posixpath.join(here, posixpath.dirname(source))
+
+    def to_page(match: re.Match[str]) -> str:
+        path, anchor = urlsplit(match[0]).path, urlsplit(match[0]).fragment
+        target = page_of(posixpath.normpath(posixpath.join(folder, path)))
+        relative = posixpath.relpath(target, posixpath.dirname(source) or ".")
+        return f"{relative}#{anchor}" if anchor else relative
+
+    return LINK.sub(to_page, re.sub(r"^```python notest$", "```python", markdown, flags=re.MULTILINE))

@@ -1,0 +1,90 @@
+"""The Python in the documents runs, its tasks can be trained on, and its settings exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from viewed_runs import write_run
+
+import agent_r1.training.api as api
+from agent_r1.core.environment import Env
+from agent_r1.core.taskset import TaskSet
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.tables import Table, TrainReport
+from agent_r1.training.user_task import make_taskset
+
+ROOT = Path(__file__).parents[1]
+TESTED_ELSEWHERE = {"adapters.md", "algorithms.md", "sandbox.md", "tasksets.md"}
+"""Pages whose Python other tests run."""
+
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in TESTED_ELSEWHERE]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page: its language, its attributes and its text."""
+
+    language: str
+    attributes: str
+    text: str
+
+    @property
+    def title(self) -> str | None:
+        found = re.search(r'title="(\S+)"', self.attributes)
+        return found and found[1]
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", page.read_text(), re.M | re.S)]
+
+
+def run(found: Sequence[Block]) -> None:
+    """Run the Python blocks of a page as one program. Blocks with a title are also files in the working directory.
+
+    A block with the attribute ``notest`` needs the hub or a trained model, and is only compiled. So is a block that
+    imports a package of another project that is not installed.
+    """
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in found:
+        if block.title:
+            Path(block.title).write_text(block.text)
+        if block.language != "python":
+            continue
+        code = compile(block.text, f"block {block.text[:40]!r}", "exec", dont_inherit=True)
+        if "notest" in block.attributes.split():
+            continue
+        try:
+            exec(code, names)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("agent_r1"):
+                raise
+        if isinstance(names.get("env"), Env) and names.get("tasks"):
+            make_taskset(names["env"], names["tasks"], "page", "a/model", names.get("rewards", ()))
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainConfig]:
+    """Replace training, which takes time, by a check of its settings. The list holds the settings of each training."""
+    monkeypatch.chdir(tmp_path)
+    configs: list[TrainConfig] = []
+
+    def check(config: TrainConfig, taskset: TaskSet, *others: object) -> TrainReport:
+        configs.append(config)
+        return TrainReport(tmp_path, config.steps, 0.0, Table({}, {}))
+
+    monkeypatch.setattr(api, "start_run", check)
+    return configs
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name
+)
+def test_the_python_of_a_page_runs(page: Path, trained: list[TrainConfig]) -> None:
+    if "RunReader(" in page.read_text():
+        write_run(Path("runs/demo"), steps=12)
+    run(blocks(page))
