@@ -176,6 +176,7 @@ class RunText:
             yield ""
             yield _results(self.report.table)
         if self.report.curves:
+            yield ""
             yield _curves(self.report.curves, options.max_width, ASCII_BLOCKS if options.ascii_only else BLOCKS)
         if self.report.events:
             yield Text("Last events", "bold")
@@ -198,7 +199,7 @@ def _head(report: RunReport) -> Text:
 
 def _facts(report: RunReport) -> Table:
     summary = report.summary
-    settings = "  ".join(f"{setting.key} {_value(setting.value)}" for setting in report.settings)
+    settings = "  ".join(f"{setting.key}={_value(setting.value)}" for setting in report.settings)
     rows = {
         "folder": str(report.folder),
         "task set": summary.taskset,

@@ -74,9 +74,13 @@ class CurveTable:
         self._parts: list[RenderableType] = [heading]
 
     def add_panel(self, title: str, unit: str, curves: Sequence[tuple[str, Curve]]) -> None:
-        """Add the curves of one chart: one line if it has one curve, otherwise a line with the title above them."""
+        """Add the curves of one chart: a line with the title, and a line for each curve.
+
+        If the title says what the only curve is, one line is enough.
+        """
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()
-        if len(curves) == 1:
+        label = curves[0][0]
+        if len(curves) == 1 and (label in f"{title} {unit}".lower() or title.lower() in label):
             self._add(grid, name if name.cell_len <= self._names else Text(title, "bold"), curves[0][1])
         else:
             self._parts.append(name)
@@ -101,4 +105,10 @@ class CurveTable:
         finite = [value for value in values if math.isfinite(value)]
         shown = (values[0], values[-1], min(finite, default=math.nan), max(finite, default=math.nan))
         line = Text(sparkline(values, self._room, self._blocks), "cyan")
-        grid.add_row(name, line, *(Text(number(value, 3)) for value in shown))
+        grid.add_row(name, line, *(Text(_short_number(value)) for value in shown))
+
+
+def _short_number(value: float) -> str:
+    """Return a number with at most VALUE_WIDTH characters."""
+    text = number(value, 3)
+    return text if len(text) <= VALUE_WIDTH else number(value, 2)

@@ -1,6 +1,7 @@
 """A resumed run gives the results of an uninterrupted one, wherever it stopped."""
 
 import random
+import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from documented_metrics import DOCUMENTED
 from resuming import EVERYTHING, STEPS, Whole, config_of, result_of, resume, train_with_images
 from safetensors import safe_open
 
@@ -37,6 +39,23 @@ def test_a_run_resumed_from_any_step_equals_an_uninterrupted_one(
     assert resume(run.taskset, folder) == run.result
     report = verify(folder)
     assert report.violations == () and report.segments == 2 and report.attempts["pending"] == 0
+    assert recorded_tokens(folder) == recorded_tokens(run.place / "whole")
+
+
+def recorded_tokens(folder: Path) -> list[str]:
+    """Return the token records of all attempts as text, because a NaN does not equal itself."""
+    with closing(RunReader(folder)) as reader:
+        records = [record for event in reader.attempts() for record in reader.token_records(event.attempt)]
+    assert records
+    return sorted(repr(replace(record, attempt=replace(record.attempt, run=""))) for record in records)
+
+
+def test_every_metric_of_these_runs_is_documented(whole: Callable[..., Whole]) -> None:
+    recorded: set[str] = set()
+    for one in (whole(algorithm="grpo"), whole(unpredictable=True, **EVERYTHING)):
+        with closing(RunReader(one.place / "whole")) as reader:
+            recorded |= {re.sub(r"^reward/.*", "reward/NAME", name) for name in reader.metric_names()}
+    assert {"reward/NAME", "validation_em", "kl_reference", "critic/explained_variance"} <= recorded <= DOCUMENTED
 
 
 @pytest.mark.parametrize("step", [4])
