@@ -4,11 +4,14 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+import pytest
+
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.gateway import AgentHost, AgentProgram, GatewayConfig
+from agent_r1.gateway.agent_threads import AgentThreads
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted_engine import ScriptedEngine
@@ -43,6 +46,21 @@ class RecordingEngine(ScriptedEngine):
         return completion
 
 
+class CheckedThreads(AgentThreads):
+    """Keeps the failed assertions of agents, which would otherwise only end their episodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.failed_checks = []
+
+    async def call(self, function, base_url, key, task):
+        try:
+            return await super().call(function, base_url, key, task)
+        except (AssertionError, pytest.fail.Exception) as error:
+            self.failed_checks.append(error)
+            raise
+
+
 @dataclass
 class Episodes:
     """Runs an agent function in an episode; ``engine`` is the engine of the last episode."""
@@ -54,15 +72,18 @@ class Episodes:
     async def run(self, function, reply=search_then_answer, *, engine=RecordingEngine, max_tokens=400, context=6000,
                   seconds=None, temperature=1.0, config=None):  # fmt: skip
         self.engine = engine(self.renderer, reply)
-        self.host = AgentHost(config or GatewayConfig())
+        threads = CheckedThreads()
+        self.host = AgentHost(config or GatewayConfig(), threads=threads)
         agent = Agent(self.engine, self.renderer, SamplingParams(temperature, max_tokens=max_tokens), context, seed=3)
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         rollout = RolloutContext(AttemptId("run", "t", 0, 0), 0, deadline)
         try:
             (trajectory,) = await AgentProgram(function, agent, self.host).run(Task("t", "Who rules Alba?"), rollout)
-            return trajectory
         finally:
             await self.host.close()
+        for error in threads.failed_checks:
+            raise error
+        return trajectory
 
     def log(self):
         """The requests of the only key."""

@@ -14,6 +14,7 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
+from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
 from agent_r1.gateway import AgentHost, AgentProgram, GatewayConfig
 from agent_r1.inference.torch_engine import TorchEngine
@@ -122,6 +123,27 @@ def test_a_hanging_agent_ends_at_its_deadline_and_its_key_with_it(episodes, is_a
     assert isinstance(late[0], openai.AuthenticationError | openai.APIConnectionError)
 
 
+def test_a_key_ends_with_its_episode(renderer):
+    accesses = []
+
+    def run(base_url, api_key, task):
+        accesses.append((base_url, api_key))
+        ask(base_url, api_key)
+
+    async def main():
+        agent = Agent(RecordingEngine(renderer, answer), renderer, SamplingParams(max_tokens=40), 4000)
+        program = AgentProgram(run, agent, AgentHost())
+        for index in range(2):
+            context = RolloutContext(AttemptId("run", "t", 0, index), 0)
+            (trajectory,) = await program.run(Task("t", "Who rules Alba?"), context)
+            with pytest.raises(openai.AuthenticationError):
+                await asyncio.to_thread(ask, *accesses[index])
+            assert len(trajectory.turns) == 1
+        await program.host.close()
+
+    asyncio.run(main())
+
+
 def test_an_async_agent_that_blocks_its_event_loop_is_served(episodes):
     async def run(base_url, api_key, task):
         return ask(base_url, api_key)  # a synchronous client
@@ -218,7 +240,7 @@ def exact(trajectory):
 
 def test_the_agent_loop_over_http_samples_the_same_tokens():
     taskset, renderer = build("tinywiki", None, None, 0, None), open_renderer(load_tokenizer("tiny-base"))
-    tasks = taskset.tasks("train")[:12]
+    tasks = taskset.tasks("train")[:8]
 
     async def play(over_http):
         engine = TorchEngine(load_model("tiny-base", torch.float32), 512)
@@ -242,4 +264,4 @@ def test_the_agent_loop_over_http_samples_the_same_tokens():
         assert exact(one)[:turns] == exact(other) and one.start == other.start
         assert [turn.observation for turn in one.turns] == [turn.observation for turn in other.turns]
         assert one.messages == other.messages
-    assert valid >= 6 and any(len(trajectory.turns) > 1 for trajectory in by_http)
+    assert valid >= 4 and any(len(trajectory.turns) > 1 for trajectory in by_http)

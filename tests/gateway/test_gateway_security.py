@@ -1,7 +1,6 @@
 """The gateway under hostile requests: the right status codes, no traceback, and it goes on serving."""
 
 import asyncio
-import gc
 import json
 import socket
 from urllib.parse import urlsplit
@@ -72,9 +71,9 @@ def visit(renderer, caplog):
                 finally:
                     await gateway.close()
 
-        gc.collect()  # clients of earlier tests that were not closed would log their end in this event loop
         asyncio.run(main())
-        assert not [record for record in caplog.records if record.exc_info]
+        ours = [record for record in caplog.records if record.name.startswith(("agent_r1", "uvicorn"))]
+        assert not [record for record in ours if record.exc_info]
 
     return visit
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from chat_templates import SEARCH, real_tokenizer, tokenizer_of
+from tests_tokenizer import hermes_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -21,7 +22,7 @@ from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import TEMPLATE_FORMATS, open_renderer
-from agent_r1.renderers.stop_strings import StopStringMatcher
+from agent_r1.renderers.stop_strings import StopStringMatcher, with_stop_strings
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.scripted_engine import ScriptedEngine
@@ -45,11 +46,29 @@ def tags_of(*pieces, tags=None):
     return open_renderer(fast, "tags", tags)
 
 
-def stopped(renderer, text, tools=TOOLS):
+def stopped(renderer, text, tools=TOOLS, strings=()):
     """Return the part of a text that an engine would sample, if it checks after every token."""
-    ids, condition = renderer.encode(text), renderer.stop_condition(tools)
+    ids, condition = renderer.encode(text), with_stop_strings(renderer.stop_condition(tools), strings, renderer.decode)
     count = next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))
     return renderer.tokenizer.decode(list(ids[:count]))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("I look. Stop. <search>Alba</search> and so on", "I look. Stop."),
+        ("I look. <search>Alba</search> Stop. And", "I look. <search>Alba</search>"),
+        ("<search>Stop.</search>", "<search>Stop."),
+    ],
+)
+def test_strings_of_a_request_end_an_action_beside_those_of_the_format(text, kept):
+    assert stopped(tags_of(), text, strings=("Stop.", "!!")) == kept
+
+
+def test_without_a_format_that_ends_actions_only_the_strings_of_a_request_do():
+    hermes = TemplateRenderer(hermes_tokenizer())
+    assert stopped(hermes, "I look. Stop. More", strings=("Stop.",)) == "I look. Stop."
+    assert with_stop_strings(None, (), hermes.decode) is None
 
 
 @pytest.mark.parametrize(

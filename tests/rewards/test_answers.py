@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,18 @@ def test_rewards_compare_the_final_answer_with_the_best_gold_answer(
 def test_without_turns_there_is_no_answer(task: Task, make_trajectory: Any) -> None:
     assert final_answer(make_trajectory()) is None
     assert exact_match(make_trajectory(), task) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("Bruno", "Bruno"), (" Bruno\n", "Bruno"), ("So: <answer>Bruno</answer>.", "Bruno"), ("", None), (" ", None)],
+)
+def test_the_returned_answer_of_an_agent_program_replaces_the_last_text(
+    make_action: Any, make_trajectory: Any, answer: str, expected: str | None
+) -> None:
+    calling = make_trajectory((make_action("<answer>Carla</answer>", ToolCall("c", "s", {}, "")), [FINE]))
+    for trajectory in (calling, make_trajectory((make_action("<answer>Carla</answer>"), []))):
+        assert final_answer(replace(trajectory, answer=answer)) == expected
 
 
 def test_an_answer_beside_a_call_is_not_final(make_action: Any, make_trajectory: Any, call: Any) -> None:
