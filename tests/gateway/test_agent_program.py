@@ -16,7 +16,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
-from agent_r1.gateway import AgentHost, AgentProgram, GatewayConfig
+from agent_r1.gateway import AgentHost, AgentProgram, GatewayConfig, agent_threads
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.formats.detect import open_renderer
@@ -142,6 +142,30 @@ def test_a_key_ends_with_its_episode(renderer):
         await program.host.close()
 
     asyncio.run(main())
+
+
+def test_an_agent_that_blocks_the_event_loop_of_all_agents_does_not_block_later_episodes(renderer, monkeypatch, caplog):
+    monkeypatch.setattr(agent_threads, "RESPONSE_SECONDS", 0.05)
+    may_end = threading.Event()
+
+    async def run(base_url, api_key, task):
+        if task.id == "blocking":
+            may_end.wait(60)
+        return ask(base_url, api_key)
+
+    async def main():
+        agent = Agent(RecordingEngine(renderer, answer), renderer, SamplingParams(max_tokens=40), 4000)
+        program, loop = AgentProgram(run, agent, AgentHost()), asyncio.get_running_loop()
+        context = RolloutContext(AttemptId("run", "blocking", 0, 0), 0, loop.time() + 0.2)
+        (blocking,) = await program.run(Task("blocking", "Who?"), context)
+        while "blocks the event loop" not in caplog.text:
+            await asyncio.sleep(0.01)
+        (later,) = await program.run(Task("t", "Who?"), RolloutContext(AttemptId("run", "t", 0, 1), 0))
+        await program.host.close()
+        return blocking.status, later.status
+
+    assert asyncio.run(main()) == (Status.CANCELLED, Status.COMPLETED)
+    may_end.set()
 
 
 def test_an_async_agent_that_blocks_its_event_loop_is_served(episodes):
