@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from rich.console import RenderableType
 
-from agent_r1.commands.command import json_option
+from agent_r1.commands.command import Invalid, json_option
 from agent_r1.commands.command import show as print_result
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.suggest import suggest
 from agent_r1.core.trajectory import Status
 from agent_r1.store import AttemptFilter, RunReader, is_run, run_folder
 from agent_r1.store.attempt_list import AttemptOrder
+from agent_r1.store.folder import run_argument
+from agent_r1.store.turn_invariants import DECODING_ERRORS
 
 ORDERS = get_args(AttemptOrder)
 SORTS = [name for order in ORDERS for name in (order, f"-{order}")]
@@ -89,18 +94,20 @@ def _show_run(folder: Path, reader: RunReader, as_json: bool) -> None:
     from agent_r1.commands.view import default_settings
 
     report = read_report(folder, reader, default_settings())
-    print_result(as_json, report.to_json(), RunText(report))
+    _print(as_json, report.to_json(), RunText(report))
 
 
 def _show_metric(folder: Path, reader: RunReader, name: str, as_json: bool) -> None:
-    from agent_r1.commands.show_run import MetricText, finite_curve
+    from agent_r1.commands.show_run import MetricText
+    from agent_r1.viewer.text import one_line
 
     curve = reader.curve(name)
     if not curve:
         names = reader.metric_names()
-        do = f"{suggest(name, names)} there are: {', '.join(names) or 'none yet'}".strip()
+        known = ", ".join(map(one_line, names)) or "none yet"
+        do = f"{suggest(name, names)} there are: {known}".strip()
         raise InvalidInput("metric", got=repr(name), do=do)
-    print_result(as_json, {"run": str(folder), "metric": name, "curve": finite_curve(curve)}, MetricText(name, curve))
+    _print(as_json, {"run": str(folder), "metric": name, "curve": dict(curve)}, MetricText(name, curve))
 
 
 def _show_attempts(reader: RunReader, where: AttemptFilter, sort: str, limit: int, as_json: bool) -> None:
@@ -109,18 +116,35 @@ def _show_attempts(reader: RunReader, where: AttemptFilter, sort: str, limit: in
     order: Any = sort.removeprefix("-")
     found = reader.list_attempts(where, sort=order, descending=sort.startswith("-"), limit=limit)
     total = reader.count_attempts(where)
-    print_result(as_json, {"attempts": [*map(summary_json, found)], "total": total}, AttemptTable(found, total))
+    _print(as_json, {"attempts": [*map(summary_json, found)], "total": total}, AttemptTable(found, total))
 
 
 def _show_attempt(
     folder: Path, reader: RunReader, name: str, where: AttemptFilter, tokens: bool, as_json: bool
 ) -> None:
     from agent_r1.commands.show_attempt import AttemptText, read_attempt
-    from agent_r1.commands.show_attempts import WORDS, find_attempt
+    from agent_r1.commands.show_attempts import WORDS, find_attempt, short_id
     from agent_r1.commands.view import find_model
 
     if tokens and name in WORDS and reader.count_attempts(replace(where, recorded=True)):
         where = replace(where, recorded=True)  # so that the numbers of the trainer are known
     summary = find_attempt(folder, reader, name, where)
-    report = read_attempt(folder, reader, summary, find_model(str(reader.config().get("model", ""))), tokens)
-    print_result(as_json, report.to_json(), AttemptText(report))
+    try:
+        report = read_attempt(folder, reader, summary, find_model(str(reader.config().get("model", ""))), tokens)
+    except DECODING_ERRORS as error:
+        line = f"the record of {short_id(summary.attempt)} is damaged: {type(error).__name__}: {error}"
+        raise Invalid(f"{line}; 'agent-r1 verify {run_argument(folder)}' lists all damage") from error
+    _print(as_json, report.to_json(), AttemptText(report))
+
+
+def _print(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
+    """Print ``data`` as JSON if ``as_json`` is true, ``text`` otherwise. Numbers that are not finite become null."""
+    print_result(as_json, _finite(data) if as_json else data, text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -44,7 +44,7 @@ class AttemptReport:
     record_tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values. Texts are as they were recorded; numbers that are not finite are null."""
+        """Return the report as JSON values. Texts are as they were recorded."""
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}

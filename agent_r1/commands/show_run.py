@@ -83,7 +83,7 @@ class RunReport:
     warnings: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values. Numbers that are not finite become null."""
+        """Return the report as JSON values."""
         summary = self.summary
         return {
             "run": str(self.folder),
@@ -102,15 +102,10 @@ class RunReport:
             "validation": {"last": self.last and asdict(self.last), "best": self.best and asdict(self.best)},
             "best_checkpoint": None if self.best_checkpoint is None else str(self.best_checkpoint),
             "table": {method: dict(cells) for method, cells in self.table.items()},
-            "curves": {name: finite_curve(curve) for name, curve in self.curves.items()},
+            "curves": {name: dict(curve) for name, curve in self.curves.items()},
             "warnings": self.warnings,
             "events": [{"time": event.time, "segment": event.segment, **asdict(event.event)} for event in self.events],
         }
-
-
-def finite_curve(curve: Curve) -> dict[int, float | None]:
-    """Return a curve as JSON values: a number that is not finite becomes None."""
-    return {step: value if math.isfinite(value) else None for step, value in curve.items()}
 
 
 def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) -> RunReport:

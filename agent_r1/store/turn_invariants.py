@@ -16,7 +16,8 @@ from agent_r1.store.codec import decode_action, decode_messages, decode_result, 
 from agent_r1.store.compression import TurnTokens, unpack_columns, unpack_document
 from agent_r1.store.rows import decode_reward
 
-_DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
+DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
+"""The errors that decoding a damaged turn or outcome raises."""
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
@@ -27,7 +28,7 @@ def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
         try:
             _ = Status(status), decode_messages(unpack_document(start))
             problem = next(_attempt_problems(connection, key, newest, _Counts(*counts)), None)
-        except _DECODING_ERRORS as error:
+        except DECODING_ERRORS as error:
             problem = f"cannot be read: {type(error).__name__}: {error}"
         if problem is not None:
             yield f"{attempt} {problem}"

@@ -4,6 +4,7 @@ trajectory controls the terminal."""
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sqlite3
@@ -20,6 +21,7 @@ from shown_runs import CONFIG, HOSTILE, attempt_id, make_trajectory, step_events
 
 from agent_r1.cli import main
 from agent_r1.core.events import (
+    AttemptFinished,
     AttemptStarted,
     Event,
     LogEvent,
@@ -216,6 +218,15 @@ def test_a_run_of_another_schema_is_one_line(written: Path, show: Show, tmp_path
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1) and "which is older" in shown.err
 
 
+def test_a_damaged_attempt_is_one_line(written: Path, show: Show, tmp_path: Path) -> None:
+    shutil.copytree(written / "demo", tmp_path / "damaged")
+    with closing(sqlite3.connect(tmp_path / "damaged/run.db")) as connection, connection:
+        connection.execute("UPDATE turns SET content = x'00'")
+    shown = show(str(tmp_path / "damaged"), "20.3")
+    assert (shown.code, shown.out, shown.err.count("\n")) == (1, "", 1)
+    assert "the record of 20.3.0:style-a/2 is damaged: " in shown.err and "agent-r1 verify" in shown.err
+
+
 def test_a_conversation_has_calls_with_results_rewards_and_the_group(show: Show) -> None:
     words = show("demo", "20.0").words
     for part in (
@@ -255,6 +266,14 @@ def test_tokens_have_the_numbers_of_engine_and_trainer(show: Show) -> None:
     assert first in lines and second in lines
     narrow = show("demo", "10.0", "--tokens", width=80).out
     assert "advantage" in narrow and "gap" in narrow and "entropy" not in narrow
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path, show: Show) -> None:
+    trajectory = replace(make_trajectory(1, 3), rewards={"em": math.nan})
+    with closing(create_run(tmp_path / "run", CONFIG)) as writer:
+        record_all(writer, [AttemptStarted(trajectory.attempt, "train", 0), AttemptFinished(trajectory)])
+    data = show(str(tmp_path / "run"), "10.3", "--json").data
+    assert data["rewards"] == {"em": None} and data["reward"] is None
 
 
 def test_tokens_without_a_record_have_the_numbers_of_the_engine(show: Show) -> None:
