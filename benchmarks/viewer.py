@@ -1,15 +1,17 @@
-"""Measure the pages of the viewer on a synthetic run of 100,000 attempts: seconds per page, and memory of the server.
+"""Measure the pages of the viewer on a synthetic run of 100,000 attempts: time per page, and memory of the server.
 
     python benchmarks/viewer.py --attempts 100000
 
 The run is written by the writer that training uses. The viewer runs in a process of its own, as ``agent-r1 view``; each
-page is requested several times over HTTP, and the median and the largest time are printed.
+page is requested several times over HTTP. The median time, the largest time, and the CPU time of the server per request
+are printed; the CPU time does not depend on what else runs on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import re
 import statistics
@@ -17,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -86,32 +89,49 @@ def main() -> None:
             megabytes = folder.joinpath("run.db").stat().st_size / 2**20
             print(f"{arguments.attempts} attempts written in {time.perf_counter() - start:.0f} s, {megabytes:.0f} MB")
         with serve(folder) as (url, process):
-            show(measure(url, folder.name, arguments.attempts, arguments.repeats))
+            show(measure(url, process.pid, folder.name, arguments.attempts, arguments.repeats))
             status = Path(f"/proc/{process.pid}/status").read_text()
             resident, peak = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
             assert resident is not None and peak is not None
             print(f"memory of the server: {int(resident[1]) / 1024:.0f} MB, peak {int(peak[1]) / 1024:.0f} MB")
 
 
-def measure(url: str, run: str, attempts: int, repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of each request, by the page. Raises httpx.HTTPStatusError if a page is an error."""
+@dataclass(frozen=True)
+class PageTimes:
+    """Seconds of each request of a page, and seconds of CPU time of the server per request."""
+
+    seconds: Sequence[float]
+    cpu: float
+
+
+def measure(url: str, pid: int, run: str, attempts: int, repeats: int) -> dict[str, PageTimes]:
+    """Return the times of each page. Raises httpx.HTTPStatusError if a page is an error."""
     group = attempts // GROUP_SIZE // 2
     middle = f"{group}.0.0:train/{group % 500}"
-    seconds: dict[str, list[float]] = {}
+    times = {}
     with httpx.Client(base_url=url.split("/?")[0], follow_redirects=True, timeout=60) as client:
         client.get(url).raise_for_status()
         for name, page in PAGES.items():
+            seconds, before = [], cpu_seconds(pid)
             for _ in range(repeats):
                 start = time.perf_counter()
                 client.get(page.format(run=run, middle=middle)).raise_for_status()
-                seconds.setdefault(name, []).append(time.perf_counter() - start)
-    return seconds
+                seconds.append(time.perf_counter() - start)
+            times[name] = PageTimes(seconds, (cpu_seconds(pid) - before) / repeats)
+    return times
 
 
-def show(seconds: dict[str, list[float]]) -> None:
-    table = Table("page", "median, ms", "largest, ms")
-    for name, values in seconds.items():
-        table.add_row(name, f"{1000 * statistics.median(values):.0f}", f"{1000 * max(values):.0f}")
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def show(times: dict[str, PageTimes]) -> None:
+    table = Table("page", "median, ms", "largest, ms", "CPU, ms")
+    for name, one in times.items():
+        shown = (statistics.median(one.seconds), max(one.seconds), one.cpu)
+        table.add_row(name, *(f"{1000 * value:.0f}" for value in shown))
     Console().print(table)
 
 

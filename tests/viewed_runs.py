@@ -28,6 +28,7 @@ from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
 from agent_r1.store import create_run
+from agent_r1.store.results import result_event
 
 GROUP_SIZE = 4
 HOSTILE_RUN = "<img src=x onerror=document.title=1>"
@@ -110,7 +111,11 @@ def write_run(folder: Path, steps: int, learning_rate: float = 1e-6, complete: b
         record_all(writer, *(list(step_events(folder.name, step)) for step in range(1, steps + 1)))
         record_all(writer, [LogEvent("warning", "gradient_spike: the gradient norm is far above the recent median")])
         if complete:
-            record_all(writer, [LogEvent("completed", f"{steps} steps in 12.0 s")])
+            cell = {"em": 0.5, "f1": 0.6, "n": 200, "low": 0.43, "high": 0.57}
+            validation = {"step": 6, "split": "validation", **cell}
+            table = {"naive-rag": {"style-a": cell}, "trained": {"style-a": cell, "style-b": {**cell, "em": 0.9}}}
+            results = [result_event("validation", validation), result_event("table", {"table": table})]
+            record_all(writer, [*results, LogEvent("completed", f"{steps} steps in 12.0 s")])
         else:
             record_all(writer, [AttemptStarted(AttemptId(folder.name, "style-a/99", 99, 0), "train", steps)])
 
@@ -127,6 +132,8 @@ def write_hostile_run(parent: Path) -> None:
             record_all(writer, [AttemptStarted(trajectory.attempt, text, 0), AttemptFinished(trajectory), end])
         metrics = {f"reward/{text}": 0.5 for text in HOSTILE} | {f"metric {text}": 1.0 for text in HOSTILE}
         record_all(writer, [StepMetrics(1, {"reward": 0.5, **metrics}), *(LogEvent(text, text) for text in HOSTILE)])
+        results = [LogEvent(kind, text) for kind in ("validation", "table", "tools") for text in HOSTILE]
+        record_all(writer, results)
         record_all(writer, [StepMetrics(2, {name: value + 1 for name, value in metrics.items()})])
 
 

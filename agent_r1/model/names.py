@@ -20,9 +20,9 @@ def unzip(file: Path, folder: Path) -> None:
 
 def convert_llama(file: Path, folder: Path) -> None:
     """Convert a GGUF file of a Llama model to a Hugging Face folder."""
-    from agent_r1.model import llama_gguf  # imported here, because the module imports torch
+    from agent_r1.model.llama_gguf import convert_llama as convert  # imported here, because the module imports torch
 
-    llama_gguf.convert_llama(file, folder)
+    convert(file, folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,13 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store import AttemptFilter, RunReader
 from agent_r1.store.attempt_list import AttemptSummary
 from agent_r1.store.attempt_search import AttemptPage
-from agent_r1.viewer import text
 from agent_r1.viewer.attempt_page import Conversation, RecordedAttempt, make_conversation, shared_scales
 from agent_r1.viewer.catalog import Catalog, opened, read_curves, summarize, summarize_reader
 from agent_r1.viewer.panels import draw_comparison, draw_other, draw_run
+from agent_r1.viewer.results import listed_events, read_table
 from agent_r1.viewer.settings import algorithm_settings, differing_settings, own_settings
 from agent_r1.viewer.table import FATES, ORDERS, PAGE, TableQuery
+from agent_r1.viewer.text import MAX_SHOWN, MAX_WHOLE, as_json, duration, number, one_line, visible
 from agent_r1.viewer.tokens import Scale, read_tokenizer
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,8 @@ class Viewer:
                 algorithm=algorithm_settings(config),
                 statuses=reader.count_statuses(),
                 fates=reader.count_fates(),
-                events=list(reversed(reader.recent_events(MAX_EVENTS))),
-                segments=reader.segments(),
+                events=listed_events(reader, MAX_EVENTS),
+                results=read_table(reader),
             )
 
     def compare(self, request: Request) -> Response:
@@ -160,7 +161,7 @@ class Viewer:
         with opened(folder) as reader:
             summary = self._summary(reader, request.path_params["attempt"])
             whole = "whole" in request.query_params
-            most = text.MAX_WHOLE if whole else text.MAX_SHOWN
+            most = MAX_WHOLE if whole else MAX_SHOWN
             siblings = reader.siblings(summary.attempt)
             scales, (conversation,) = self._conversations(folder, reader, [summary], siblings, most)
             before = reader.page_attempts(query.listed, after=summary.attempt, limit=1, backwards=True)
@@ -274,15 +275,15 @@ def _environment() -> Environment:
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     pages.filters |= {
-        "number": text.number,
-        "duration": text.duration,
-        "line": text.one_line,
-        "visible": text.visible,
+        "number": number,
+        "duration": duration,
+        "line": one_line,
+        "visible": visible,
         "path": lambda value: quote(str(value), safe="", errors="backslashreplace"),
         "attempt_path": attempt_path,
-        "ago": lambda then, now: text.duration(max(0.0, now - then)),
+        "ago": lambda then, now: duration(round(max(0.0, now - then))),
         "clock": lambda then: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(then)),
-        "setting": lambda value: text.one_line(text.as_json(value) if isinstance(value, list | dict) else value, 500),
+        "setting": lambda value: one_line(as_json(value) if isinstance(value, list | dict) else value, 500),
     }
     pages.globals |= {"urlencode": urlencode}
     return pages

@@ -12,7 +12,7 @@ from agent_r1.core.messages import Media, Message, Text, ToolCall
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.viewer.text import MAX_SHOWN, as_json, number, shortened, visible
+from agent_r1.viewer.text import MAX_SHOWN, as_json, duration, number, shortened, visible
 from agent_r1.viewer.tokens import Scale, Token, TokenFigures, figures_of, make_scales, make_tokens, token_texts
 
 
@@ -174,7 +174,7 @@ def _call(turn: Turn, index: int, call: ToolCall, answers: Mapping[str, Message]
             shortened(call.error or (result.error if result is not None and not result.ok else "") or "", 500)
         ),
         result=None if parts is None else _text_of(parts, most),
-        seconds="" if result is None or not result.seconds else f"{number(result.seconds, 2)} s",
+        seconds="" if result is None or not result.seconds else duration(result.seconds),
         rewards=tuple(_rewards(turn.call_rewards[index])) if index < len(turn.call_rewards) else (),
     )
 

@@ -79,9 +79,11 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration such as ``0.8 s``, ``63 s``, ``12 min`` or ``3 h 20 min``."""
+    """Return a duration such as ``12 ms``, ``0.8 s``, ``63 s``, ``12 min`` or ``3 h 20 min``."""
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.2g} ms"
     if seconds < 10:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f} s".replace(".0 ", " ")
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -56,10 +56,12 @@ class Scale:
     @property
     def marks(self) -> tuple[tuple[int, str], ...]:
         """The levels of the legend, each with the value in its middle."""
+        if not self.largest:
+            return ((4 if self.diverging else 0, "0"),)
         if self.diverging:
             return tuple((level, number((level - 4) / 4 * self.largest, 3)) for level in range(9))
         sign = -1 if self.coloring == "logprob" else 1
-        return tuple((level, number(sign * level / 4 * self.largest, 3)) for level in range(5))
+        return ((0, "0"), *((level, number(sign * level / 4 * self.largest, 3)) for level in range(1, 5)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,13 @@ def test_a_run_page_shows_settings_that_differ_warnings_and_counts(client: httpx
     assert "completed 6 environment failed 3 out of turns 3 trained 9 dropped 3 pending 1" in text
 
 
+def test_a_run_page_shows_validations_and_the_final_table(client: httpx.Client) -> None:
+    text = plain(client.get("/run/alba"))
+    assert "validation step 6, validation: exact match 0.5 (0.43 to 0.57), F1 0.6, 200 questions" in text
+    assert "Method style-a style-b naive-rag 0.5 (0.43 to 0.57) trained 0.5 (0.43 to 0.57) 0.9 (0.43 to 0.57)" in text
+    assert "Final table" not in plain(client.get("/run/bruno"))
+
+
 def test_compared_runs_are_drawn_over_each_other_with_the_settings_that_differ(client: httpx.Client) -> None:
     page = client.get("/compare?run=alba&run=bruno")
     first = page.text[page.text.index("<figure") : page.text.index("</figure")]
@@ -134,7 +141,7 @@ def test_an_attempt_shows_turns_calls_results_and_rewards(client: httpx.Client) 
     text = plain(page)
     for part in ("Where was the ruler of Alba2 born?", "out of turns", "trained", "Group 1, sample 1", "step 2"):
         assert part in text
-    assert "search tool_failed 0.25 s found 0 query Who rules Alba2? k 3 Result Alba: ruler Bruno." in text
+    assert "search tool_failed 0.2 s found 0 query Who rules Alba2? k 3 Result Alba: ruler Bruno." in text
     assert "format -0.5" in text and "steps 0.5, 0.25" in text
     assert "environment failed: connectionerror" in plain(client.get("/run/alba/attempt/1.3.0:style-a/1")).lower()
 

@@ -225,11 +225,16 @@ async function refresh() {
   if (!response.ok) throw new Error(String(response.status));
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   const chosen = new Set(all("input[name=run]:checked").map((box) => box.value));
+  const focused = document.activeElement;
   for (const part of all("[data-part]")) {
     const fresh = page.querySelector(`[data-part="${part.dataset.part}"]`);
-    if (fresh && !part.contains(document.activeElement)) part.replaceWith(fresh);
+    if (fresh) part.replaceWith(fresh);
   }
   for (const box of all("input[name=run]")) box.checked = box.checked || chosen.has(box.value);
+  if (!focused.isConnected) {
+    const same = all(focused.tagName).find((one) => one.outerHTML === focused.outerHTML);
+    if (same) same.focus({ focusVisible: false });
+  }
   updateCompare();
   all("[data-row]").forEach((one, index) => one.classList.toggle("current", index === row));
 }

@@ -1,0 +1,69 @@
+"""Results of a run on its page: the final table of methods, and validations as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_r1.core.events import LogEvent
+from agent_r1.store import RunReader
+from agent_r1.store.reader import RecordedEvent
+from agent_r1.store.results import ResultKind, read_results
+from agent_r1.viewer.text import number
+
+SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools"})
+"""The kinds of results that are not in the list of events."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRow:
+    """A row of the final table: the exact match of a method with its interval, per split; "" if not measured."""
+
+    method: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    splits: tuple[str, ...]
+    rows: tuple[MethodRow, ...]
+
+
+def read_table(reader: RunReader) -> ResultTable | None:
+    """Return the last table of methods, or None if the run has not finished or its table cannot be read."""
+    try:
+        tables = [result["table"] for result in read_results(reader, "table")]
+        if not tables:
+            return None
+        splits = tuple(dict.fromkeys(split for cells in tables[-1].values() for split in cells))
+        rows = [
+            MethodRow(method, tuple(_interval(cells[split]) if split in cells else "" for split in splits))
+            for method, cells in tables[-1].items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return ResultTable(splits, tuple(rows))
+
+
+def listed_events(reader: RunReader, most: int) -> Sequence[RecordedEvent]:
+    """Return the last events, the newest first, without results that are shown elsewhere; validations as text."""
+    found = [event for event in reversed(reader.recent_events(most)) if event.event.kind not in SHOWN_ELSEWHERE]
+    return [RecordedEvent(one.segment, one.time, _readable(one.event)) for one in found]
+
+
+def _readable(event: LogEvent) -> LogEvent:
+    if event.kind == "checkpoint_saved":
+        return LogEvent(event.kind, f"step {event.detail}")
+    if event.kind != "validation":
+        return event
+    try:
+        data = json.loads(event.detail)
+        text = f"step {data['step']}, {data['split']}: exact match {_interval(data)}, F1 {number(data['f1'])}"
+    except (ValueError, KeyError, TypeError):
+        return event
+    return LogEvent(event.kind, f"{text}, {data['n']} questions")
+
+
+def _interval(cell: dict[str, float]) -> str:
+    return f"{number(cell['em'], 3)} ({number(cell['low'], 3)} to {number(cell['high'], 3)})"
