@@ -158,6 +158,8 @@ CHANGES = (
     *({"tools": value} for value in (3, [3], [{}], {"a": 1}, [{"type": "function"}], [{"name": ""}])),
     *({"max_tokens": value} for value in (0, -1, 1.5, "9")),
     {"constructor": 1, "__proto__": {"admin": True}},
+    {"model": "half \ud800"},
+    {"metadata": {"a": float("nan")}},
 )
 NAMES_IN_RESPONSES = {"messages": "input", "max_tokens": "max_output_tokens"}
 
@@ -217,6 +219,30 @@ def test_a_flood_is_bounded_per_key(visit):
         assert [response.status_code for response in more] == [200, 429]
         assert more[1].headers["x-should-retry"] == "false" and more[1].json()["error"]["code"] == "turn_limit_exceeded"
         assert len(site.sessions[flooding].turns) == 6
+
+    visit(test)
+
+
+def test_bodies_that_do_not_arrive_count_as_requests(visit):
+    async def test(site):
+        key, address = site.open(max_concurrent=2), urlsplit(site.gateway.base_url)
+        head = (
+            f"POST /v1{CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 99\r\n\r\n{{"
+        )
+        writers = []
+        for _ in range(2):
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(head.encode())
+            await writer.drain()
+            writers.append(writer)
+        while sum(access.num_open for access in site.gateway._accesses.values()) < 2:
+            await asyncio.sleep(0.01)
+        is_error(await site.post(key), 429)
+        for writer in writers:
+            writer.close()
+        while (response := await site.post(key)).status_code == 429:
+            await asyncio.sleep(0.01)
+        assert response.status_code == 200
 
     visit(test)
 
