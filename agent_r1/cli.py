@@ -22,6 +22,7 @@ from agent_r1.commands.algorithms import algorithms
 from agent_r1.commands.chat import chat
 from agent_r1.commands.command import underscored
 from agent_r1.commands.export import export
+from agent_r1.commands.init import init
 from agent_r1.commands.serve import serve
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
@@ -82,6 +83,7 @@ def cli() -> None:
 
 
 for _command in (
+    init,
     train,
     evaluate,
     check,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,16 @@ def test_on_windows_one_line_names_the_systems_that_are_supported(program: str, 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(line)
     assert (len(done.stderr.splitlines()) == 1) == (program == "agent-r1")
+
+
+def test_every_file_that_is_no_module_is_listed_as_data_of_the_package() -> None:
+    """An installed wheel then has the templates of ``agent-r1 init``, the pages of the viewer, and tiny-base."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    listed = {
+        path
+        for package, globs in data.items()
+        for glob in globs
+        for path in (ROOT / package.replace(".", "/")).glob(glob)
+    }
+    files = {path for path in (ROOT / "agent_r1").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path for path in files if path.suffix != ".py"} == listed

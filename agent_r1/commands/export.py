@@ -23,9 +23,10 @@ from agent_r1.store import is_run, run_folder
 @click.option("--public", is_flag=True, help="With --push: make a new repository public.")
 @json_option
 def export(run: str, out: Path, settings: Layer, force: bool, public: bool, as_json: bool) -> None:
-    """Write the model, the adapter, the trajectories or the metrics of a run to the new folder OUT.
+    """Write a run in the formats of other tools.
 
-    RUN is a name in runs/, or a folder. OUT is complete when the command ends, or does not exist.
+    The model, the adapter, the trajectories or the metrics of RUN (a name in runs/, or a folder) are written to the new
+    folder OUT, which is complete when the command ends, or does not exist.
     """
     config = resolve(ExportConfig, [settings])
     if public and not config.push:

@@ -1,0 +1,47 @@
+"""The command ``init``, which writes a project that can be trained at once."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from agent_r1.commands.command import FilePath, json_option, show
+from agent_r1.core.errors import InvalidInput
+from agent_r1.store.atomic_fs import atomic_dir
+
+SUFFIX = ".template"
+"""The end of the names of the templates. Without it, a template would be a module of this package."""
+
+
+@click.command()
+@click.argument("folder", metavar="NAME", type=FilePath())
+@json_option
+def init(folder: Path, as_json: bool) -> None:
+    """Write a new project, which trains at once.
+
+    NAME becomes a folder with an agent (a tool, a reward, tasks), its test, its settings, and a README.
+    """
+    written = write_project(folder)
+    run = f"cd {folder} && agent-r1 train agent.py --config train.toml"
+    show(as_json, {"folder": str(folder), "files": written}, f"{folder}: {', '.join(written)}\nto train it: {run}")
+
+
+def write_project(folder: Path) -> list[str]:
+    """Write the files of a project to a new folder, and return their names.
+
+    Raises InvalidInput if the folder exists or cannot be written.
+    """
+    if os.path.lexists(folder):
+        raise InvalidInput("NAME", got=f"{folder}, which exists", do="give the name of a new folder")
+    templates = [path for path in (files("agent_r1") / "templates" / "project").iterdir() if path.name.endswith(SUFFIX)]
+    try:
+        with atomic_dir(folder) as temporary:
+            for template in templates:
+                text = template.read_text(encoding="utf-8").replace("{name}", folder.absolute().name)
+                (temporary / template.name.removesuffix(SUFFIX)).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidInput("NAME", got=f"{folder}: {error}", do="give a folder that can be written") from None
+    return sorted(template.name.removesuffix(SUFFIX) for template in templates)

@@ -1,0 +1,63 @@
+"""``agent-r1 init``: the project that it writes is tested and trained as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_r1.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
+    """A new project, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "towns", "--json"]) == 0
+    files = ["README.md", "agent.py", "test_agent.py", "train.toml"]
+    assert json.loads(capfd.readouterr().out) == {"folder": "towns", "files": files}
+    assert sorted(path.name for path in (tmp_path / "towns").iterdir()) == files
+    monkeypatch.chdir("towns")
+    return tmp_path / "towns"
+
+
+def test_the_test_of_a_new_project_passes(project: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_new_project_trains_with_its_own_settings(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    small = ["--steps", "2", "--groups_per_step", "1", "--group_size", "2", "--evaluate_n", "1"]
+    arguments = [*small, "--checkpoint_every", "0", "--run", "towns", "--quiet", "--json"]
+    assert main(["train", "agent.py", "--config", "train.toml", *arguments]) == 0
+    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert report["steps"] == 2 and report["table"]["trained"]["test"]["n"] == 1
+
+
+def test_the_readme_names_commands_that_exist_in_ten_lines(project: Path) -> None:
+    lines = (project / "README.md").read_text().splitlines()
+    assert len(lines) == 10 and lines[0] == "# towns"
+    commands = [line.strip() for line in lines if line.startswith("    ")]
+    assert commands == [
+        "pytest",
+        "agent-r1 train agent.py --config train.toml --run towns",
+        "agent-r1 chat towns agent.py",
+    ]
+
+
+def test_existing_folders_are_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for folder in (tmp_path, tmp_path / "link"):
+        assert main(["init", str(folder)]) == 2
+        error = capfd.readouterr().err
+        assert error == f"agent-r1: NAME: got {folder}, which exists; give the name of a new folder\n"
+    (tmp_path / "file").write_text("")
+    assert main(["init", str(tmp_path / "file" / "towns")]) == 2
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
