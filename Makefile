@@ -35,7 +35,7 @@ $(INSTALLED_DOCS): requirements-docs.lock
 
 docs: $(INSTALLED_DOCS)  ## the documentation as a site in site/; a broken link or an unknown name fails
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict
-	@echo "open site/index.html"
+	@echo "open site/index.html; with search: python3 -m http.server --directory site --bind 127.0.0.1"
 
 test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap (apt-get install bubblewrap libseccomp2)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -18,10 +17,9 @@ MIN_WORDS = 4
 
 @cache
 def texts_of_the_package() -> str:
-    """Return all constant texts in the code, one per line. The parts of a formatted text are separate."""
-    trees = (ast.parse(file.read_text("utf-8")) for file in sorted((ROOT / "agent_r1").rglob("*.py")))
-    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return "\n".join(" ".join(text.split()) for text in constants if isinstance(text, str))
+    """Return the code with adjacent texts joined, so that the text of a message is in one piece between its values."""
+    code = "\n".join(file.read_text("utf-8") for file in sorted((ROOT / "agent_r1").rglob("*.py")))
+    return " ".join(re.sub(r'"\s+f?"', "", code).split())
 
 
 def pieces(message: str) -> list[str]:

@@ -6,6 +6,7 @@ of the repository become pages: Markdown files as they are, other files as code.
 
 import posixpath
 import re
+import runpy
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +19,9 @@ SOURCES = ["CONTRIBUTING.md", "CHANGELOG.md", *(f"{folder}/*.*" for folder in ("
 """Patterns of the files outside docs/ that become pages."""
 
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s]+")
+CODE = re.compile(r"`[^`]*`")
 LANGUAGES = {".py": "python", ".toml": "toml"}
+SETTINGS = "api/settings.md"
 
 
 def page_of(path: str) -> str:
@@ -39,8 +42,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the Markdown of a page with links to pages instead of links to files of the repository."""
+    """Return the Markdown of a page as the site needs it: with links to pages, and the page of settings with tables."""
     source = page.file.src_uri
+    if source == SETTINGS:
+        markdown += runpy.run_path(str(Path(__file__).with_name("settings.py")))["make_tables"]()
     here = "docs" if page.file.generated_by is None else ""
     folder = posixpath.join(here, posixpath.dirname(source))
 
@@ -50,4 +55,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         relative = posixpath.relpath(target, posixpath.dirname(source) or ".")
         return f"{relative}#{anchor}" if anchor else relative
 
-    return LINK.sub(to_page, re.sub(r"^```python notest$", "```python", markdown, flags=re.MULTILINE))
+    # Python-Markdown reads "|" in code as text, and would show the "\\" that GitHub needs before it.
+    lines = [
+        CODE.sub(lambda code: code[0].replace("\\|", "|"), line) if line.startswith("|") else line
+        for line in markdown.splitlines()
+    ]
+    return LINK.sub(to_page, re.sub(r"^```python notest$", "```python", "\n".join(lines), flags=re.MULTILINE))
