@@ -113,7 +113,8 @@ def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenReco
             because advantages compare the attempts of a group.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
-    figures += [{"advantage": advantage} for record in group for advantage in record.advantages]
+    if any("advantage" in one for one in figures):
+        figures += [{"advantage": advantage} for record in group for advantage in record.advantages]
     return make_scales(figures)
 
 

@@ -17,23 +17,20 @@ MAX_SHOWN = 20_000
 MAX_WHOLE = 2_000_000
 """The largest number of characters of a text that is shown as a whole."""
 
-_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "␡"}
-
 _HIDDEN = re.compile(
-    "[\x80-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
-"""Characters that have no width, reverse the direction of the text, or cannot be encoded as UTF-8."""
+"""Characters that control a terminal, have no width, reverse the direction of text, or cannot be encoded as UTF-8."""
 
 
 def visible(text: str) -> str:
-    """Return a text in which control characters are pictures, and hidden characters are their code points.
+    """Return a text in which hidden characters are replaced by their code points.
 
     Example:
         >>> visible("a\\x1b[31m b\\u202e c")
-        'a␛[31m b⟨U+202E⟩ c'
+        'a⟨U+001B⟩[31m b⟨U+202E⟩ c'
     """
-    text = text.replace("\r\n", "\n").translate(_PICTURES)
-    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text.replace("\r\n", "\n"))
 
 
 def shortened(text: str, most: int = MAX_SHOWN) -> str:

@@ -13,11 +13,11 @@ from agent_r1.viewer.text import duration, number, one_line, shortened, visible
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("a\x00b\x1b[2J\x07", "a␀b␛[2J␇"),
+        ("a\x00b\x1b[2J\x07", "a⟨U+0000⟩b⟨U+001B⟩[2J⟨U+0007⟩"),
         ("x\u202etxt\u2066\u200b", "x⟨U+202E⟩txt⟨U+2066⟩⟨U+200B⟩"),
         ("\ud800", "⟨U+D800⟩"),
         ("a\r\nb\tc\n", "a\nb\tc\n"),
-        ("a\rb", "a␍b"),
+        ("a\rb", "a⟨U+000D⟩b"),
         ("naïve 日本 🙂", "naïve 日本 🙂"),
     ],
 )
