@@ -31,6 +31,14 @@ def page_of(path: str) -> str:
     return path if path.endswith(".md") else f"{path}.md"
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add all decisions to the last section of the navigation."""
+    decisions = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs/decisions").glob("*.md"))
+    (section,) = config.nav[-1].values()
+    section.append({"Decisions": decisions})
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each file of ``SOURCES``."""
     for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
@@ -55,9 +63,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         relative = posixpath.relpath(target, posixpath.dirname(source) or ".")
         return f"{relative}#{anchor}" if anchor else relative
 
+    # Messages (text) get a style of their own: their lines are wrapped, and those of pictures and commands are not.
+    markdown = re.sub(r"^```text$", "```output", markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^```python notest$", "```python", markdown, flags=re.MULTILINE)
     # Python-Markdown reads "|" in code as text, and would show the "\\" that GitHub needs before it.
-    lines = [
-        CODE.sub(lambda code: code[0].replace("\\|", "|"), line) if line.startswith("|") else line
-        for line in markdown.splitlines()
-    ]
-    return LINK.sub(to_page, re.sub(r"^```python notest$", "```python", "\n".join(lines), flags=re.MULTILINE))
+    markdown = re.sub(
+        r"^\|.*$", lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown, flags=re.M
+    )
+    return LINK.sub(to_page, markdown)
