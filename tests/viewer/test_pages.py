@@ -168,6 +168,8 @@ def test_neighbors_follow_the_filter_and_order_of_the_table(client: httpx.Client
     assert page.links["Next →"].startswith("/run/alba/attempt/1.1.0%3Astyle-a%2F1?status=out_of_turns&order=credit")
     assert page.links["← Previous"].startswith("/run/alba/attempt/3.1.0%3Astyle-a%2F3?")
     assert page.links["attempts"] == "/run/alba/attempts?status=out_of_turns&order=credit"
+    page = Page(client.get("/run/alba/attempt/2.1.0:style-a/2?status=out_of_turns&direction=up").text)
+    assert page.links["Next →"].endswith("/3.1.0%3Astyle-a%2F3?status=out_of_turns&direction=up")
 
 
 def test_a_group_stands_side_by_side(client: httpx.Client) -> None:
