@@ -37,7 +37,7 @@ docs: $(INSTALLED_DOCS)  ## the documentation as a site in site/; a broken link 
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict
 	@echo "open site/index.html; with search: python3 -m http.server --directory site --bind 127.0.0.1"
 
-test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap (apt-get install bubblewrap libseccomp2)
+test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap, those of the viewer in a browser need Chromium (apt-get install bubblewrap libseccomp2 chromium)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
