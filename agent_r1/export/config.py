@@ -68,4 +68,4 @@ class ExportConfig(BaseModel):
         for name in (*filters, *checkpoint):
             if name in self.model_fields_set:
                 do = f"leave it out: it has no effect with --format {self.format}"
-                raise InvalidInput(f"--{name}", got=getattr(self, name), do=do)
+                raise InvalidInput(f"--{name}", got=dict(self)[name], do=do)
