@@ -150,7 +150,7 @@ def test_an_agent_that_blocks_the_event_loop_of_all_agents_does_not_block_later_
 
     async def run(base_url, api_key, task):
         if task.id == "blocking":
-            may_end.wait(60)
+            may_end.wait(600)
         return ask(base_url, api_key)
 
     async def main():
@@ -160,12 +160,15 @@ def test_an_agent_that_blocks_the_event_loop_of_all_agents_does_not_block_later_
         (blocking,) = await program.run(Task("blocking", "Who?"), context)
         while "blocks the event loop" not in caplog.text:
             await asyncio.sleep(0.01)
-        (later,) = await program.run(Task("t", "Who?"), RolloutContext(AttemptId("run", "t", 0, 1), 0))
+        context = RolloutContext(AttemptId("run", "t", 0, 1), 0, loop.time() + 60)
+        (later,) = await program.run(Task("t", "Who?"), context)
         await program.host.close()
         return blocking.status, later.status
 
-    assert asyncio.run(main()) == (Status.CANCELLED, Status.COMPLETED)
-    may_end.set()
+    try:
+        assert asyncio.run(main()) == (Status.CANCELLED, Status.COMPLETED)
+    finally:
+        may_end.set()
 
 
 def test_an_async_agent_that_blocks_its_event_loop_is_served(episodes):
