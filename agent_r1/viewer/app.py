@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store import AttemptFilter, RunReader
 from agent_r1.store.attempt_list import AttemptSummary
 from agent_r1.store.attempt_search import AttemptPage
+from agent_r1.store.turn_invariants import DECODING_ERRORS
 from agent_r1.viewer.attempt_page import Conversation, RecordedAttempt, make_conversation, shared_scales
 from agent_r1.viewer.catalog import Catalog, opened, read_curves, summarize, summarize_reader
 from agent_r1.viewer.panels import draw_comparison, draw_other, draw_run
@@ -31,9 +32,7 @@ from agent_r1.viewer.results import listed_events, read_table
 from agent_r1.viewer.settings import algorithm_settings, differing_settings, own_settings
 from agent_r1.viewer.table import FATES, ORDERS, PAGE, TableQuery
 from agent_r1.viewer.text import MAX_SHOWN, MAX_WHOLE, as_json, duration, number, one_line, visible
-from agent_r1.viewer.tokens import Scale, read_tokenizer
-
-log = logging.getLogger(__name__)
+from agent_r1.viewer.tokens import Scale, find_tokenizer, load_tokenizer
 
 HERE = Path(__file__).parent
 STATIC: Mapping[str, str] = {"style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -68,7 +67,7 @@ class Viewer:
         self._catalog, self._defaults, self._find_model = catalog, defaults, find_model
         self._static = {name: HERE.joinpath("static", name).read_bytes() for name in STATIC}
         self._pages = _environment()
-        self._read_tokenizer = lru_cache(maxsize=8)(read_tokenizer)
+        self._load_tokenizer = lru_cache(maxsize=8)(load_tokenizer)
 
     def routes(self) -> list[Route]:
         return [
@@ -97,7 +96,7 @@ class Viewer:
             try:
                 with opened(runs[name]) as reader:
                     parts.append(f"{name}:{reader.revision()}")
-            except (InvalidInput, sqlite3.Error):
+            except (InvalidInput, sqlite3.Error, OSError):
                 parts.append(f"{name}:-")
         return PlainTextResponse(" ".join(parts))
 
@@ -143,7 +142,8 @@ class Viewer:
         query = TableQuery.read(request.query_params)
         with opened(folder) as reader:
             last = self._summary(reader, query.after).attempt if query.after else None
-            found = reader.page_attempts(query.listed, after=last, limit=PAGE)
+            with damage_refused():
+                found = reader.page_attempts(query.listed, after=last, limit=PAGE)
             return self._page(
                 "attempts.html",
                 run=name,
@@ -163,9 +163,10 @@ class Viewer:
             whole = "whole" in request.query_params
             most = MAX_WHOLE if whole else MAX_SHOWN
             siblings = reader.siblings(summary.attempt)
-            scales, (conversation,) = self._conversations(folder, reader, [summary], siblings, most)
-            before = reader.page_attempts(query.listed, after=summary.attempt, limit=1, backwards=True)
-            after = reader.page_attempts(query.listed, after=summary.attempt, limit=1)
+            with damage_refused():
+                scales, (conversation,) = self._conversations(folder, reader, [summary], siblings, most)
+                before = reader.page_attempts(query.listed, after=summary.attempt, limit=1, backwards=True)
+                after = reader.page_attempts(query.listed, after=summary.attempt, limit=1)
             return self._page(
                 "attempt.html",
                 run=name,
@@ -192,7 +193,8 @@ class Viewer:
                 :MAX_COMPARED
             ]
             shown = chosen or best_and_worst(found)
-            scales, conversations = self._conversations(folder, reader, shown, found, COLUMN_TEXT)
+            with damage_refused():
+                scales, conversations = self._conversations(folder, reader, shown, found, COLUMN_TEXT)
             columns = list(zip(shown, conversations, strict=True))
             return self._page("group.html", run=name, group=where.group_id, found=found, columns=columns, scales=scales)
 
@@ -218,7 +220,8 @@ class Viewer:
         most: int,
     ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
         """Return the scales of a group, and the conversation of each attempt; None if the attempt has not ended."""
-        tokenizer = self._read_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
+        file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
+        tokenizer = None if file is None else self._load_tokenizer(file)
         recorded: list[RecordedAttempt | None] = []
         for one in shown:
             trajectory = reader.trajectory(one.attempt)
@@ -245,8 +248,19 @@ def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> S
 
     app.add_exception_handler(HTTPException, lambda _, error: refuse(error.status_code, error.detail))
     app.add_exception_handler(InvalidInput, lambda _, error: refuse(422, str(error)))
+    app.add_exception_handler(OSError, lambda _, error: refuse(422, f"the run cannot be read: {error}"))
     app.add_exception_handler(sqlite3.Error, lambda _, error: refuse(422, f"the database cannot be read: {error}"))
     return app
+
+
+@contextmanager
+def damage_refused() -> Iterator[None]:
+    """Raise HTTPException if the block cannot decode what it reads from the database."""
+    try:
+        yield
+    except DECODING_ERRORS as error:
+        line = f"the record is damaged ({type(error).__name__}: {error}); 'agent-r1 verify RUN' lists all damage"
+        raise HTTPException(422, line) from error
 
 
 def _first(page: AttemptPage) -> AttemptId | None:

@@ -41,7 +41,7 @@ class Catalog:
         once gets a number."""
         runs: dict[str, Path] = {}
         for folder in self._all():
-            name, count = folder.resolve().name, 1
+            name, count = folder.resolve().name.encode("utf-8", "backslashreplace").decode(), 1
             while (unique := name if count == 1 else f"{name}-{count}") in runs:
                 count += 1
             runs[unique] = folder
@@ -113,7 +113,7 @@ def summarize(name: str, folder: Path) -> RunSummary:
     try:
         with opened(folder) as reader:
             return summarize_reader(name, folder, reader)
-    except (InvalidInput, sqlite3.Error) as error:
+    except (InvalidInput, sqlite3.Error, OSError) as error:
         return RunSummary(name, folder, error=str(error))
 
 

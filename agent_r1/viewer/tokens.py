@@ -84,17 +84,25 @@ _SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
 }
 
 
-def read_tokenizer(folder: Path, model: Path | None) -> Tokenizer | None:
-    """Return the tokenizer that a run saved, or else that of its model folder; None if neither can be read."""
+def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
+    """Return the tokenizer file that a run saved, or else that of its model folder; None if there is none."""
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{TOKENIZER}"))
     candidates = [folder / "model" / TOKENIZER, *checkpoints[-1:], *([model / TOKENIZER] if model else [])]
-    for file in candidates:
-        if file.is_file():
-            try:
-                return Tokenizer.from_file(str(file))
-            except Exception:  # the package raises Exception if a file cannot be read
-                continue
-    return None
+    return next(filter(Path.is_file, candidates), None)
+
+
+def load_tokenizer(file: Path) -> Tokenizer | None:
+    """Return the tokenizer in a file, or None if the file cannot be read."""
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception:  # the package raises Exception if a file cannot be read
+        return None
+
+
+def read_tokenizer(folder: Path, model: Path | None) -> Tokenizer | None:
+    """Return the tokenizer of :func:`find_tokenizer`, or None if there is none or it cannot be read."""
+    file = find_tokenizer(folder, model)
+    return None if file is None else load_tokenizer(file)
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:

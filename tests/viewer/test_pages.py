@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -199,6 +202,21 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(recorded: Path, tmp
         assert "broken" in plain(browser.get(server.url, follow_redirects=True))
         answer = browser.get(f"{server.url.split('/?')[0]}/run/broken")
     assert answer.status_code == 422 and "Traceback" not in answer.text
+
+
+def test_a_damaged_attempt_is_refused_in_one_line_and_the_others_are_shown(recorded: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(recorded / "alba", tmp_path / os.fsdecode(b"named \xff")))
+    with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
+        connection.execute(
+            "UPDATE turns SET content = x'00' WHERE turn = 0 AND attempt_id = (SELECT min(id) FROM attempts)"
+        )
+    with ViewerServer(create_app(Catalog([tmp_path]), {}, lambda name: None)) as server, httpx.Client() as browser:
+        assert "named \\udcff" in plain(browser.get(server.url, follow_redirects=True))
+        run = f"{server.url.split('/?')[0]}/run/named%20%5Cudcff"
+        for page in ("attempt/0.0.0:style-a/0", "group/0", "attempts?text=zebra"):
+            answer = browser.get(f"{run}/{page}")
+            assert answer.status_code == 422 and "the record is damaged" in answer.text
+        assert browser.get(f"{run}/attempt/1.0.0:style-a/1").status_code == 200
 
 
 def test_a_page_shows_new_records_while_the_run_is_written(growing: tuple[Path, RunWriter]) -> None:
