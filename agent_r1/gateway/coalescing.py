@@ -1,12 +1,14 @@
 """Coalescing of retries: a client's repetition of a request gets the answer of the first try.
 
 The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If each repetition sampled
-again, an attempt would contain turns that its agent never saw.
+again, an attempt would contain turns that its agent never saw. They also repeat a request that failed: such a
+repetition is sampled again, although an equal request may have an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 
 from agent_r1.core.tasks import shared_task
@@ -20,20 +22,23 @@ class RequestIdentity:
     Attributes:
         digest: the hash of path and body.
         key: the header ``Idempotency-Key``, or None.
-        is_retry: whether the client says that it repeats the request (header ``X-Stainless-Retry-Count``).
+        num_retries: how often the client has sent the request before (header ``X-Stainless-Retry-Count``).
     """
 
     digest: bytes
     key: str | None = None
-    is_retry: bool = False
+    num_retries: int = 0
 
 
 class PendingAnswer:
-    """The answer to a request, and how many clients wait for it now."""
+    """The answer to a request, and how many clients wait for it now.
+
+    ``num_retries`` is that of the latest request that got this answer: a retry repeats the answer to an earlier try.
+    """
 
     def __init__(self, identity: RequestIdentity, drafting: asyncio.Task[Draft]) -> None:
         self.identity, self.drafting = identity, drafting
-        self.num_waiting = 0
+        self.num_retries, self.num_waiting = identity.num_retries, 0
         self.is_delivered = False
 
     @property
@@ -41,13 +46,16 @@ class PendingAnswer:
         """Whether no client has received the answer, and none waits for it."""
         return self.num_waiting == 0 and not self.is_delivered
 
-    def deliver(self) -> Answer:
-        """Return the answer, which is complete, to a client."""
-        draft = self.drafting.result()
+    @property
+    def answer(self) -> Answer:
+        """The answer, which is complete. Raises RequestError if the request failed."""
+        return self.drafting.result().answer
+
+    def deliver(self) -> None:
+        """Record that a client receives the answer."""
         if not self.is_delivered:
             self.is_delivered = True
-            draft.deliver()
-        return draft.answer
+            self.drafting.result().deliver()
 
 
 class AnswerLog:
@@ -61,6 +69,7 @@ class AnswerLog:
     def __init__(self, model: ChatModel, num_kept: int) -> None:
         self.model, self._num_kept = model, num_kept
         self._pending: list[PendingAnswer] = []
+        self._num_failures: Counter[bytes] = Counter()  # failed requests that were not repeated yet, by their digests
 
     @property
     def num_in_progress(self) -> int:
@@ -69,17 +78,13 @@ class AnswerLog:
     def submit(self, request: ChatRequest, identity: RequestIdentity) -> PendingAnswer:
         """Return the answer to a request: of an earlier try if the request repeats one, otherwise a new one.
 
-        Raise RequestError if too many requests are in progress, or if ``identity.key`` was used for another request.
+        Raise RequestError if ``identity.key`` was used for another request.
         """
         self._forget()
         known = self._find(identity)
         if known is not None:
+            known.num_retries = max(known.num_retries, identity.num_retries)
             return known
-        if self.num_in_progress >= self.model.max_concurrent:
-            limit = self.model.max_concurrent
-            raise RequestError(
-                429, f"at most {limit} requests at the same time", code="rate_limit_exceeded", can_retry=True
-            )
         pending = PendingAnswer(identity, shared_task(_draft(self.model, request)))
         self._pending.append(pending)
         return pending
@@ -94,7 +99,7 @@ class AnswerLog:
         """Return the pending answer to the request that ``identity`` repeats, or None.
 
         Without a key and a retry count, only an abandoned answer matches: an agent can sample the same conversation
-        several times in parallel.
+        several times in parallel. A counted retry repeats a failed request if there is one, otherwise an earlier try.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -103,10 +108,17 @@ class AnswerLog:
             return same_key[-1] if same_key else None
         same = [pending for pending in self._pending if pending.identity.digest == identity.digest]
         abandoned = next((pending for pending in same if pending.is_abandoned), None)
-        return same[-1] if abandoned is None and identity.is_retry and same else abandoned
+        if abandoned is not None or identity.num_retries == 0:
+            return abandoned
+        if self._num_failures[identity.digest]:
+            self._num_failures[identity.digest] -= 1
+            return None
+        tries = [pending for pending in same if pending.num_retries < identity.num_retries]
+        return max(tries, key=lambda pending: pending.num_retries, default=None)
 
     def _forget(self) -> None:
         """Forget failed requests, which a repetition has to try again, and the oldest of the complete answers."""
+        self._num_failures.update(one.identity.digest for one in self._pending if _has_failed(one.drafting))
         self._pending = [one for one in self._pending if not _has_failed(one.drafting)]
         complete = [one for one in self._pending if one.drafting.done() and one.num_waiting == 0]
         for old in complete[: max(0, len(complete) - self._num_kept)]:

@@ -89,12 +89,11 @@ class EpisodeModel:
             if isinstance(stopped, Stopped):
                 self.failure = stopped
                 raise as_error(stopped, len(prompt.token_ids), self._agent.context_length)
-        self.failure = None
         return [sample for sample in results if isinstance(sample, Sample)]
 
     def _deliver(self, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer) -> None:
         """Record the samples as turns."""
-        session = self._session
+        self.failure, session = None, self._session
         if not session.turns:
             self.start = prompt.messages
         session.add_observation(prompt)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
-from agent_r1.core.messages import Message, Text
+from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.gateway.chat import ChatRequest, Choice, EndReason, TokenLogprob
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.session import Sample
@@ -34,9 +35,20 @@ def _visible_message(sample: Sample, request: ChatRequest) -> Message:
     message = sample.action.message
     if not message.calls:
         return message
-    if request.tools and all(call.error is None and call.arguments is not None for call in message.calls):
+    if request.tools and all(_can_be_sent(call) for call in message.calls):
         return message
     return Message.assistant(sample.action.text)
+
+
+def _can_be_sent(call: ToolCall) -> bool:
+    """Return whether a client can represent a call: it can be read, and its characters can be encoded."""
+    if call.error is not None or call.arguments is None:
+        return False
+    try:
+        json.dumps([call.name, dict(call.arguments)], ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape
+        return False
+    return True
 
 
 def _cut(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:

@@ -29,7 +29,7 @@ from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from agent_r1.gateway.chat import Answer, ChatModel, RequestError
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
 from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity
-from agent_r1.gateway.dialect import Dialect, Json
+from agent_r1.gateway.dialect import Dialect, Exchange, Json
 from agent_r1.gateway.responses import RESPONSES
 
 log = logging.getLogger(__name__)
@@ -154,15 +154,14 @@ class Gateway:
             body = await _read(request)
             exchange = dialect.read(_parse(body))
             identity = _identity(request, body)
-            answer = await _wait(access.answers.submit(exchange.chat, identity), request)
+            pending = access.answers.submit(exchange.chat, identity)
+            if not await _wait(pending, request):
+                return Response(status_code=400)  # nobody reads this response
         finally:
             access.num_open -= 1
-        if answer is None:
-            return Response(status_code=400)  # nobody reads this response
-        if exchange.streams:
-            # The answer is complete, so that all events are sent at once.
-            return Response("".join(exchange.to_events(answer)), media_type="text/event-stream")
-        return JSONResponse(exchange.to_json(answer))
+        response = _response(exchange, pending.answer)
+        pending.deliver()  # only now, because an answer without a response would be a turn that the agent never saw
+        return response
 
     def _authenticate(self, request: Request) -> _Access:
         """Return what the key of a request gives access to. Raise RequestError if the host or the key is refused."""
@@ -187,17 +186,24 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [entry]})
 
 
-async def _wait(pending: PendingAnswer, request: Request) -> Answer | None:
-    """Return the answer when it is complete, or None if the client closes its connection before."""
+def _response(exchange: Exchange, answer: Answer) -> Response:
+    if exchange.streams:
+        # The answer is complete, so that all events are sent at once.
+        return Response("".join(exchange.to_events(answer)), media_type="text/event-stream")
+    return JSONResponse(exchange.to_json(answer))
+
+
+async def _wait(pending: PendingAnswer, request: Request) -> bool:
+    """Wait until the answer is complete. Return False if the client closes its connection before."""
     disconnected = shared_task(_disconnection(request))
     pending.num_waiting += 1
     try:
         await asyncio.wait({pending.drafting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if disconnected.done():
-            return None
+            return False
         if pending.drafting.cancelled():
             raise RequestError(401, "the episode of this API key has ended", code="invalid_api_key")
-        return pending.deliver()
+        return True
     finally:
         pending.num_waiting -= 1
         disconnected.cancel()
@@ -240,8 +246,9 @@ def _refuse_constant(name: str) -> None:
 
 def _identity(request: Request, body: bytes) -> RequestIdentity:
     digest = hashlib.sha256(request.url.path.encode() + b"\n" + body).digest()
-    is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-    return RequestIdentity(digest, request.headers.get("idempotency-key"), is_retry)
+    retries = request.headers.get("x-stainless-retry-count", "")
+    num_retries = int(retries) if retries.isascii() and retries.isdigit() and len(retries) < 9 else 0
+    return RequestIdentity(digest, request.headers.get("idempotency-key"), num_retries)
 
 
 def _host_name(host: str) -> str:

@@ -119,6 +119,22 @@ def test_calls_are_text_if_the_request_offers_no_tools(episodes):
     assert episodes.play(run).status is Status.COMPLETED
 
 
+HALF_CHARACTER = '<tool_call>\n{"name": "search", "arguments": {"query": "\\ud83d"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_cannot_be_encoded_is_text(episodes, stream):
+    def run(base_url, api_key, task):
+        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            answer = client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS, stream=stream)
+            if stream:
+                return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+            return answer.choices[0].message.content
+
+    trajectory = episodes.play(run, lambda prompt: HALF_CHARACTER)
+    assert trajectory.answer == HALF_CHARACTER and len(trajectory.turns) == 1, trajectory.reason
+
+
 UNSUPPORTED = (
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "search"}}}),

@@ -8,6 +8,9 @@ import openai
 import pytest
 from agent_episodes import ANSWER, QUESTION, RecordingEngine, wait_until
 
+from agent_r1.core.errors import EngineError
+from agent_r1.core.trajectory import Status
+
 BODY = {"model": "any", "messages": [QUESTION]}
 
 
@@ -103,18 +106,47 @@ def test_equal_requests_in_parallel_are_sampled_separately(episodes):
     assert len(trajectory.turns) == 3, trajectory.reason
 
 
+KEY, RETRY, SECOND_RETRY = {"Idempotency-Key": "k"}, {"X-Stainless-Retry-Count": "1"}, {"X-Stainless-Retry-Count": "2"}
+
+
 @pytest.mark.parametrize(
-    ("headers", "num_turns"),
-    [({}, 2), ({"Idempotency-Key": "k"}, 1), ({"X-Stainless-Retry-Count": "1"}, 1)],
+    ("requests", "num_turns"),
+    [
+        ([{}, {}], 2),
+        ([KEY, KEY], 1),
+        ([{}, RETRY, SECOND_RETRY], 1),
+        ([{}, {}, RETRY, RETRY], 2),  # each of two answers is repeated once
+        ([{}, RETRY, RETRY], 2),
+    ],
 )
-def test_the_headers_of_a_retry_repeat_a_delivered_answer(episodes, headers, num_turns):
+def test_the_headers_of_a_retry_repeat_a_delivered_answer(episodes, requests, num_turns):
     def run(base_url, api_key, task):
         post = poster(base_url, api_key)
-        ids = {post(**headers).json()["id"], post(**headers).json()["id"]}
-        assert len(ids) == num_turns
+        assert len({post(**headers).json()["id"] for headers in requests}) == num_turns
 
     trajectory = episodes.play(run, answer)
     assert len(trajectory.turns) == num_turns, trajectory.reason
+
+
+class FailingOnce(RecordingEngine):
+    """Fails in its second generation."""
+
+    num_started = 0
+
+    async def generate(self, prompt, params, *, session_id=None):
+        self.num_started += 1
+        if self.num_started == 2:
+            raise EngineError("gone")
+        return await super().generate(prompt, params, session_id=session_id)
+
+
+def test_the_retry_of_a_failed_request_is_sampled_although_an_equal_request_has_an_answer(episodes):
+    def run(base_url, api_key, task):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        assert len({client.chat.completions.create(**BODY).id for _ in range(2)}) == 2
+
+    trajectory = episodes.play(run, answer, engine=FailingOnce)
+    assert len(trajectory.turns) == 2 and trajectory.status is Status.COMPLETED, trajectory.reason
 
 
 def test_a_key_of_another_request_is_refused(episodes):
