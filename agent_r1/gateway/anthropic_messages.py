@@ -131,11 +131,10 @@ def _assistant_message(given: _Assistant) -> Message:
 
 
 def _chat_request(body: _Body) -> ChatRequest:
-    choice = body.tool_choice
-    if choice is not None and choice.type not in ("auto", "none"):
-        raise refuse("tool_choice", "only 'auto' and 'none' are supported: calls are sampled, not forced")
-    if choice is not None and choice.disable_parallel_tool_use:
-        raise refuse("tool_choice.disable_parallel_tool_use", "not supported: the number of calls is sampled")
+    choice = body.tool_choice or _ToolChoice(type="auto")
+    if choice.type not in ("auto", "any", "none"):
+        raise refuse("tool_choice", "only 'auto', 'any' and 'none' are supported: calls are sampled, not forced")
+    ignored = {"tool_choice 'any'": choice.type == "any", "disable_parallel_tool_use": choice.disable_parallel_tool_use}
     messages: list[Message] = [] if body.system is None else [Message.system(_join(body.system))]
     for given in body.messages:
         if isinstance(given, _User):
@@ -145,11 +144,13 @@ def _chat_request(body: _Body) -> ChatRequest:
     tools = tuple(read_tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ())
     return ChatRequest(
         messages=tuple(messages),
-        tools=() if choice is not None and choice.type == "none" else tools,
+        tools=tools,
+        calls_are_text=choice.type == "none",
         max_tokens=body.max_tokens,
         stop_strings=tuple(body.stop_sequences or ()),
         temperature=body.temperature,
         top_p=body.top_p,
+        ignored=tuple(name for name, is_given in ignored.items() if is_given),
     )
 
 
@@ -226,6 +227,7 @@ def error_json(error: RequestError) -> Json:
     """Return an error in Anthropic's form."""
     kinds = {
         401: "authentication_error",
+        403: "permission_error",
         404: "not_found_error",
         413: "request_too_large",
         429: "rate_limit_error",

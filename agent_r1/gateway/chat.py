@@ -38,16 +38,19 @@ class ChatRequest:
     Attributes:
         messages: the conversation, or its new messages if ``previous`` is given.
         n: the number of alternative answers.
+        calls_are_text: whether an answer is text even if the policy calls a tool.
         max_tokens: the largest number of tokens of each answer; None for the model's own limit.
         stop_strings: texts that end an answer.
         temperature: None for the model's own temperature, as for ``top_p`` and ``seed``.
         logprobs: whether the answer contains the log-probability of each token.
         instructions: a system message in front of the conversation, which a continued conversation does not inherit.
+        ignored: the arguments of the request that have no effect, for a warning.
         previous: the id of an answer that the conversation continues; None if ``messages`` are the whole conversation.
     """
 
     messages: Messages
     tools: tuple[ToolSpec, ...] = ()
+    calls_are_text: bool = False
     n: int = 1
     max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
@@ -56,6 +59,7 @@ class ChatRequest:
     seed: int | None = None
     logprobs: bool = False
     instructions: str | None = None
+    ignored: tuple[str, ...] = ()
     previous: str | None = None
 
     @property

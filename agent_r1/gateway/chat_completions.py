@@ -22,6 +22,7 @@ from agent_r1.gateway.dialect import (
     read_call,
     read_tool,
     refuse,
+    refuse_forced_tool,
     write_arguments,
 )
 
@@ -113,8 +114,10 @@ class _Body(Strict):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     response_format: _ResponseFormat | None = None
     # accepted, without an effect
@@ -148,11 +151,22 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
             return Message("user" if given.role == "user" else "system", parts)
 
 
+def _ignored(body: _Body) -> tuple[str, ...]:
+    """Return the arguments that ask for another distribution than the model's own."""
+    asked = {
+        "tool_choice='required'": body.tool_choice == "required",
+        "parallel_tool_calls=false": body.parallel_tool_calls is False,
+        "frequency_penalty": body.frequency_penalty,
+        "presence_penalty": body.presence_penalty,
+        "reasoning_effort": body.reasoning_effort,
+        "verbosity": body.verbosity,
+    }
+    return tuple(name for name, value in asked.items() if value)
+
+
 def _chat_request(body: _Body) -> ChatRequest:
-    if body.tool_choice not in (None, "auto", "none"):
-        raise refuse("tool_choice", "only 'auto' and 'none' are supported: calls are sampled, not forced")
-    if body.parallel_tool_calls is False:
-        raise refuse("parallel_tool_calls", "false is not supported: the number of calls is sampled, not limited")
+    if body.tool_choice not in (None, "auto", "required", "none"):
+        raise refuse_forced_tool(body.tool_choice)
     if body.top_logprobs:
         raise refuse("top_logprobs", "only the log-probabilities of sampled tokens are available")
     tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
@@ -162,7 +176,8 @@ def _chat_request(body: _Body) -> ChatRequest:
         raise refuse("stop", "a stop string needs at least one character")
     return ChatRequest(
         messages=tuple(_message(message, index) for index, message in enumerate(body.messages)),
-        tools=() if body.tool_choice == "none" else tools,
+        tools=tools,
+        calls_are_text=body.tool_choice == "none",
         n=body.n or 1,
         max_tokens=min(limits, default=None),
         stop_strings=stop,
@@ -170,6 +185,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         top_p=body.top_p,
         seed=body.seed,
         logprobs=bool(body.logprobs),
+        ignored=_ignored(body),
     )
 
 

@@ -11,7 +11,7 @@ class GatewayConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     max_turns: int = Field(default=64, ge=1)
-    """Maximum number of answers of the policy per episode. Further requests get status 429."""
+    """Maximum number of answers of the policy per episode. Further requests get status 403."""
 
     max_concurrent: int = Field(default=32, ge=1)
-    """Maximum number of requests of one episode at the same time. Further requests get status 429."""
+    """Maximum number of answers of one episode that are sampled at the same time. Further requests wait."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agent_r1.core.messages import ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.gateway.chat import Answer, ChatRequest, RequestError
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 Body = TypeVar("Body", bound=BaseModel)
@@ -85,9 +89,25 @@ def refuse(param: str, message: str) -> RequestError:
     return RequestError(400, f"{param}: {message}", code="unsupported_value", param=param)
 
 
+def refuse_forced_tool(choice: object) -> RequestError:
+    """Return the error of a request that forces the call of one tool."""
+    return refuse("tool_choice", f"got {choice!r}; calls are sampled, not forced: use 'auto', 'required' or 'none'")
+
+
 def read_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
     """Return the specification of a tool that a client describes. A tool without parameters has none."""
     return ToolSpec(name, description or "", parameters or {"type": "object", "properties": {}})
+
+
+def warn_about_ignored(request: ChatRequest) -> None:
+    """Log a warning for each argument of a request that has no effect, once per argument."""
+    for argument in request.ignored:
+        _warn_once(argument)
+
+
+@cache
+def _warn_once(argument: str) -> None:
+    log.warning("the agent sends %s, which has no effect", argument)
 
 
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:

@@ -54,7 +54,7 @@ class EpisodeModel:
         messages = self._resolve(request)
         if len(self._session.turns) + self._num_sampling + request.n > self._max_turns:
             self.failure = Stopped(Status.OUT_OF_TURNS)
-            raise RequestError(429, f"the episode has reached its {self._max_turns} turns", code="turn_limit_exceeded")
+            raise RequestError(403, f"the episode has reached its {self._max_turns} turns", code="turn_limit_exceeded")
         with isolate(unsupported):
             prompt = self._session.prompt(messages, request.tools)
         self._num_sampling += request.n

@@ -26,7 +26,7 @@ from agent_r1.gateway.dialect import (
     read_body,
     read_call,
     read_tool,
-    refuse,
+    refuse_forced_tool,
     write_arguments,
 )
 
@@ -94,6 +94,7 @@ class _Format(Lenient):
 
 class _TextOptions(Lenient):
     format: _Format | None = None
+    verbosity: str | None = None
 
 
 class _Body(Strict):
@@ -164,20 +165,31 @@ def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Messag
     return Message("assistant", (Text(text),), calls, "".join(thoughts) if thoughts else None)
 
 
+def _ignored(body: _Body) -> tuple[str, ...]:
+    """Return the arguments that ask for another distribution than the model's own."""
+    asked = {
+        "tool_choice='required'": body.tool_choice == "required",
+        "parallel_tool_calls=false": body.parallel_tool_calls is False,
+        "reasoning.effort": (body.reasoning or {}).get("effort"),
+        "text.verbosity": body.text is not None and body.text.verbosity,
+    }
+    return tuple(name for name, value in asked.items() if value)
+
+
 def _chat_request(body: _Body) -> ChatRequest:
-    if body.tool_choice not in (None, "auto", "none"):
-        raise refuse("tool_choice", "only 'auto' and 'none' are supported: calls are sampled, not forced")
-    if body.parallel_tool_calls is False:
-        raise refuse("parallel_tool_calls", "false is not supported: the number of calls is sampled, not limited")
+    if body.tool_choice not in (None, "auto", "required", "none"):
+        raise refuse_forced_tool(body.tool_choice)
     tools = tuple(read_tool(tool.name, tool.description, tool.parameters) for tool in body.tools or ())
     previous = body.previous_response_id
     return ChatRequest(
         messages=(Message.user(body.input),) if isinstance(body.input, str) else _messages(body.input),
-        tools=() if body.tool_choice == "none" else tools,
+        tools=tools,
+        calls_are_text=body.tool_choice == "none",
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
         instructions=body.instructions,
+        ignored=_ignored(body),
         previous=None if previous is None else previous.removeprefix(PREFIX),
     )
 

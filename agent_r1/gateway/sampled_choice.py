@@ -28,14 +28,14 @@ def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> 
 
 
 def _visible_message(sample: Sample, request: ChatRequest) -> Message:
-    """Return the message of an action. Calls stay text if one of them cannot be read, or if the request has no tools.
+    """Return the message of an action. Calls stay text if one of them cannot be read, or if the client can use none.
 
     The message then contains the whole text of the action, because clients can represent only valid calls.
     """
     message = sample.action.message
     if not message.calls:
         return message
-    if request.tools and all(_can_be_sent(call) for call in message.calls):
+    if request.tools and not request.calls_are_text and all(_can_be_sent(call) for call in message.calls):
         return message
     return Message.assistant(sample.action.text)
 

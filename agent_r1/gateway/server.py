@@ -11,10 +11,11 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,7 +30,7 @@ from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from agent_r1.gateway.chat import Answer, ChatModel, RequestError
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
 from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity
-from agent_r1.gateway.dialect import Dialect, Exchange, Json
+from agent_r1.gateway.dialect import Dialect, Exchange, Json, warn_about_ignored
 from agent_r1.gateway.responses import RESPONSES
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ HOST = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Host names that requests can have."""
 
+NO_PROXY = ("no_proxy", "NO_PROXY")
+"""The environment variables that list hosts which clients reach without a proxy."""
+
 MAX_BODY = 8 * 2**20
 """The largest body of a request, in bytes."""
 
@@ -47,6 +51,12 @@ BODY_SECONDS = 30.0
 """The time limit for the arrival of a body, in seconds."""
 
 MAX_CONNECTIONS = 4096
+MAX_WAITING = 1024
+"""The largest number of requests of a key that wait for the end of others."""
+
+KEEP_ALIVE_SECONDS = 75
+"""How long a connection can be idle, in seconds. Clients give theirs up earlier, so that they use no closed one."""
+
 KEPT_ANSWERS = 64
 """How many complete answers of a key are kept, so that a repeated request gets the answer of the first try."""
 
@@ -59,11 +69,32 @@ NO_RETRY = {"X-Should-Retry": "false"}
 
 @dataclass(slots=True)
 class _Access:
-    """What a key gives access to. ``num_open`` counts the requests whose body is read or whose answer is awaited."""
+    """What a key gives access to.
+
+    Attributes:
+        turnstile: admits the requests whose body is read or whose answer is awaited.
+        num_waiting: how many requests wait at the turnstile.
+    """
 
     model: ChatModel
     answers: AnswerLog
-    num_open: int = field(default=0)
+    turnstile: asyncio.Semaphore
+    num_waiting: int = 0
+
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator[None]:
+        """Wait for a place, and keep it until the end of the block. Raise RequestError if too many requests wait."""
+        if self.num_waiting + self.answers.num_in_progress >= self.model.max_concurrent + MAX_WAITING:
+            raise RequestError(429, "too many requests wait", code="rate_limit_exceeded", can_retry=True)
+        self.num_waiting += 1
+        try:
+            await self.turnstile.acquire()
+        finally:
+            self.num_waiting -= 1
+        try:
+            yield
+        finally:
+            self.turnstile.release()
 
 
 class Gateway:
@@ -94,7 +125,8 @@ class Gateway:
     def register(self, model: ChatModel, key: str | None = None) -> str:
         """Return the API key that gives access to ``model``: ``key``, or a new one."""
         key = key or f"sk-{secrets.token_urlsafe(32)}"
-        self._accesses[_hash(key)] = _Access(model, AnswerLog(model, KEPT_ANSWERS))
+        answers = AnswerLog(model, KEPT_ANSWERS)
+        self._accesses[_hash(key)] = _Access(model, answers, asyncio.Semaphore(model.max_concurrent))
         return key
 
     def revoke(self, key: str) -> None:
@@ -104,10 +136,13 @@ class Gateway:
     async def start(self) -> None:
         """Answer requests from now on, in the event loop of the caller. A second call has no effect.
 
+        Clients in this process and its children reach the gateway without a proxy.
+
         Raises InvalidInput if the port is in use.
         """
         if self._server is None:
             self._server = _Server(self._app(), self._port)
+            _bypass_proxy()
 
     async def close(self) -> None:
         """Stop the server. Requests in progress have ``CLOSE_SECONDS`` to end. :meth:`start` can be called again."""
@@ -144,21 +179,15 @@ class Gateway:
     async def _answer(self, request: Request, dialect: Dialect) -> Response:
         access = self._authenticate(request)
         # bodies are large: a key cannot make the server read more of them at a time than it has requests
-        if access.num_open >= access.model.max_concurrent:
-            limit = access.model.max_concurrent
-            raise RequestError(
-                429, f"at most {limit} requests at the same time", code="rate_limit_exceeded", can_retry=True
-            )
-        access.num_open += 1
-        try:
+        async with access.admit():
+            self._authenticate(request)  # the key can have ended meanwhile
             body = await _read(request)
             exchange = dialect.read(_parse(body))
+            warn_about_ignored(exchange.chat)
             identity = _identity(request, body)
             pending = access.answers.submit(exchange.chat, identity)
             if not await _wait(pending, request):
                 return Response(status_code=400)  # nobody reads this response
-        finally:
-            access.num_open -= 1
         response = _response(exchange, pending.answer)
         pending.deliver()  # only now, because an answer without a response would be a turn that the agent never saw
         return response
@@ -251,6 +280,13 @@ def _identity(request: Request, body: bytes) -> RequestIdentity:
     return RequestIdentity(digest, request.headers.get("idempotency-key"), num_retries)
 
 
+def _bypass_proxy() -> None:
+    """Add the host of the gateway to the hosts that clients reach without a proxy."""
+    listed = [host.strip() for name in NO_PROXY for host in os.environ.get(name, "").split(",") if host.strip()]
+    if "*" not in listed:
+        os.environ |= dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*listed, HOST, "localhost"))))
+
+
 def _host_name(host: str) -> str:
     return host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
 
@@ -286,6 +322,7 @@ class _Server:
             lifespan="off",
             server_header=False,
             limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
         )
         self._uvicorn = _Uvicorn(config)

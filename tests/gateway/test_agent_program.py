@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
 
@@ -76,7 +77,7 @@ def silent(base_url, api_key, task):
 
 
 async def refused(base_url, api_key, task):
-    ask(base_url, api_key, tool_choice="required")
+    ask(base_url, api_key, response_format={"type": "json_object"})
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,29 @@ def test_a_limit_or_a_failed_engine_is_the_status(episodes, function, options, s
     trajectory = episodes.play(function, answer, **options)
     assert trajectory.status is status, trajectory.reason
     assert trajectory.truncated == (status is not Status.ENGINE_FAILED) and trajectory.turns
+
+
+def test_the_turn_limit_is_an_error_that_is_not_repeated(episodes):
+    def run(base_url, api_key, task):
+        ask(base_url, api_key)
+        ask(base_url, api_key)
+
+    trajectory = episodes.play(run, answer, config=GatewayConfig(max_turns=1))
+    assert trajectory.status is Status.OUT_OF_TURNS and "Error code: 403" in trajectory.reason
+
+
+def test_an_agent_reaches_the_gateway_although_a_proxy_is_set(episodes, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "intranet.example")
+    trajectory = episodes.play(ask_and_read_environment, answer)
+    assert trajectory.answer == "intranet.example,127.0.0.1,localhost", trajectory.reason
+
+
+def ask_and_read_environment(base_url, api_key, task):
+    ask(base_url, api_key)
+    return os.environ["no_proxy"]
 
 
 def test_a_limit_that_the_agent_survives_is_no_failure(episodes):

@@ -7,6 +7,7 @@ import pytest
 from agent_episodes import ANSWER, PAGE, QUESTION, TOOLS
 
 from agent_r1.core.trajectory import Status
+from agent_r1.gateway import dialect
 
 
 def conversation_after(answer, page=PAGE):
@@ -108,6 +109,38 @@ def test_stop_strings_and_token_limits_end_an_answer(episodes):
     assert first.action.text == ANSWER and second.parent == 0  # the stop string is part of what was sampled
 
 
+IGNORED = {
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "reasoning_effort": "low",
+    "verbosity": "low",
+}
+
+
+def test_arguments_that_would_change_the_distribution_are_ignored_with_one_warning(episodes, caplog):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS, **IGNORED)
+            assert answer.choices[0].message.tool_calls
+
+    dialect._warn_once.cache_clear()
+    assert len(episodes.play(run).turns) == 2
+    assert all(caplog.text.count(name) == 1 for name in IGNORED), caplog.text
+
+
+def test_an_answer_without_calls_continues_the_conversation_with_tools(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        first = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS)
+        messages = conversation_after(first)
+        await client.chat.completions.create(model="any", messages=messages, tools=TOOLS, tool_choice="none")
+
+    assert [turn.parent for turn in episodes.play(run).turns] == [None, 0]
+
+
 def test_calls_are_text_if_the_request_offers_no_tools(episodes):
     async def run(base_url, api_key, task):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
@@ -136,12 +169,9 @@ def test_a_call_that_cannot_be_encoded_is_text(episodes, stream):
 
 
 UNSUPPORTED = (
-    ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "search"}}}),
-    ("parallel_tool_calls", {"parallel_tool_calls": False}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": 2}),
     ("logit_bias", {"logit_bias": {"5": 1.0}}),
-    ("presence_penalty", {"presence_penalty": 0.5}),
     ("response_format.type", {"response_format": {"type": "json_object"}}),
     ("beam_width", {"extra_body": {"beam_width": 4}}),
     ("n", {"n": 1000}),

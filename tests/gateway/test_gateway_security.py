@@ -202,7 +202,9 @@ def test_large_and_slow_bodies_are_cut_off(visit, monkeypatch):
     visit(test)
 
 
-def test_a_flood_is_bounded_per_key(visit):
+def test_a_flood_is_bounded_per_key(visit, monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_WAITING", 3)
+
     async def test(site):
         site.engine.may_answer = asyncio.Event()
         flooding, quiet = site.open(max_concurrent=4, max_turns=6), site.open()
@@ -210,14 +212,13 @@ def test_a_flood_is_bounded_per_key(visit):
         flood = [asyncio.create_task(site.post(flooding, body=body)) for body in bodies]
         asking = asyncio.create_task(site.post(quiet))
         done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
-        while len(done) < 36:
+        while len(done) < 33:
             done, _ = await asyncio.wait(flood, timeout=0.01)
         site.engine.may_answer.set()
         statuses = sorted([(await response).status_code for response in flood])
-        assert statuses == [200] * 4 + [429] * 36 and (await asking).status_code == 200
-        more = [await site.post(flooding, body={**BODY, "n": 2, "user": str(number)}) for number in range(2)]
-        assert [response.status_code for response in more] == [200, 429]
-        assert more[1].headers["x-should-retry"] == "false" and more[1].json()["error"]["code"] == "turn_limit_exceeded"
+        assert statuses == [200] * 6 + [403] + [429] * 33 and (await asking).status_code == 200
+        more = await site.post(flooding, body={**BODY, "user": "more"})
+        assert more.headers["x-should-retry"] == "false" and more.json()["error"]["code"] == "turn_limit_exceeded"
         assert len(site.sessions[flooding].turns) == 6
 
     visit(test)
@@ -235,14 +236,37 @@ def test_bodies_that_do_not_arrive_count_as_requests(visit):
             writer.write(head.encode())
             await writer.drain()
             writers.append(writer)
-        while sum(access.num_open for access in site.gateway._accesses.values()) < 2:
+        (access,) = site.gateway._accesses.values()
+        while not access.turnstile.locked():
             await asyncio.sleep(0.01)
-        is_error(await site.post(key), 429)
+        waiting = asyncio.create_task(site.post(key))
+        while not access.num_waiting:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
         for writer in writers:
             writer.close()
-        while (response := await site.post(key)).status_code == 429:
+        assert (await waiting).status_code == 200
+
+
+def test_a_request_that_waits_for_others_ends_with_its_episode(visit):
+    async def test(site):
+        site.engine.may_answer = asyncio.Event()
+        key = site.open(max_concurrent=1)
+        asking = [asyncio.create_task(site.post(key, body={**BODY, "user": user})) for user in "ab"]
+        (access,) = site.gateway._accesses.values()
+        while not access.num_waiting or not access.answers.num_in_progress:
             await asyncio.sleep(0.01)
-        assert response.status_code == 200
+        site.gateway.revoke(key)
+        for request in asking:
+            is_error(await request, 401)
+        site.engine.may_answer.set()
+
+    visit(test)
+
+
+def test_idle_connections_are_kept_longer_than_clients_keep_them(visit):
+    async def test(site):
+        assert site.gateway._server._uvicorn.config.timeout_keep_alive > 60
 
     visit(test)
 

@@ -51,7 +51,7 @@ def test_limits_and_refusals(episodes):
         with pytest.raises(openai.NotFoundError, match="no response"):
             client.responses.create(model="any", input="Who?", previous_response_id="resp_other")
         for param, options in (
-            ("tool_choice", {"tool_choice": "required"}),
+            ("tool_choice", {"tool_choice": {"type": "function", "name": "search"}}),
             ("tools", {"tools": [{"type": "web_search"}]}),
             ("text.format", {"text": {"format": {"type": "json_object"}}}),
             ("background", {"background": True}),
