@@ -11,7 +11,10 @@ from agent_r1.tasksets.tinywiki.search import search
 
 
 async def look_up(call, task):
-    page = await search.function(**json.loads(call.function.arguments), task=task)
+    try:
+        page = await search.function(**json.loads(call.function.arguments), task=task)
+    except Exception as error:  # a bad call: the model reads why, and can learn from it
+        page = f"error: {error}"
     return {"role": "tool", "tool_call_id": call.id, "content": page}
 
 

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, RequestError
+
+ABANDONED_SECONDS = 30.0
+"""How long an answer is sampled for which no client waits, in seconds. Meanwhile a retry can join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,21 @@ class PendingAnswer:
         self.identity, self.drafting = identity, drafting
         self.num_retries, self.num_waiting = identity.num_retries, 0
         self.is_delivered = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count a client that waits for the answer. After the last one has left, the sampling ends soon."""
+        self.num_waiting += 1
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
+            if self.is_abandoned and not self.drafting.done():
+                asyncio.get_running_loop().call_later(ABANDONED_SECONDS, self._cancel_if_abandoned)
+
+    def _cancel_if_abandoned(self) -> None:
+        if self.is_abandoned:
+            self.drafting.cancel()
 
     @property
     def is_abandoned(self) -> bool:
@@ -106,7 +126,11 @@ class AnswerLog:
             if any(pending.identity.digest != identity.digest for pending in same_key):
                 raise RequestError(400, "this Idempotency-Key was used for another request", code="idempotency_error")
             return same_key[-1] if same_key else None
-        same = [pending for pending in self._pending if pending.identity.digest == identity.digest]
+        same = [
+            pending
+            for pending in self._pending
+            if pending.identity.digest == identity.digest and not pending.drafting.cancelling()
+        ]
         abandoned = next((pending for pending in same if pending.is_abandoned), None)
         if abandoned is not None or identity.num_retries == 0:
             return abandoned

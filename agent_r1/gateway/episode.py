@@ -13,7 +13,7 @@ from agent_r1.core.trajectory import Status
 from agent_r1.gateway.chat import Answer, ChatRequest, Draft, Messages, RequestError
 from agent_r1.gateway.config import GatewayConfig
 from agent_r1.gateway.conversations import SentAction, restore_sampled
-from agent_r1.gateway.sampled_choice import sampled_choice
+from agent_r1.gateway.sampled_choice import generate, sampled_choice
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
@@ -41,7 +41,8 @@ class EpisodeModel:
     def __init__(self, agent: Agent, session: Session, config: GatewayConfig) -> None:
         self.name, self.max_concurrent = POLICY, config.max_concurrent
         self._agent, self._session, self._max_turns = agent, session, config.max_turns
-        self._num_sampling = 0
+        self._slots = asyncio.Semaphore(config.max_concurrent)
+        self._num_answers = 0  # sampled or being sampled, also those that no client received
         self._sent: list[SentAction] = []
         self._conversations: dict[str, Messages] = {}  # the conversation up to each answer, by the id of the answer
         self.start: Messages = ()
@@ -52,16 +53,17 @@ class EpisodeModel:
         """Return the answer to a request, as a draft that becomes turns of the session when it is delivered."""
         _warn_about_sampling(request, self._agent.params.temperature)
         messages = self._resolve(request)
-        if len(self._session.turns) + self._num_sampling + request.n > self._max_turns:
+        if self._num_answers + request.n > self._max_turns:
             self.failure = Stopped(Status.OUT_OF_TURNS)
             raise RequestError(403, f"the episode has reached its {self._max_turns} turns", code="turn_limit_exceeded")
         with isolate(unsupported):
             prompt = self._session.prompt(messages, request.tools)
-        self._num_sampling += request.n
+        self._num_answers += request.n
         try:
             samples = await self._sample(prompt, request)
-        finally:
-            self._num_sampling -= request.n
+        except RequestError:
+            self._num_answers -= request.n
+            raise
         choices = tuple(sampled_choice(sample, request, self._agent.renderer) for sample in samples)
         answer = Answer(secrets.token_hex(12), choices, len(prompt.token_ids))
         return Draft(answer, partial(self._deliver, request, prompt, samples, answer))
@@ -80,11 +82,7 @@ class EpisodeModel:
         return restore_sampled(request.conversation, self._sent)
 
     async def _sample(self, prompt: SessionPrompt, request: ChatRequest) -> list[Sample]:
-        generations = (
-            self._session.generate(prompt, max_tokens=request.max_tokens, stop_strings=request.stop_strings)
-            for _ in range(request.n)
-        )
-        results = await asyncio.gather(*generations)
+        results = await generate(self._session, prompt, request, self._slots)
         for stopped in results:
             if isinstance(stopped, Stopped):
                 self.failure = stopped

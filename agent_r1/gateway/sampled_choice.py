@@ -1,7 +1,8 @@
-"""The conversion of a sampled action to the message that a client receives."""
+"""The alternatives that a session samples for a request, and the messages that the client receives."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +10,19 @@ from itertools import pairwise
 from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.gateway.chat import ChatRequest, Choice, EndReason, TokenLogprob
 from agent_r1.renderers.protocol import Renderer
-from agent_r1.rollout.session import Sample
+from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
+
+
+async def generate(
+    session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
+) -> list[Sample | Stopped]:
+    """Return the ``request.n`` alternatives that a session samples. Each takes one of ``slots`` while it is sampled."""
+
+    async def generate_one() -> Sample | Stopped:
+        async with slots:
+            return await session.generate(prompt, max_tokens=request.max_tokens, stop_strings=request.stop_strings)
+
+    return await asyncio.gather(*(generate_one() for _ in range(request.n)))
 
 
 def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> Choice:

@@ -7,25 +7,28 @@ import secrets
 from dataclasses import replace
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.gateway.chat import Answer, ChatRequest, Draft, RequestError
+from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, RequestError
 from agent_r1.gateway.episode import as_error, unsupported
-from agent_r1.gateway.sampled_choice import sampled_choice
+from agent_r1.gateway.sampled_choice import generate, sampled_choice
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.session import Session, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_CONCURRENT = 256
-"""The largest number of requests at the same time."""
+"""The largest number of answers that are sampled at the same time. Further requests wait."""
 
 SEED_BITS = 62
 
 
 class ServedModel:
-    """A model for inference. The sampling parameters of a request apply; the defaults are those of ``agent``."""
+    """A model for inference. The sampling parameters of a request apply; the defaults are those of ``agent``.
+
+    The limit of ``max_tokens`` of a request is the room in the context.
+    """
 
     def __init__(self, agent: Agent, name: str) -> None:
         self.name, self.max_concurrent = name, MAX_CONCURRENT
-        self._agent = agent
+        self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
 
     async def draft(self, request: ChatRequest) -> Draft:
         """Return the answer to a request. Equal requests with a seed have equal answers."""
@@ -36,18 +39,14 @@ class ServedModel:
         try:
             with isolate(unsupported):
                 prompt = session.new_branch(request.conversation, request.tools)
-            generations = (
-                session.generate(prompt, max_tokens=request.max_tokens, stop_strings=request.stop_strings)
-                for _ in range(request.n)
-            )
-            results = await asyncio.gather(*generations)
+            results = await generate(session, prompt, request, self._slots)
         finally:
             await session.close()
         choices = []
         for result in results:
             if isinstance(result, Stopped):
                 raise as_error(result, len(prompt.token_ids), self._agent.context_length)
-            choices.append(sampled_choice(result, request, self._agent.renderer))
+            choices.append(_with_new_ids(sampled_choice(result, request, self._agent.renderer)))
         return Draft(Answer(secrets.token_hex(12), tuple(choices), len(prompt.token_ids)), lambda: None)
 
     def _session(self, request: ChatRequest) -> Session:
@@ -55,8 +54,15 @@ class ServedModel:
         agent = self._agent
         temperature = agent.params.temperature if request.temperature is None else request.temperature
         top_p = agent.params.top_p if request.top_p is None else request.top_p
-        params = replace(agent.params, temperature=temperature, top_p=top_p)
+        max_tokens = request.max_tokens or agent.params.max_tokens
+        params = replace(agent.params, temperature=temperature, top_p=top_p, max_tokens=max_tokens)
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         # The seed of a generation depends on the task and the numbers of an attempt, but not on the name of its run.
         attempt = AttemptId(secrets.token_hex(12), "served", 0, 0)
         return Session(agent.engine, agent.renderer, params, agent.context_length, attempt, seed=seed)
+
+
+def _with_new_ids(choice: Choice) -> Choice:
+    """Return the choice with new ids of calls, because a conversation can have calls of several answers."""
+    calls = tuple(replace(call, id=f"call_{secrets.token_hex(8)}") for call in choice.message.calls)
+    return replace(choice, message=replace(choice.message, calls=calls))

@@ -186,8 +186,9 @@ class Gateway:
             warn_about_ignored(exchange.chat)
             identity = _identity(request, body)
             pending = access.answers.submit(exchange.chat, identity)
-            if not await _wait(pending, request):
-                return Response(status_code=400)  # nobody reads this response
+            with pending.waiting():
+                if not await _wait(pending, request):
+                    return Response(status_code=400)  # nobody reads this response
         response = _response(exchange, pending.answer)
         pending.deliver()  # only now, because an answer without a response would be a turn that the agent never saw
         return response
@@ -225,7 +226,6 @@ def _response(exchange: Exchange, answer: Answer) -> Response:
 async def _wait(pending: PendingAnswer, request: Request) -> bool:
     """Wait until the answer is complete. Return False if the client closes its connection before."""
     disconnected = shared_task(_disconnection(request))
-    pending.num_waiting += 1
     try:
         await asyncio.wait({pending.drafting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if disconnected.done():
@@ -234,7 +234,6 @@ async def _wait(pending: PendingAnswer, request: Request) -> bool:
             raise RequestError(401, "the episode of this API key has ended", code="invalid_api_key")
         return True
     finally:
-        pending.num_waiting -= 1
         disconnected.cancel()
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import runpy
 import threading
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -25,6 +27,7 @@ from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import search
 
+ROOT = Path(__file__).parents[2]
 BODY = {"model": "any", "messages": [QUESTION]}
 
 
@@ -74,6 +77,14 @@ async def exiting_in_a_task(base_url, api_key, task):
 
 def silent(base_url, api_key, task):
     return "Bruno"
+
+
+def test_the_example_answers_a_bad_call_with_its_error(episodes):
+    example = runpy.run_path(str(ROOT / "examples" / "own_agent.py"))["run"]
+    call = '<tool_call>\n{"name": "search", "arguments": {"question": "Alba"}}\n</tool_call>'
+    trajectory = episodes.play(example, lambda prompt: ANSWER if "error: " in prompt else call)
+    assert trajectory.status is Status.COMPLETED and trajectory.answer == ANSWER, trajectory.reason
+    assert "unexpected keyword argument 'question'" in trajectory.messages[-2].text
 
 
 async def refused(base_url, api_key, task):

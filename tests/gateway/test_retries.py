@@ -10,6 +10,7 @@ from agent_episodes import ANSWER, QUESTION, RecordingEngine, wait_until
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.trajectory import Status
+from agent_r1.gateway import GatewayConfig, coalescing
 
 BODY = {"model": "any", "messages": [QUESTION]}
 
@@ -91,6 +92,39 @@ def test_an_answer_that_nobody_received_is_no_turn(episodes):
 
     trajectory = episodes.play(run, answer, engine=WaitingEngine)
     assert len(trajectory.turns) == 1 and len(trajectory.start) == 2
+
+
+def test_an_abandoned_request_ends_soon_and_counts_as_an_answer(episodes, monkeypatch):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        lost = asyncio.create_task(client.chat.completions.create(**BODY))
+        while not episodes.engine.num_started:
+            await asyncio.sleep(0.01)
+        lost.cancel()
+        while episodes.log().num_in_progress:
+            await asyncio.sleep(0.01)
+        episodes.engine.may_answer.set()
+        await client.chat.completions.create(**BODY)
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.chat.completions.create(**BODY)
+
+    monkeypatch.setattr(coalescing, "ABANDONED_SECONDS", 0.01)
+    trajectory = episodes.play(run, answer, engine=WaitingEngine, config=GatewayConfig(max_turns=2))
+    assert episodes.engine.num_started == 2 and len(trajectory.turns) == 1, trajectory.reason
+
+
+def test_alternatives_count_one_by_one_as_answers_at_the_same_time(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        asking = asyncio.create_task(client.chat.completions.create(**BODY, n=3))
+        while not episodes.engine.num_started:
+            await asyncio.sleep(0.01)
+        assert episodes.engine.num_started == 1
+        episodes.engine.may_answer.set()
+        await asking
+
+    trajectory = episodes.play(run, answer, engine=WaitingEngine, config=GatewayConfig(max_concurrent=1))
+    assert len(trajectory.turns) == 3, trajectory.reason
 
 
 def test_equal_requests_in_parallel_are_sampled_separately(episodes):

@@ -63,6 +63,28 @@ def test_the_sampling_of_the_request_applies(renderer):
     assert len(set(engine.released)) == 5  # each request was a session of its own
 
 
+def test_the_limit_of_tokens_is_the_room_in_the_context(renderer):
+    async def visit(client):
+        for max_tokens in (5000, 500, None):
+            await client.chat.completions.create(**BODY, **({} if max_tokens is None else {"max_tokens": max_tokens}))
+
+    engine = serve(renderer, visit)
+    prompt, _, _ = engine.generations[0]
+    room = 3000 - len(prompt.token_ids)
+    assert [params.max_tokens for _, params, _ in engine.generations] == [room, 500, 400]
+
+
+def test_the_ids_of_calls_are_new_in_each_answer(renderer):
+    async def visit(client):
+        for _ in range(2):
+            answer = await client.chat.completions.create(**BODY, tools=TOOLS, n=2)
+            ids.extend(choice.message.tool_calls[0].id for choice in answer.choices)
+
+    ids = []
+    serve(renderer, visit, reply=search_then_answer)
+    assert len(set(ids)) == 4
+
+
 def test_nothing_is_kept_between_requests(renderer):
     async def visit(client):
         first = await client.responses.create(model="any", input="Who?", tools=[], instructions="Be brief.")
