@@ -35,7 +35,9 @@ SEES = {
     "export": {"core", "store", "model", "training"},
     "config": {"core"},
     "viewer": {"core", "store"},
-    "commands": {"core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "export", "config"},
+    "commands": {
+        *("core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "export", "config")
+    },
     "cli": {"core", "commands", "config"},
     "__init__": {"core", "envs", "tools", "rewards", "training", "config"},
 }
