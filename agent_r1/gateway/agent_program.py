@@ -132,6 +132,6 @@ def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
         return end
     if not session.turns:
         return _End(Status.ENVIRONMENT_FAILED, "the agent ended without an answer of the policy")
-    if session.turns[-1].finish_reason == "length":
+    if model.is_cut:
         return replace(end, status=Status.OUT_OF_TOKENS)
     return end

@@ -15,6 +15,7 @@ from agent_r1.gateway.dialect import (
     Dialect,
     Json,
     Lenient,
+    StopStrings,
     Strict,
     event,
     pieces,
@@ -89,7 +90,7 @@ class _Body(Strict):
     system: str | list[_Text] | None = None
     tools: list[_Tool] | None = None
     tool_choice: _ToolChoice | None = None
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stop_sequences: StopStrings | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=1)
     top_p: float | None = Field(default=None, gt=0, le=1)

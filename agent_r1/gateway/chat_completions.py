@@ -15,6 +15,8 @@ from agent_r1.gateway.dialect import (
     Dialect,
     Json,
     Lenient,
+    StopString,
+    StopStrings,
     Strict,
     event,
     pieces,
@@ -109,7 +111,7 @@ class _Body(Strict):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | StopStrings | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -172,8 +174,6 @@ def _chat_request(body: _Body) -> ChatRequest:
     tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if "" in stop:
-        raise refuse("stop", "a stop string needs at least one character")
     return ChatRequest(
         messages=tuple(_message(message, index) for index, message in enumerate(body.messages)),
         tools=tools,

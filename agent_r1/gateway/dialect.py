@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_r1.core.messages import ToolCall
 from agent_r1.core.tool import ToolSpec
@@ -22,6 +22,11 @@ Body = TypeVar("Body", bound=BaseModel)
 
 PIECE_CHARACTERS = 32
 """The largest number of characters in one event of a stream."""
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+StopStrings = Annotated[list[StopString], Field(max_length=16)]
+"""The stop strings of a request. They are compared after each sampled token, so their number and length are limited."""
 
 
 class Exchange(Protocol):

@@ -7,8 +7,10 @@ import logging
 import secrets
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 
 from agent_r1.core.environment import Transition
+from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.gateway.chat import Answer, ChatRequest, Draft, Messages, RequestError
 from agent_r1.gateway.config import GatewayConfig
@@ -19,6 +21,9 @@ from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 log = logging.getLogger(__name__)
+
+MAX_TOKEN_CHARACTERS = 32
+"""More characters than the tokens of any long text have on average."""
 
 POLICY = "policy"
 """The name of the model that an agent sees. Agents can request the policy under any name."""
@@ -48,6 +53,8 @@ class EpisodeModel:
         self.start: Messages = ()
         self.failure: Stopped | None = None
         """Why the last request got no answer; None if it got one."""
+        self.is_cut = False
+        """Whether the last answer was cut by a limit of the run. A limit that the agent set is its own decision."""
 
     async def draft(self, request: ChatRequest) -> Draft:
         """Return the answer to a request, as a draft that becomes turns of the session when it is delivered."""
@@ -56,6 +63,9 @@ class EpisodeModel:
         if self._num_answers + request.n > self._max_turns:
             self.failure = Stopped(Status.OUT_OF_TURNS)
             raise RequestError(403, f"the episode has reached its {self._max_turns} turns", code="turn_limit_exceeded")
+        if exceeds(messages, request.tools, self._agent.context_length):
+            self.failure = Stopped(Status.OUT_OF_TOKENS)
+            raise context_error(self._agent.context_length)
         with isolate(unsupported):
             prompt = self._session.prompt(messages, request.tools)
         self._num_answers += request.n
@@ -98,18 +108,40 @@ class EpisodeModel:
         for sample, choice in zip(samples, answer.choices, strict=True):
             action = session.accept(sample)
             session.observe(Transition(()))
+            self.is_cut = self._is_cut(sample, request)
             self._sent.append(SentAction(prompt.messages, choice.message, action.message))
         if request.n == 1:
             conversation = prompt.messages[request.instructions is not None :]
             self._conversations[answer.id] = (*conversation, answer.choices[0].message)
+
+    def _is_cut(self, sample: Sample, request: ChatRequest) -> bool:
+        length, own = len(sample.completion.token_ids), self._agent.params.max_tokens
+        by_agent = request.max_tokens is not None and length == request.max_tokens < own
+        return sample.completion.finish_reason == "length" and not by_agent
+
+
+def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:
+    """Return whether a text is too long for the context, however few tokens it has. It need not be tokenized then."""
+    texts = chain(
+        (part for message in messages for part in (message.text, message.reasoning or "")),
+        (call.raw for message in messages for call in message.calls),
+        (str(tool.parameters) + tool.description for tool in tools),
+    )
+    return sum(map(len, texts)) > MAX_TOKEN_CHARACTERS * context_length
+
+
+def context_error(context_length: int, num_tokens: int | None = None) -> RequestError:
+    """Return the error of a conversation that is longer than the context; None if its tokens were not counted."""
+    size = "too many" if num_tokens is None else num_tokens
+    message = f"the conversation has {size} tokens, and the context of the model {context_length}"
+    return RequestError(400, message, code="context_length_exceeded", param="messages")
 
 
 def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
     """Return the error of a request for which the session sampled no action."""
     match stopped.status:
         case Status.OUT_OF_TOKENS:
-            message = f"the conversation has {num_tokens} tokens, and the context of the model {context_length}"
-            return RequestError(400, message, code="context_length_exceeded", param="messages")
+            return context_error(context_length, num_tokens)
         case Status.ENVIRONMENT_FAILED:
             return RequestError(400, stopped.reason or "the answer cannot be read", code="unsupported_conversation")
         case _:

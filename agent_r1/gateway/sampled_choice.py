@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from itertools import pairwise
 
 from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.gateway.chat import ChatRequest, Choice, EndReason, TokenLogprob
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
+
+MAX_CHARACTER_TOKENS = 8
+"""The largest number of tokens that are decoded together to complete a character. UTF-8 has up to 4 bytes each."""
 
 
 async def generate(
@@ -76,9 +78,21 @@ def _cut(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str 
 def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, ...]:
     """Return each sampled token with the text that it adds.
 
-    A character whose bytes belong to several tokens is added by the last of these tokens.
+    A character whose bytes belong to several tokens is added by the last of these tokens. Each token is decoded after
+    the tokens that added the text before it, because the text of a token can depend on them.
     """
-    ids, logprobs = sample.completion.token_ids, sample.completion.logprobs
-    texts = ["", *(renderer.decode(ids[:count]).rstrip("\ufffd") for count in range(1, len(ids) + 1))]
-    added = (text.removeprefix(before) for before, text in pairwise(texts))
-    return tuple(TokenLogprob(text, logprob) for text, logprob in zip(added, logprobs, strict=True))
+    ids = sample.completion.token_ids
+    tokens: list[TokenLogprob] = []
+    context, start = (
+        0,
+        0,
+    )  # where the tokens of the text before begin, and where those begin whose text is not added yet
+    for end, logprob in enumerate(sample.completion.logprobs, start=1):
+        before, text = renderer.decode(ids[context:start]), renderer.decode(ids[context:end])
+        is_complete = len(text) > len(before) and not text.endswith("\ufffd")
+        if not is_complete and end - start < MAX_CHARACTER_TOKENS:
+            tokens.append(TokenLogprob("", logprob))
+            continue
+        tokens.append(TokenLogprob(text[len(before) :], logprob))
+        context, start = start, end
+    return tuple(tokens)

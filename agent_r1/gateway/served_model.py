@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, RequestError
-from agent_r1.gateway.episode import as_error, unsupported
+from agent_r1.gateway.episode import as_error, context_error, exceeds, unsupported
 from agent_r1.gateway.sampled_choice import generate, sampled_choice
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.session import Session, Stopped
@@ -35,6 +35,8 @@ class ServedModel:
         if request.previous is not None:
             message = "this endpoint keeps no responses: send the whole conversation as input"
             raise RequestError(404, message, code="previous_response_not_found", param="previous_response_id")
+        if exceeds(request.conversation, request.tools, self._agent.context_length):
+            raise context_error(self._agent.context_length)
         session = self._session(request)
         try:
             with isolate(unsupported):

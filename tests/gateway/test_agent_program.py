@@ -223,13 +223,31 @@ LIMITS = {"config": GatewayConfig(max_turns=2)}
         (catching, {"engine": FailingEngine}, Status.ENGINE_FAILED),
         (catching, LIMITS, Status.OUT_OF_TURNS),
         (growing, {"context": 1500}, Status.OUT_OF_TOKENS),
-        (lambda *access: ask(*access[:2], max_tokens=3), {}, Status.OUT_OF_TOKENS),
+        (lambda *access: ask(*access[:2]), {"max_tokens": 3}, Status.OUT_OF_TOKENS),
     ],
 )
 def test_a_limit_or_a_failed_engine_is_the_status(episodes, function, options, status):
     trajectory = episodes.play(function, answer, **options)
     assert trajectory.status is status, trajectory.reason
     assert trajectory.truncated == (status is not Status.ENGINE_FAILED) and trajectory.turns
+
+
+def test_a_limit_that_the_agent_set_does_not_truncate_its_episode(episodes):
+    trajectory = episodes.play(lambda *access: ask(*access[:2], max_tokens=1), answer)
+    assert trajectory.status is Status.COMPLETED and not trajectory.truncated
+
+
+def test_a_text_far_above_the_context_is_refused_before_it_is_tokenized(episodes, monkeypatch):
+    def run(base_url, api_key, task):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(base_url, api_key, messages=[{"role": "user", "content": "x" * 200_000}])
+        assert refused.value.code == "context_length_exceeded"
+
+    def render(messages, tools):
+        raise AssertionError("the text was rendered")
+
+    monkeypatch.setattr(episodes.renderer, "render", render)
+    assert episodes.play(run, answer, context=1500).status is Status.OUT_OF_TOKENS
 
 
 def test_the_turn_limit_is_an_error_that_is_not_repeated(episodes):

@@ -6,8 +6,10 @@ import openai
 import pytest
 from agent_episodes import ANSWER, PAGE, QUESTION, TOOLS
 
+from agent_r1.core.inference import Completion, PolicyVersionSpan
 from agent_r1.core.trajectory import Status
-from agent_r1.gateway import dialect
+from agent_r1.gateway import dialect, sampled_choice
+from agent_r1.rollout.session import Sample
 
 
 def conversation_after(answer, page=PAGE):
@@ -104,7 +106,7 @@ def test_stop_strings_and_token_limits_end_an_answer(episodes):
         assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (4, "length")
 
     trajectory = episodes.play(run, lambda prompt: ANSWER + " and more")
-    assert trajectory.status is Status.OUT_OF_TOKENS and trajectory.reason is None, trajectory.reason
+    assert trajectory.status is Status.COMPLETED, trajectory.reason  # the agent set the limit that cut its last answer
     first, second, _ = trajectory.turns
     assert first.action.text == ANSWER and second.parent == 0  # the stop string is part of what was sampled
 
@@ -168,6 +170,28 @@ def test_a_call_that_cannot_be_encoded_is_text(episodes, stream):
     assert trajectory.answer == HALF_CHARACTER and len(trajectory.turns) == 1, trajectory.reason
 
 
+class CountingRenderer:
+    """Counts the tokens that it decodes."""
+
+    def __init__(self, renderer):
+        self.renderer, self.num_decoded = renderer, 0
+
+    def decode(self, ids):
+        self.num_decoded += len(ids)
+        return self.renderer.decode(ids)
+
+
+def test_log_probabilities_of_long_answers_are_decoded_in_linear_time(renderer):
+    text = "Ärger in Zürich: 很好 😀 " * 50
+    ids = renderer.encode(text)
+    counting = CountingRenderer(renderer)
+    completion = Completion(ids, (-0.5,) * len(ids), "stop", (PolicyVersionSpan(0, 0),))
+    sample = Sample(None, completion, None, (), "act")
+    tokens = sampled_choice._token_logprobs(sample, counting)
+    assert "".join(token.text for token in tokens) == text and len(tokens) == len(ids)
+    assert counting.num_decoded < 20 * len(ids)
+
+
 UNSUPPORTED = (
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "search"}}}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": 2}),
@@ -176,6 +200,8 @@ UNSUPPORTED = (
     ("beam_width", {"extra_body": {"beam_width": 4}}),
     ("n", {"n": 1000}),
     ("stop", {"stop": ""}),
+    ("stop", {"stop": ["x"] * 17}),
+    ("stop", {"stop": "x" * 257}),
     ("temperature", {"temperature": 3}),
     ("messages", {"messages": []}),
     ("messages.0", {"messages": [{"role": "pope", "content": "x"}]}),
