@@ -21,7 +21,7 @@ from agent_r1.gateway.dialect import (
     pieces,
     read_body,
     read_tool,
-    refuse,
+    requires_call,
 )
 
 STOP_REASONS: dict[EndReason, str] = {
@@ -73,7 +73,8 @@ class _Tool(Lenient):
 
 
 class _ToolChoice(Lenient):
-    type: str
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -133,9 +134,6 @@ def _assistant_message(given: _Assistant) -> Message:
 
 def _chat_request(body: _Body) -> ChatRequest:
     choice = body.tool_choice or _ToolChoice(type="auto")
-    if choice.type not in ("auto", "any", "none"):
-        raise refuse("tool_choice", "only 'auto', 'any' and 'none' are supported: calls are sampled, not forced")
-    ignored = {"tool_choice 'any'": choice.type == "any", "disable_parallel_tool_use": choice.disable_parallel_tool_use}
     messages: list[Message] = [] if body.system is None else [Message.system(_join(body.system))]
     for given in body.messages:
         if isinstance(given, _User):
@@ -143,6 +141,11 @@ def _chat_request(body: _Body) -> ChatRequest:
         else:
             messages.append(_assistant_message(given))
     tools = tuple(read_tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ())
+    chosen = choice.type if choice.name is None else {"name": choice.name}
+    ignored = {
+        f"tool_choice={chosen}": requires_call(chosen, tools),
+        "disable_parallel_tool_use": choice.disable_parallel_tool_use,
+    }
     return ChatRequest(
         messages=tuple(messages),
         tools=tools,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from agent_r1.core.messages import Message, Text
+from agent_r1.core.tool import ToolSpec
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, EndReason, RequestError
 from agent_r1.gateway.dialect import (
     Dialect,
@@ -24,7 +25,7 @@ from agent_r1.gateway.dialect import (
     read_call,
     read_tool,
     refuse,
-    refuse_forced_tool,
+    requires_call,
     write_arguments,
 )
 
@@ -153,10 +154,13 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
             return Message("user" if given.role == "user" else "system", parts)
 
 
-def _ignored(body: _Body) -> tuple[str, ...]:
-    """Return the arguments that ask for another distribution than the model's own."""
+def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    """Return the arguments that ask for another distribution than the model's own.
+
+    Raise RequestError if the request forces one of several tools.
+    """
     asked = {
-        "tool_choice='required'": body.tool_choice == "required",
+        f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),
         "parallel_tool_calls=false": body.parallel_tool_calls is False,
         "frequency_penalty": body.frequency_penalty,
         "presence_penalty": body.presence_penalty,
@@ -167,8 +171,6 @@ def _ignored(body: _Body) -> tuple[str, ...]:
 
 
 def _chat_request(body: _Body) -> ChatRequest:
-    if body.tool_choice not in (None, "auto", "required", "none"):
-        raise refuse_forced_tool(body.tool_choice)
     if body.top_logprobs:
         raise refuse("top_logprobs", "only the log-probabilities of sampled tokens are available")
     tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
@@ -185,7 +187,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         top_p=body.top_p,
         seed=body.seed,
         logprobs=bool(body.logprobs),
-        ignored=_ignored(body),
+        ignored=_ignored(body, tools),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Protocol, TypeVar
@@ -94,9 +94,18 @@ def refuse(param: str, message: str) -> RequestError:
     return RequestError(400, f"{param}: {message}", code="unsupported_value", param=param)
 
 
-def refuse_forced_tool(choice: object) -> RequestError:
-    """Return the error of a request that forces the call of one tool."""
-    return refuse("tool_choice", f"got {choice!r}; calls are sampled, not forced: use 'auto', 'required' or 'none'")
+def requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
+    """Return whether a ``tool_choice`` requires a call, of any tool or of the only one.
+
+    Raise RequestError if it names one of several tools.
+    """
+    if choice is None or choice in ("auto", "none"):
+        return False
+    only = [tool.name for tool in tools] if len(tools) == 1 else []
+    named = choice.get("function", choice) if isinstance(choice, dict) else {}
+    if choice in ("required", "any") or (isinstance(named, dict) and [named.get("name")] == only):
+        return True
+    raise refuse("tool_choice", f"got {choice!r}; calls are sampled, not forced: use 'auto', 'required' or 'none'")
 
 
 def read_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:

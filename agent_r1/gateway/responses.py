@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from agent_r1.core.messages import Message, Text, ToolCall
+from agent_r1.core.tool import ToolSpec
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice
 from agent_r1.gateway.chat_completions import error_json
 from agent_r1.gateway.dialect import (
@@ -26,7 +27,7 @@ from agent_r1.gateway.dialect import (
     read_body,
     read_call,
     read_tool,
-    refuse_forced_tool,
+    requires_call,
     write_arguments,
 )
 
@@ -165,10 +166,13 @@ def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Messag
     return Message("assistant", (Text(text),), calls, "".join(thoughts) if thoughts else None)
 
 
-def _ignored(body: _Body) -> tuple[str, ...]:
-    """Return the arguments that ask for another distribution than the model's own."""
+def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    """Return the arguments that ask for another distribution than the model's own.
+
+    Raise RequestError if the request forces one of several tools.
+    """
     asked = {
-        "tool_choice='required'": body.tool_choice == "required",
+        f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),
         "parallel_tool_calls=false": body.parallel_tool_calls is False,
         "reasoning.effort": (body.reasoning or {}).get("effort"),
         "text.verbosity": body.text is not None and body.text.verbosity,
@@ -177,8 +181,6 @@ def _ignored(body: _Body) -> tuple[str, ...]:
 
 
 def _chat_request(body: _Body) -> ChatRequest:
-    if body.tool_choice not in (None, "auto", "required", "none"):
-        raise refuse_forced_tool(body.tool_choice)
     tools = tuple(read_tool(tool.name, tool.description, tool.parameters) for tool in body.tools or ())
     previous = body.previous_response_id
     return ChatRequest(
@@ -189,7 +191,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         temperature=body.temperature,
         top_p=body.top_p,
         instructions=body.instructions,
-        ignored=_ignored(body),
+        ignored=_ignored(body, tools),
         previous=None if previous is None else previous.removeprefix(PREFIX),
     )
 

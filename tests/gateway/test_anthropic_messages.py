@@ -48,7 +48,7 @@ def test_stop_sequences_limits_and_errors_have_the_forms_of_anthropic(episodes):
         assert stopped.content[0].text == "<answer>Bruno"
         assert ask(model="any", max_tokens=3, messages=[QUESTION]).stop_reason == "max_tokens"
         for param, options in (
-            ("tool_choice", {"tool_choice": {"type": "tool", "name": "search"}, "tools": TOOLS}),
+            ("tool_choice", {"tool_choice": {"type": "tool", "name": "other"}, "tools": TOOLS}),
             ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
             ("top_k", {"extra_body": {"top_k": 4}}),
             ("messages.0", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),

@@ -133,6 +133,16 @@ def test_arguments_that_would_change_the_distribution_are_ignored_with_one_warni
     assert all(caplog.text.count(name) == 1 for name in IGNORED), caplog.text
 
 
+def test_a_forced_call_of_the_only_tool_is_sampled(episodes):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        choice = {"type": "function", "function": {"name": "search"}}
+        answer = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS, tool_choice=choice)
+        return answer.choices[0].message.tool_calls[0].function.name
+
+    assert episodes.play(run).answer == "search"
+
+
 def test_an_answer_without_calls_continues_the_conversation_with_tools(episodes):
     async def run(base_url, api_key, task):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
@@ -193,7 +203,7 @@ def test_log_probabilities_of_long_answers_are_decoded_in_linear_time(renderer):
 
 
 UNSUPPORTED = (
-    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "search"}}}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "other"}}}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": 2}),
     ("logit_bias", {"logit_bias": {"5": 1.0}}),
     ("response_format.type", {"response_format": {"type": "json_object"}}),
