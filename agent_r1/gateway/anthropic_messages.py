@@ -15,11 +15,11 @@ from agent_r1.gateway.dialect import (
     Dialect,
     Json,
     Lenient,
-    StopStrings,
     Strict,
     event,
     pieces,
     read_body,
+    read_stop_strings,
     read_tool,
     requires_call,
 )
@@ -91,7 +91,7 @@ class _Body(Strict):
     system: str | list[_Text] | None = None
     tools: list[_Tool] | None = None
     tool_choice: _ToolChoice | None = None
-    stop_sequences: StopStrings | None = None
+    stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -151,7 +151,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         tools=tools,
         calls_are_text=choice.type == "none",
         max_tokens=body.max_tokens,
-        stop_strings=tuple(body.stop_sequences or ()),
+        stop_strings=read_stop_strings(body.stop_sequences, "stop_sequences"),
         temperature=body.temperature,
         top_p=body.top_p,
         ignored=tuple(name for name, is_given in ignored.items() if is_given),

@@ -16,13 +16,12 @@ from agent_r1.gateway.dialect import (
     Dialect,
     Json,
     Lenient,
-    StopString,
-    StopStrings,
     Strict,
     event,
     pieces,
     read_body,
     read_call,
+    read_stop_strings,
     read_tool,
     refuse,
     requires_call,
@@ -112,7 +111,7 @@ class _Body(Strict):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     seed: int | None = None
-    stop: StopString | StopStrings | None = None
+    stop: str | list[str] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -175,14 +174,14 @@ def _chat_request(body: _Body) -> ChatRequest:
         raise refuse("top_logprobs", "only the log-probabilities of sampled tokens are available")
     tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
     return ChatRequest(
         messages=tuple(_message(message, index) for index, message in enumerate(body.messages)),
         tools=tools,
         calls_are_text=body.tool_choice == "none",
         n=body.n or 1,
         max_tokens=min(limits, default=None),
-        stop_strings=stop,
+        stop_strings=read_stop_strings(stop, "stop"),
         temperature=body.temperature,
         top_p=body.top_p,
         seed=body.seed,

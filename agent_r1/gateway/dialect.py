@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_r1.core.messages import ToolCall
 from agent_r1.core.tool import ToolSpec
@@ -24,9 +24,8 @@ PIECE_CHARACTERS = 32
 """The largest number of characters in one event of a stream."""
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=256)]
-StopStrings = Annotated[list[StopString], Field(max_length=16)]
-"""The stop strings of a request. They are compared after each sampled token, so their number and length are limited."""
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
+"""The largest number of stop strings, and of their characters. They are compared after each sampled token."""
 
 
 class Exchange(Protocol):
@@ -92,6 +91,17 @@ def read_body(kind: type[Body], data: Json) -> Body:
 def refuse(param: str, message: str) -> RequestError:
     """Return the error of a request that asks for something that is not supported."""
     return RequestError(400, f"{param}: {message}", code="unsupported_value", param=param)
+
+
+def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...]:
+    """Return the stop strings of a request. Raise RequestError if they are too many, too long or empty."""
+    strings = tuple(given or ())
+    if len(strings) > MAX_STOP_STRINGS:
+        raise refuse(param, f"got {len(strings)} stop strings; at most {MAX_STOP_STRINGS} are supported")
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            raise refuse(param, f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(string)}")
+    return strings
 
 
 def requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
