@@ -68,7 +68,7 @@ def test_an_agent_of_ones_own_is_trained_over_http(tmp_path):
     reader = RunReader(tmp_path / "run")
     trajectories = [reader.trajectory(event.attempt) for event in reader.attempts()]
     reader.close()
-    assert {trajectory.status for trajectory in trajectories} <= {"completed", "out_of_tokens", "environment_failed"}
+    assert {trajectory.status for trajectory in trajectories} <= {"completed", "out_of_tokens"}
     assert any([turn.parent for turn in trajectory.turns] == [None, 0] for trajectory in trajectories)
 
 

@@ -142,7 +142,7 @@ class AnswerLog:
 
     def _forget(self) -> None:
         """Forget failed requests, which a repetition has to try again, and the oldest of the complete answers."""
-        self._num_failures.update(one.identity.digest for one in self._pending if _has_failed(one.drafting))
+        self._num_failures.update(one.identity.digest for one in self._pending if _can_be_repeated(one.drafting))
         self._pending = [one for one in self._pending if not _has_failed(one.drafting)]
         complete = [one for one in self._pending if one.drafting.done() and one.num_waiting == 0]
         for old in complete[: max(0, len(complete) - self._num_kept)]:
@@ -155,3 +155,11 @@ async def _draft(model: ChatModel, request: ChatRequest) -> Draft:
 
 def _has_failed(task: asyncio.Task[Draft]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
+    """Return whether a failed request is one that its client sends again."""
+    if not _has_failed(task) or task.cancelled():
+        return _has_failed(task)
+    error = task.exception()
+    return isinstance(error, RequestError) and error.can_retry
