@@ -159,7 +159,7 @@ def _has_failed(task: asyncio.Task[Draft]) -> bool:
 
 def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
     """Return whether a failed request is one that its client sends again."""
-    if not _has_failed(task) or task.cancelled():
-        return _has_failed(task)
-    error = task.exception()
+    if task.cancelled():
+        return True
+    error = task.exception() if task.done() else None
     return isinstance(error, RequestError) and error.can_retry
