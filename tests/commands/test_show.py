@@ -335,7 +335,9 @@ def test_hostile_texts_do_not_control_the_terminal(show: Show, view: list[str]) 
 
 def test_hostile_texts_stay_readable(show: Show) -> None:
     words = show("hostile", "10.0").words
-    assert "␛[2J␛]0;owned␇⟨U+009B⟩31m⟨U+202E⟩gnp⟨U+200B⟩" in words and "[bold]markup[/bold]" in words
+    assert (
+        "⟨U+001B⟩[2J⟨U+001B⟩]0;owned⟨U+0007⟩⟨U+009B⟩31m⟨U+202E⟩gnp⟨U+200B⟩" in words and "[bold]markup[/bold]" in words
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

@@ -40,13 +40,11 @@ def test_the_scan_finds_the_end_that_the_parser_finds(opened, thoughts):
 @pytest.mark.parametrize("piece", ["</search>", "</search> </answer>", "```\n", "<answer>", "``` "])
 @pytest.mark.parametrize("start", ["<think>", "", "<search>a</answer>", "```python\n</search>"])
 def test_decoding_grows_with_the_length_of_the_action(piece, start, monkeypatch):
-    decode = TemplateRenderer._decode
+    decode = TemplateRenderer.decode
 
     def work(times):
         renderer, decoded, ids = open_renderer(tokenizer_of(None), "tags"), [], []
-        monkeypatch.setattr(
-            TemplateRenderer, "_decode", lambda self, ids: decoded.append(len(ids)) or decode(self, ids)
-        )
+        monkeypatch.setattr(TemplateRenderer, "decode", lambda self, ids: decoded.append(len(ids)) or decode(self, ids))
         condition = renderer.stop_condition(TOOLS)
         for token in renderer.encode(start + piece * times):
             ids.append(token)

@@ -19,7 +19,7 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
-SMALL = {"steps": 2, "groups_per_step": 4, "group_size": 6, "evaluate_n": 2, "seed": 5, "pass_k": 0}
+SMALL = {"steps": 2, "groups_per_step": 6, "group_size": 6, "evaluate_n": 2, "seed": 5, "pass_k": 0}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A resumed run is warned and stopped at the same steps as an uninterrupted one."""
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -45,7 +46,8 @@ def report_of(folder: Path, go: Callable[[], object]) -> Report:
     except RunStopped as error:
         stopped = str(error).splitlines()[0]
     with closing(RunReader(folder)) as reader:
-        warnings = tuple(event.detail for event in reader.events() if event.kind == "warning")
+        details = [event.detail for event in reader.events() if event.kind == "warning"]
+        warnings = tuple(re.sub(r"agent-r1 show \S+", "agent-r1 show RUN", detail) for detail in details)
         return Report(warnings, stopped, len(list(reader.metrics())), len(list(reader.attempts())))
 
 
