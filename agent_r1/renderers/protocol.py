@@ -73,7 +73,7 @@ class Renderer(Protocol):
 
         Returns:
             The text of the whole conversation, and the tokens that follow the sampled tokens. None if the template
-            changes earlier text. Then the caller renders the whole conversation again with :meth:`render`.
+            changes earlier text; then the caller renders the whole conversation again with :meth:`render`.
         """
         ...
 

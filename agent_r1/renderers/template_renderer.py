@@ -187,11 +187,11 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt after an action and its observation, or None if the template changes earlier text.
+        """Return the prompt after an action and its observation. Its tokens follow the last sampled token.
 
-        The returned tokens follow the last sampled token. If the policy sampled no end token, the returned tokens begin
-        with the end token of the turn. If the policy sampled an end token that the template does not write here, return
-        None. If the last sampled token contains text after the end of the action, this text is not repeated.
+        They begin with the end token of the turn if the policy sampled none. They leave out text that the last sampled
+        token already has after the end of the action. Return None if the template changes earlier text, or does not
+        write the end token that the policy sampled.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)

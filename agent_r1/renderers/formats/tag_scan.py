@@ -55,9 +55,9 @@ class _Search:
             self.is_closed = True
 
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Return the next match of a pattern, or None if there is no further match in the text so far.
+        """Return the next match of a pattern in the text so far, or None.
 
-        If there is no match, the next search skips the text in which no match can begin, even if more text follows.
+        After None, the next search starts at the first position at which a match can still begin when more text comes.
         """
         found = pattern.search(text, self._position)
         if found is None:

@@ -29,12 +29,12 @@ def defined_names(source: str) -> set[str]:
 
 
 def used_names(source: str) -> set[str]:
-    """Return the names that the source reads."""
+    """Return the names whose values a source code uses. Names that it only assigns are not included."""
     return set(_names(source, ast.Load))
 
 
 def assigned_names(source: str) -> set[str]:
-    """Return the names that the source assigns."""
+    """Return the names to which a source code assigns values."""
     return set(_names(source, ast.Store))
 
 
