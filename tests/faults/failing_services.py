@@ -316,7 +316,7 @@ FAILURES: tuple[Case, ...] = (
         always_crashing,
         500,
         1,
-        control("no circuit breaker", NO_DIAGNOSIS, always_crashing, **NEVER),
+        control("no circuit breaker", CONTINUED, always_crashing, **NEVER),
     ),
     case(
         "T11b",

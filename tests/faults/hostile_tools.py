@@ -185,7 +185,7 @@ def cannot_read(reason: str) -> ToolResult:
     raise ValueError(reason)
 
 
-UNESCAPED = patch.object(TemplateRenderer, "_escape_special_tokens", lambda _, message: message)
+UNESCAPED = patch.object(TemplateRenderer, "_break_special_tokens", lambda _, message: message)
 UNVALIDATED = patch.object(tools, "validation_errors", lambda _: iter(()))
 RAISING = patch.object(toolenv, "malformed_call_result", cannot_read)
 
@@ -218,7 +218,7 @@ HOSTILE_TOOLS: tuple[Case, ...] = (
         1,
         control("one call in ten succeeds", CONTINUED, broken_tool, spared=10),
         control(
-            "no circuit breaker", "the diagnosis does not name the tool", broken_tool, **{"monitor.failure_share": 1.0}
+            "no circuit breaker", CONTINUED, broken_tool, **{"monitor.failure_share": 1.0}
         ),
     ),
     case(
