@@ -93,7 +93,7 @@ def without_lock() -> None:
 
 def without_owner() -> None:
     """The owner of the lock is not looked up."""
-    writer._holder = lambda folder: ""
+    writer.writing_process = lambda folder: None
 
 
 SECOND_PROCESS = Case(
