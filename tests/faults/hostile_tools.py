@@ -217,9 +217,7 @@ HOSTILE_TOOLS: tuple[Case, ...] = (
         500,
         1,
         control("one call in ten succeeds", CONTINUED, broken_tool, spared=10),
-        control(
-            "no circuit breaker", CONTINUED, broken_tool, **{"monitor.failure_share": 1.0}
-        ),
+        control("no circuit breaker", CONTINUED, broken_tool, **{"monitor.failure_share": 1.0}),
     ),
     case(
         "T8",
