@@ -59,7 +59,7 @@ def eager_controller() -> None:
         return StalenessController(*arguments, max_staleness=max_staleness + 2, **keywords)
 
     loop.StalenessController = started
-    health_monitor.metric_checks = lambda config, max_staleness: checks(config, max_staleness + 2)
+    health_monitor.metric_checks = lambda config, max_staleness, *dtypes: checks(config, max_staleness + 2, *dtypes)
 
 
 NO_REFILL = STALE[-1].but(**{"algorithm.max_refill_rounds": 0})
